@@ -1,0 +1,120 @@
+"""What both towers are made of: attention with key/value prefixes, MLP, block. Parameter names are Hugging Face's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+Prefix = tuple[Tensor, Tensor]
+"""Keys and values, each (B or 1, L, width), that a layer puts in front of its own."""
+
+
+def quick_gelu(hidden: Tensor) -> Tensor:
+    """x·σ(1.702 x), OpenAI's activation, written as silu(1.702 x)/1.702: silu keeps one tensor for backward, not two."""
+    return F.silu(1.702 * hidden) / 1.702
+
+
+ACTIVATION: dict[str, Callable[[Tensor], Tensor]] = {"quick_gelu": quick_gelu, "gelu": F.gelu}
+
+
+class Attention(nn.Module):
+    """softmax(Q Kᵀ/√d_h) V per head; q, k, v, out projections with bias."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.k_proj = nn.Linear(width, width)
+        self.v_proj = nn.Linear(width, width)
+        self.q_proj = nn.Linear(width, width)
+        self.out_proj = nn.Linear(width, width)
+
+    def forward(
+        self,
+        queries: Tensor,
+        context: Tensor,
+        prefix: Prefix | None = None,
+        causal: bool = False,
+        mask: Tensor | None = None,
+    ) -> Tensor:
+        """(B, Q, width) asks (B, T, width) → (B, Q, width).
+
+        `prefix` goes in front of the keys and values after their projections; `causal` is for Q = T without prefix;
+        `mask` (broadcastable to (B, heads, Q, T), True = may look) is for everything else.
+        """
+        keys, values = self.k_proj(context), self.v_proj(context)
+        if prefix is not None:
+            batch = keys.shape[0]
+            keys = torch.cat([prefix[0].expand(batch, -1, -1), keys], dim=1)
+            values = torch.cat([prefix[1].expand(batch, -1, -1), values], dim=1)
+        mixed = F.scaled_dot_product_attention(
+            self._split(self.q_proj(queries)), self._split(keys), self._split(values), attn_mask=mask, is_causal=causal
+        )  # (B, heads, Q, width / heads)
+        out: Tensor = self.out_proj(mixed.transpose(1, 2).flatten(2))
+        return out
+
+    def _split(self, hidden: Tensor) -> Tensor:
+        """(B, T, width) → (B, heads, T, width / heads), a view."""
+        return hidden.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+
+
+class MLP(nn.Module):
+    def __init__(self, width: int, hidden: int, activation: str) -> None:
+        super().__init__()
+        self.fc1 = nn.Linear(width, hidden)
+        self.fc2 = nn.Linear(hidden, width)
+        self.activation = ACTIVATION[activation]
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        out: Tensor = self.fc2(self.activation(self.fc1(hidden)))
+        return out
+
+
+class Block(nn.Module):
+    """x ← x + Attention(LN x);  x ← x + MLP(LN x)."""
+
+    def __init__(self, width: int, heads: int, mlp: int, activation: str, eps: float) -> None:
+        super().__init__()
+        self.self_attn = Attention(width, heads)
+        self.layer_norm1 = nn.LayerNorm(width, eps=eps)
+        self.mlp = MLP(width, mlp, activation)
+        self.layer_norm2 = nn.LayerNorm(width, eps=eps)
+
+    def forward(self, hidden: Tensor, prefix: Prefix | None = None, causal: bool = False) -> Tensor:
+        """(B, T, width) → (B, T, width)."""
+        normed = self.layer_norm1(hidden)
+        hidden = hidden + self.self_attn(normed, normed, prefix, causal)
+        hidden = hidden + self.mlp(self.layer_norm2(hidden))
+        return hidden
+
+    def at(self, hidden: Tensor, position: Tensor | int, prefix: Prefix | None = None, causal: bool = False) -> Tensor:
+        """The block's output at one position per row alone: (B, T, width) → (B, width).
+
+        Exact. The last block of a tower needs no more, because only that position is read after it: the queries, the
+        output projection and the MLP of all other tokens are not computed. `position` is (B,), or one int for all rows.
+        """
+        rows = torch.arange(hidden.shape[0], device=hidden.device)
+        normed = self.layer_norm1(hidden)
+        mask = None
+        if causal:
+            steps = torch.arange(hidden.shape[1], device=hidden.device)
+            ends = torch.as_tensor(position, device=hidden.device).expand(hidden.shape[0])
+            mask = (steps <= ends[:, None])[:, None, None, :]  # (B, 1, 1, T)
+        chosen = hidden[rows, position]
+        mixed = self.self_attn(normed[rows, position].unsqueeze(1), normed, prefix, mask=mask)
+        chosen = chosen + mixed.squeeze(1)
+        chosen = chosen + self.mlp(self.layer_norm2(chosen))
+        return chosen
+
+
+class Encoder(nn.Module):
+    """The stack of blocks; a module of its own because Hugging Face names it so (`encoder.layers.<i>`)."""
+
+    def __init__(self, layers: int, width: int, heads: int, mlp: int, activation: str, eps: float) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Block(width, heads, mlp, activation, eps) for _ in range(layers))
+
+    def blocks(self) -> list[Block]:
+        return [block for block in self.layers if isinstance(block, Block)]

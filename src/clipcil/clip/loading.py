@@ -1,0 +1,134 @@
+"""`load_clip`: a backbone by name, folder, file or hub id."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from clipcil.clip import hub, open_clip, openai
+from clipcil.clip.config import CLIPConfig
+from clipcil.clip.model import CLIP
+from clipcil.clip.preprocess import Preprocess, Steps
+from clipcil.clip.tokenizer import Tokenizer
+from clipcil.clip.trunk import Trunk
+from clipcil.clip.weights import fill, read_json, read_safetensors
+from clipcil.errors import UserError
+
+MINI = Path(__file__).parent / "mini"
+_HF_WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
+
+
+def load_clip(name: str = "mini") -> CLIP:
+    """A frozen CLIP in eval mode, float32.
+
+    `name` is one of
+      "mini"                     the backbone shipped with the package
+      a folder                   Hugging Face layout (config.json, model.safetensors, tokenizer), or open_clip's
+      a .safetensors file        its config and tokenizer beside it
+      a .pt file                 OpenAI's ViT-B-16.pt, the tokenizer beside it
+      a hub id                   "openai/clip-vit-base-patch16", "laion/CLIP-ViT-B-16-laion2B-s34B-b88K"
+    """
+    if name == "mini":
+        return _from_folder(MINI, name)
+    path = Path(name).expanduser()
+    if path.is_dir():
+        return _from_folder(path, name)
+    if path.is_file():
+        return _from_file(path, name)
+    if hub.is_id(name) and path.suffix not in (".pt", ".safetensors"):
+        return _from_folder(hub.download(name), name)
+    raise UserError(f"no backbone '{name}': not 'mini', a folder, a .pt or .safetensors file, or a hub id owner/name")
+
+
+def _from_folder(folder: Path, name: str) -> CLIP:
+    weights = next((folder / file for file in _HF_WEIGHTS if (folder / file).is_file()), None)
+    if (folder / "config.json").is_file() and weights is not None:
+        tensors = read_safetensors(weights)
+        if not openai.looks_like(tensors):
+            return _hugging_face(folder, name, tensors)
+    for file in open_clip.WEIGHTS:
+        if (folder / file).is_file():
+            return _openai_names(read_safetensors(folder / file), folder, name, open_clip.read_config(folder))
+    archives = sorted(folder.glob("ViT-*.pt"))
+    if archives:
+        return _from_file(archives[0], name)
+    raise UserError(
+        f"no backbone in {folder}: put config.json, model.safetensors and the tokenizer there"
+        + ("; pytorch_model.bin is a pickle and is not read" if (folder / "pytorch_model.bin").exists() else "")
+    )
+
+
+def _from_file(path: Path, name: str) -> CLIP:
+    if path.suffix == ".safetensors":
+        tensors = read_safetensors(path)
+        if not openai.looks_like(tensors):
+            return _hugging_face(path.parent, name, tensors)
+        return _openai_names(tensors, path.parent, name, open_clip.read_config(path.parent))
+    if path.suffix == ".pt":
+        # OpenAI trained with QuickGELU; a state dict saved as .pt counts as OpenAI's.
+        return _openai_names(openai.read_checkpoint(path), path.parent, name, {"model_cfg": {"quick_gelu": True}})
+    raise UserError(f"{path}: a backbone file ends in .safetensors or .pt, or is a folder")
+
+
+def _hugging_face(folder: Path, name: str, tensors: dict[str, Tensor]) -> CLIP:
+    config = CLIPConfig.from_hf(read_json(folder / "config.json"))
+    tokenizer = Tokenizer.from_folder(folder, config.text.context)
+    if (folder / "trunk.json").is_file():
+        preprocess = _with_trunk(folder, config)
+    elif (folder / "preprocessor_config.json").is_file():
+        raw = read_json(folder / "preprocessor_config.json")
+        preprocess = Preprocess(Steps.from_hf(raw, config.vision.image_size))
+    else:
+        preprocess = Preprocess(Steps.plain(config.vision.image_size))
+    return _assemble(config, tokenizer, preprocess, name, tensors)
+
+
+def _openai_names(tensors: dict[str, Tensor], folder: Path, name: str, raw: dict[str, object]) -> CLIP:
+    renamed = openai.to_hf(tensors)
+    config = open_clip.make_config(raw, renamed, name)
+    tokenizer = hub.openai_tokenizer(folder, config.text.context)
+    steps = open_clip.make_steps(raw, config.vision.image_size)
+    return _assemble(config, tokenizer, Preprocess(steps), name, renamed)
+
+
+def _with_trunk(folder: Path, config: CLIPConfig) -> Preprocess:
+    spec = read_json(folder / "trunk.json")
+    with torch.device("meta"):
+        trunk = Trunk(spec)
+    fill(trunk, read_safetensors(folder / "trunk.safetensors"), str(folder / "trunk.safetensors"))
+    trunk.eval().requires_grad_(False)
+    vision = config.vision
+    return Preprocess(Steps.from_trunk(spec), trunk, (vision.channels, vision.image_size, vision.image_size))
+
+
+def _assemble(
+    config: CLIPConfig, tokenizer: Tokenizer, preprocess: Preprocess, name: str, tensors: dict[str, Tensor]
+) -> CLIP:
+    if tokenizer.vocab > config.text.vocab:
+        raise UserError(
+            f"the tokenizer of '{name}' has {tokenizer.vocab} tokens, the text tower {config.text.vocab}; "
+            "take tokenizer and weights from the same backbone"
+        )
+    if preprocess.shape[0] != config.vision.channels:
+        raise UserError(f"'{name}' reads {config.vision.channels} channels, pictures have 3; its trunk.json is missing")
+    # Old config.json files say bos 0, eos 2, pad 1, which is wrong; the tokenizer knows.
+    text = replace(config.text, bos=tokenizer.bos, eos=tokenizer.eos, pad=tokenizer.eos)
+    with torch.device("meta"):  # no time spent on random weights
+        clip = CLIP(replace(config, text=text), tokenizer, preprocess, name)
+    towers = _Towers(clip)
+    fill(towers, tensors, f"weights of '{name}'")
+    clip.logit_scale = towers.logit_scale  # the one tensor that is no member of a shared submodule
+    return clip.freeze()
+
+
+class _Towers(torch.nn.Module):
+    """The towers under Hugging Face's names: `vision_model.*`, `visual_projection.*`, `text_model.*`, …, `logit_scale`."""
+
+    def __init__(self, clip: CLIP) -> None:
+        super().__init__()
+        self.vision_model, self.visual_projection = clip.vision.vision_model, clip.vision.visual_projection
+        self.text_model, self.text_projection = clip.text.text_model, clip.text.text_projection
+        self.logit_scale = clip.logit_scale

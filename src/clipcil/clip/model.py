@@ -1,0 +1,72 @@
+"""CLIP: the two towers with their tokenizer and preprocessing."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from clipcil.clip.config import CLIPConfig
+from clipcil.clip.preprocess import Preprocess
+from clipcil.clip.text import TextTower
+from clipcil.clip.tokenizer import Tokenizer
+from clipcil.clip.vision import VisionTower
+
+_TEXTS_AT_ONCE = 256  # enough rows for the matrix products to run at full rate, few enough to stay in the cache
+
+
+class CLIP(nn.Module):
+    """score(picture, text) = exp(logit_scale) · cos(vision(picture), text(text))."""
+
+    def __init__(self, config: CLIPConfig, tokenizer: Tokenizer, preprocess: Preprocess, name: str) -> None:
+        super().__init__()
+        self.name = name
+        self.config = config
+        self.tokenizer = tokenizer
+        self.preprocess = preprocess
+        self.vision = VisionTower(config.vision, config.dim)
+        self.text = TextTower(config.text, config.dim)
+        self.logit_scale = nn.Parameter(torch.tensor(2.6592))  # ln(1/0.07), CLIP's initial value
+        self.fingerprint = ""
+        self.version = ""
+        self._touched = 0
+
+    @property
+    def scale(self) -> Tensor:
+        """exp(logit_scale), a 0-d tensor."""
+        return self.logit_scale.exp()
+
+    def freeze(self) -> CLIP:
+        """The state in which a backbone is handed out: eval mode, nothing trained, fingerprint of the weights taken."""
+        self.eval().requires_grad_(False)
+        self.fingerprint = self.version = _fingerprint(self)
+        self._touched = 0
+        return self
+
+    def touch(self) -> None:
+        """To be called when the tower's weights were changed: features cached under the old version are stale."""
+        self._touched += 1
+        self.version = f"{self.fingerprint}+{self._touched}"
+
+    @torch.no_grad()
+    def encode_texts(self, texts: Sequence[str]) -> Tensor:
+        """N texts → (N, dim), not normalised. Sorted by length inside, so short texts do not pay for long ones."""
+        device = self.logit_scale.device
+        ids, ends = self.tokenizer(texts)
+        ids, ends = ids.to(device), ends.to(device)
+        features = torch.empty(len(texts), self.config.dim, device=device)
+        for rows in torch.argsort(ends, stable=True).split(_TEXTS_AT_ONCE):
+            length = int(ends[rows].max()) + 1 if len(rows) else 0
+            features[rows] = self.text(self.text.embed(ids[rows, :length]), ends[rows]).to(features.dtype)
+        return features
+
+
+def _fingerprint(clip: CLIP) -> str:
+    """A short sha256 over the config and every weight: the same weights have one fingerprint whatever file they were in."""
+    digest = hashlib.sha256(repr(clip.config).encode())
+    for name, tensor in sorted(clip.state_dict().items()):
+        digest.update(name.encode())
+        digest.update(tensor.cpu().contiguous().numpy().data)
+    return digest.hexdigest()[:12]

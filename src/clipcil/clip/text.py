@@ -1,0 +1,69 @@
+"""The text tower: causal, fed with embeddings so that prompts can be learnt, cut where the longest text ends."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from clipcil.clip.config import TextConfig
+from clipcil.clip.layers import Encoder
+from clipcil.errors import UserError
+
+
+class TextEmbeddings(nn.Module):
+    def __init__(self, config: TextConfig) -> None:
+        super().__init__()
+        self.token_embedding = nn.Embedding(config.vocab, config.width)
+        self.position_embedding = nn.Embedding(config.context, config.width)
+
+
+class TextModel(nn.Module):
+    def __init__(self, config: TextConfig) -> None:
+        super().__init__()
+        self.embeddings = TextEmbeddings(config)
+        self.encoder = Encoder(
+            config.layers, config.width, config.heads, config.mlp, config.activation, config.eps
+        )
+        self.final_layer_norm = nn.LayerNorm(config.width, eps=config.eps)
+
+
+class TextTower(nn.Module):
+    """`state_dict` keys are those of Hugging Face's CLIPModel: `text_model.*`, `text_projection.weight`."""
+
+    def __init__(self, config: TextConfig, dim: int) -> None:
+        super().__init__()
+        self.config = config
+        self.text_model = TextModel(config)
+        self.text_projection = nn.Linear(config.width, dim, bias=False)
+
+    def embed(self, ids: Tensor) -> Tensor:
+        """Token ids (N, L) → token embeddings (N, L, width), without positions."""
+        embedded: Tensor = self.text_model.embeddings.token_embedding(ids)
+        return embedded
+
+    def forward(self, embeddings: Tensor, ends: Tensor) -> Tensor:
+        """Embeddings (N, L, width) and end-of-text positions (N,) → features (N, dim), not normalised.
+
+        Attention is causal: what stands after a text's end-of-text token cannot reach it. So all work after the longest
+        end is left out, and the last layer computes the end tokens alone; both are exact.
+
+        transformers looks for the end in the ids: the first end-of-text id, or, where an old config says
+        `eos_token_id: 2`, the largest id. Here the caller passes it, because a soft prompt has no ids; for what
+        `Tokenizer` returns all three agree.
+        """
+        if embeddings.shape[0] == 0:
+            return embeddings.new_zeros(0, self.text_projection.out_features)
+        length = int(ends.max()) + 1
+        if length > self.config.context:
+            raise UserError(f"a prompt of {length} tokens does not fit the context of {self.config.context}; shorten it")
+        model = self.text_model
+        hidden = embeddings[:, :length] + model.embeddings.position_embedding.weight[:length]
+        blocks = model.encoder.blocks()
+        for block in blocks[:-1]:
+            hidden = block(hidden, causal=True)
+        if blocks:
+            last = blocks[-1].at(hidden, ends, causal=True)  # (N, width)
+        else:
+            last = hidden[torch.arange(len(ends), device=ends.device), ends]
+        features: Tensor = self.text_projection(model.final_layer_norm(last))
+        return features

@@ -1,0 +1,104 @@
+"""CLIP's byte-pair tokenizer, on the `tokenizers` library."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from tokenizers import Regex, normalizers, pre_tokenizers, processors
+from tokenizers import Tokenizer as Backend
+from tokenizers.models import BPE
+from torch import Tensor
+
+from clipcil.errors import UserError
+
+BOS, EOS = "<|startoftext|>", "<|endoftext|>"
+FILES = "tokenizer.json, or vocab.json and merges.txt"
+_WORDS = r"<\|startoftext\|>|<\|endoftext\|>|'s|'t|'re|'ve|'m|'ll|'d|\p{L}+|\p{N}|[^\s\p{L}\p{N}]+"
+
+
+class Tokenizer:
+    """Texts → ids with start and end tokens, padded to the longest text."""
+
+    def __init__(self, backend: Backend, context: int) -> None:
+        bos, eos = backend.token_to_id(BOS), backend.token_to_id(EOS)
+        if bos is None or eos is None:
+            raise UserError(f"the tokenizer has no {BOS} or no {EOS} token, so it is not CLIP's; use the backbone's own")
+        # A hub file may carry its own truncation: a cut class name would be silent, so both are switched off.
+        backend.no_truncation()
+        backend.no_padding()
+        self._backend = backend
+        self.context = context
+        self.bos: int = bos
+        self.eos: int = eos
+
+    @classmethod
+    def from_folder(cls, folder: Path, context: int) -> Tokenizer:
+        """From `tokenizer.json`, or from `vocab.json` and `merges.txt` as in OpenAI's hub repositories."""
+        whole, vocab, merges = (folder / name for name in ("tokenizer.json", "vocab.json", "merges.txt"))
+        try:
+            if whole.is_file():
+                return cls(Backend.from_file(str(whole)), context)
+            if vocab.is_file() and merges.is_file():
+                return cls(_openai_bpe(vocab, merges), context)
+        except UserError:
+            raise
+        except Exception as error:  # the library raises bare Exception for a file it cannot read
+            raise UserError(f"cannot read the tokenizer in {folder}: {_line(error)}; copy it again") from error
+        raise UserError(f"no tokenizer in {folder}: put {FILES} of the backbone there")
+
+    @property
+    def vocab(self) -> int:
+        """Number of ids; the text tower needs at least as many embeddings."""
+        return int(self._backend.get_vocab_size(with_added_tokens=True))
+
+    def __call__(self, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
+        """N texts → ids (N, L) int64, padded with the end token to the longest, and the ends' positions (N,)."""
+        rows = [encoding.ids for encoding in self._backend.encode_batch(list(texts))]
+        for text, row in zip(texts, rows, strict=True):
+            if len(row) > self.context:
+                raise UserError(
+                    f"'{_short(text)}' takes {len(row)} tokens with start and end, the backbone reads {self.context}; "
+                    "shorten the class name or the prompt"
+                )
+            if row.index(self.eos) != len(row) - 1 or self.bos in row[1:]:
+                raise UserError(f"'{_short(text)}' contains {BOS} or {EOS}, which mark where a text begins and ends")
+        ends = torch.tensor([len(row) - 1 for row in rows], dtype=torch.int64)
+        longest = max(map(len, rows), default=0)
+        ids = torch.full((len(rows), longest), self.eos, dtype=torch.int64)
+        for at, row in enumerate(rows):
+            ids[at, : len(row)] = torch.tensor(row)
+        return ids, ends
+
+
+def _openai_bpe(vocab: Path, merges: Path) -> Backend:
+    """CLIP's pipeline around a vocabulary: NFC, white space to one blank, lower case, word pattern, bytes, BPE."""
+    table = json.loads(vocab.read_text(encoding="utf-8"))
+    lines = merges.read_text(encoding="utf-8").splitlines()
+    if lines and lines[0].startswith("#version"):
+        lines = lines[1:]
+    pairs = [(left, right) for left, _, right in (line.partition(" ") for line in lines) if right]
+    backend = Backend(BPE(vocab=table, merges=pairs, end_of_word_suffix="</w>", unk_token=EOS))
+    backend.normalizer = normalizers.Sequence(
+        [normalizers.NFC(), normalizers.Replace(Regex(r"\s+"), " "), normalizers.Lowercase()]
+    )
+    backend.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(_WORDS), behavior="removed", invert=True),
+            pre_tokenizers.ByteLevel(add_prefix_space=False),
+        ]
+    )
+    backend.add_special_tokens([BOS, EOS])
+    bos, eos = backend.token_to_id(BOS), backend.token_to_id(EOS)
+    backend.post_processor = processors.RobertaProcessing((EOS, eos), (BOS, bos), False, False)
+    return backend
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+def _line(error: BaseException) -> str:
+    return str(error).splitlines()[0] if str(error) else type(error).__name__

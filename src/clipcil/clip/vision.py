@@ -1,0 +1,109 @@
+"""The vision tower: CLIP's ViT with room for extra tokens and per-layer key/value prefixes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from clipcil.clip.config import VisionConfig
+from clipcil.clip.layers import Encoder, Prefix
+
+
+class VisionOutput(NamedTuple):
+    tokens: Tensor
+    """(B, 1 + L + N, width): the last layer's tokens, before any norm; (B, 1, width) with `class_only`."""
+    pooled: Tensor
+    """(B, width): the class token after `post_layernorm`."""
+    features: Tensor
+    """(B, dim): `pooled` projected into the joint space, not normalised."""
+
+
+class PatchEmbedding(nn.Module):
+    """A convolution whose stride is its kernel, computed as one matrix product (faster on a CPU, backward too)."""
+
+    def __init__(self, channels: int, width: int, patch: int) -> None:
+        super().__init__()
+        self.patch = patch
+        self.weight = nn.Parameter(torch.empty(width, channels, patch, patch).normal_(std=0.02))
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        """(B, C, H, W) → (B, N, width); rows and columns left over at the end are dropped, as a convolution does."""
+        patch = self.patch
+        high, wide = pixels.shape[-2] // patch, pixels.shape[-1] // patch
+        pixels = pixels[..., : high * patch, : wide * patch]
+        squares = pixels.unflatten(3, (wide, patch)).unflatten(2, (high, patch))  # (B, C, high, p, wide, p)
+        flat = squares.permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2)  # (B, N, C·p·p)
+        return F.linear(flat, self.weight.flatten(1))
+
+
+class VisionEmbeddings(nn.Module):
+    def __init__(self, config: VisionConfig) -> None:
+        super().__init__()
+        self.class_embedding = nn.Parameter(torch.empty(config.width).normal_(std=0.02))
+        self.patch_embedding = PatchEmbedding(config.channels, config.width, config.patch_size)
+        self.position_embedding = nn.Embedding(1 + config.patches, config.width)
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        """(B, C, H, W) → (B, 1 + N, width)."""
+        patches = self.patch_embedding(pixels)
+        first = self.class_embedding.expand(patches.shape[0], 1, -1)
+        embedded: Tensor = torch.cat([first, patches], dim=1) + self.position_embedding.weight
+        return embedded
+
+
+class VisionModel(nn.Module):
+    def __init__(self, config: VisionConfig) -> None:
+        super().__init__()
+        self.embeddings = VisionEmbeddings(config)
+        self.pre_layrnorm = nn.LayerNorm(config.width, eps=config.eps)  # the spelling in the weight files
+        self.encoder = Encoder(
+            config.layers, config.width, config.heads, config.mlp, config.activation, config.eps
+        )
+        self.post_layernorm = nn.LayerNorm(config.width, eps=config.eps)
+
+
+class VisionTower(nn.Module):
+    """`state_dict` keys are those of Hugging Face's CLIPModel: `vision_model.*`, `visual_projection.weight`."""
+
+    def __init__(self, config: VisionConfig, dim: int) -> None:
+        super().__init__()
+        self.config = config
+        self.vision_model = VisionModel(config)
+        self.visual_projection = nn.Linear(config.width, dim, bias=False)
+
+    def forward(
+        self,
+        pixels: Tensor,
+        extra_tokens: Tensor | None = None,
+        prefixes: Mapping[int, Prefix] | None = None,
+        class_only: bool = False,
+    ) -> VisionOutput:
+        """pixels (B, C, H, W) → tokens, pooled, features.
+
+        extra_tokens: (B or 1, L, width), placed after the class token once positions were added, before `pre_layrnorm`.
+        prefixes: layer index → (keys, values), each (B or 1, L, width), placed in front of that layer's own keys and
+            values after their projections.
+        class_only: pooled and features are the same, but the last layer computes its class token only (about a fifth of
+            the work of a 4-layer tower), and `tokens` holds that one token.
+        """
+        model = self.vision_model
+        hidden = model.embeddings(pixels)
+        if extra_tokens is not None:
+            extra = extra_tokens.expand(hidden.shape[0], -1, -1)
+            hidden = torch.cat([hidden[:, :1], extra, hidden[:, 1:]], dim=1)
+        hidden = model.pre_layrnorm(hidden)
+        blocks = model.encoder.blocks()
+        prefixes = prefixes or {}
+        if unknown := [layer for layer in prefixes if not 0 <= layer < len(blocks)]:
+            raise IndexError(f"prefix for layer {unknown[0]} of a tower with {len(blocks)} layers")
+        for layer, block in enumerate(blocks):
+            if class_only and layer == len(blocks) - 1:
+                hidden = block.at(hidden, 0, prefixes.get(layer)).unsqueeze(1)
+            else:
+                hidden = block(hidden, prefixes.get(layer))
+        pooled = model.post_layernorm(hidden[:, 0])
+        return VisionOutput(hidden, pooled, self.visual_projection(pooled))

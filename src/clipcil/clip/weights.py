@@ -1,0 +1,80 @@
+"""Reading weight files without trusting them: safetensors only, every tensor checked before it is used."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from clipcil.errors import UserError
+
+_SIGNS = {
+    b"PK\x03\x04": "a PyTorch archive (zip)",
+    b"\x80": "a Python pickle",
+    b"version https": "a git-lfs pointer, not the file itself",
+    b"<": "a web page",
+}
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise UserError(f"{path} is missing; put the backbone's {path.name} there") from error
+    except (OSError, ValueError) as error:
+        raise UserError(f"cannot read {path}: {str(error).splitlines()[0]}; copy it again") from error
+    if not isinstance(value, dict):
+        raise UserError(f"{path} holds no JSON object; copy it again from the backbone")
+    return value
+
+
+def read_safetensors(path: Path) -> dict[str, Tensor]:
+    """All tensors of a safetensors file, or of the shards an `…index.json` names."""
+    if path.name.endswith(".index.json"):
+        tensors: dict[str, Tensor] = {}
+        for shard in sorted({str(name) for name in read_json(path).get("weight_map", {}).values()}):
+            tensors |= read_safetensors(path.parent / Path(shard).name)
+        return tensors
+    if not path.is_file():
+        raise UserError(f"{path} is missing; put the backbone's safetensors file there")
+    try:
+        with path.open("rb") as file:
+            head = file.read(16)
+        # A safetensors file begins with the length of its header, so none of these bytes can begin a small one whole.
+        for sign, what in _SIGNS.items():
+            if head.startswith(sign) and head[8:9] != b"{":
+                raise UserError(f"{path} is {what}, not safetensors; get the safetensors file of the backbone")
+        return load_file(path)
+    except SafetensorError as error:
+        raise UserError(f"{path} is cut or damaged ({str(error).splitlines()[0]}); download it again") from error
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror or error}") from error
+
+
+def fill(module: nn.Module, tensors: Mapping[str, Tensor], source: str) -> None:
+    """Put `tensors` into `module` as float32, whatever they were; anything missing, left over, misshapen or not finite
+    is an error that names the first such tensor. `module` may be on the meta device."""
+    wanted = module.state_dict()
+    if missing := [name for name in wanted if name not in tensors]:
+        raise UserError(f"{source}: tensor '{missing[0]}' is missing ({len(missing)} in all); the file is not complete")
+    extra = [name for name in tensors if name not in wanted and not name.endswith("position_ids")]
+    if extra:
+        raise UserError(f"{source}: tensor '{extra[0]}' has no place in this CLIP ({len(extra)} in all); wrong config?")
+    filled = {}
+    for name, place in wanted.items():
+        tensor = tensors[name]
+        if tensor.shape != place.shape:
+            found, needed = tuple(tensor.shape), tuple(place.shape)
+            raise UserError(f"{source}: tensor '{name}' has shape {found}, the config needs {needed}; wrong config?")
+        if not tensor.is_floating_point():
+            raise UserError(f"{source}: tensor '{name}' is {tensor.dtype}; quantised weights are not read")
+        if not bool(torch.isfinite(tensor).all()):
+            raise UserError(f"{source}: tensor '{name}' holds NaN or infinite values; the file is damaged")
+        filled[name] = tensor.detach().to(torch.float32).contiguous()
+    module.load_state_dict(filled, assign=True)

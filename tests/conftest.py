@@ -1,0 +1,24 @@
+"""Backbones every test may share. They are handed out frozen; a test that tunes one copies it first."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent / "clip"))
+
+from helpers import make_tiny_clip
+
+from clipcil.clip import CLIP, load_clip
+
+
+@pytest.fixture(scope="session")
+def mini() -> CLIP:
+    return load_clip("mini")
+
+
+@pytest.fixture(scope="session")
+def tiny_clip() -> CLIP:
+    return make_tiny_clip()
