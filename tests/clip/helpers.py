@@ -12,6 +12,7 @@ from clipcil.clip.config import CLIPConfig, TextConfig, VisionConfig
 from clipcil.clip.loading import MINI
 from clipcil.clip.preprocess import Preprocess, Steps
 from clipcil.clip.tokenizer import Tokenizer
+from clipcil.clip.vision import PatchEmbedding
 
 REFERENCE = Path(__file__).parent / "data" / "reference.safetensors"
 
@@ -27,16 +28,29 @@ def make_tiny_clip(
     patch_size: int = 8,
     context: int = 48,
 ) -> CLIP:
-    """Our CLIP over 3 × `image_size`² pixels with the mini tokenizer; random weights large enough to matter everywhere."""
+    """Our CLIP over 3 × `image_size`² pixels with the mini tokenizer; random weights, none of them zero."""
     tokenizer = Tokenizer.from_folder(MINI, context)
     config = CLIPConfig(
         VisionConfig(
-            width=width, layers=layers, heads=heads, mlp=2 * width, activation=activation,
-            image_size=image_size, patch_size=patch_size,
+            width=width,
+            layers=layers,
+            heads=heads,
+            mlp=2 * width,
+            activation=activation,
+            image_size=image_size,
+            patch_size=patch_size,
         ),
         TextConfig(
-            width=width, layers=layers, heads=heads, mlp=2 * width, activation=activation,
-            vocab=8192, context=context, bos=tokenizer.bos, eos=tokenizer.eos, pad=tokenizer.eos,
+            width=width,
+            layers=layers,
+            heads=heads,
+            mlp=2 * width,
+            activation=activation,
+            vocab=8192,
+            context=context,
+            bos=tokenizer.bos,
+            eos=tokenizer.eos,
+            pad=tokenizer.eos,
         ),
         dim,
     )
@@ -47,6 +61,7 @@ def make_tiny_clip(
             if isinstance(module, nn.LayerNorm):
                 nn.init.normal_(module.weight, 1.0, 0.2)
                 nn.init.normal_(module.bias, 0.0, 0.2)
-            elif isinstance(module, nn.Embedding):
-                nn.init.normal_(module.weight, 0.0, 0.5)
+            elif isinstance(module, nn.Embedding | PatchEmbedding):
+                nn.init.normal_(module.weight, 0.0, 0.3)
+        nn.init.normal_(clip.vision.vision_model.embeddings.class_embedding, 0.0, 0.3)
     return clip.freeze()

@@ -27,6 +27,9 @@ def download(name: str) -> Path:
     if config and not weights and (index := _file(repository, "model.safetensors.index.json")):
         for shard in sorted(set(re.findall(r'"([\w.-]+\.safetensors)"', index.read_text(encoding="utf-8")))):
             weights = _file(repository, shard)
+    if config and not weights and repository.startswith("openai/"):
+        # Some of OpenAI's own repositories have no safetensors. The file is read as tensors only (see `openai`).
+        weights = _file(repository, "pytorch_model.bin")
     if not weights:
         config = _file(repository, open_clip.CONFIG)
         weights = config and _file(repository, open_clip.WEIGHTS[0])
@@ -38,7 +41,7 @@ def download(name: str) -> Path:
 
 
 def openai_tokenizer(folder: Path, context: int) -> Tokenizer:
-    """OpenAI's vocabulary, which its own and open_clip's files leave out: from beside the weights, else from the hub."""
+    """OpenAI's vocabulary, which its own and open_clip's files leave out: from beside the weights, else the hub."""
     if (folder / "tokenizer.json").is_file() or (folder / "vocab.json").is_file():
         return Tokenizer.from_folder(folder, context)
     try:

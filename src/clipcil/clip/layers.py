@@ -13,11 +13,18 @@ Prefix = tuple[Tensor, Tensor]
 
 
 def quick_gelu(hidden: Tensor) -> Tensor:
-    """x·σ(1.702 x), OpenAI's activation, written as silu(1.702 x)/1.702: silu keeps one tensor for backward, not two."""
+    """x·σ(1.702 x), OpenAI's activation, as silu(1.702 x)/1.702: silu keeps one tensor for backward, not two."""
     return F.silu(1.702 * hidden) / 1.702
 
 
 ACTIVATION: dict[str, Callable[[Tensor], Tensor]] = {"quick_gelu": quick_gelu, "gelu": F.gelu}
+
+
+def embedding(count: int, width: int) -> nn.Embedding:
+    """A table of zeros: weights always come from a file, and drawing random ones first (on the meta device through
+    torch's compiler) would take longer than loading."""
+    table: nn.Embedding = nn.Embedding.from_pretrained(torch.zeros(count, width), freeze=False)  # type: ignore[no-untyped-call]
+    return table
 
 
 class Attention(nn.Module):
@@ -57,7 +64,8 @@ class Attention(nn.Module):
 
     def _split(self, hidden: Tensor) -> Tensor:
         """(B, T, width) → (B, heads, T, width / heads), a view."""
-        return hidden.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+        batch, length, width = hidden.shape
+        return hidden.reshape(batch, length, self.heads, width // self.heads).transpose(1, 2)
 
 
 class MLP(nn.Module):
@@ -102,7 +110,7 @@ class Block(nn.Module):
             steps = torch.arange(hidden.shape[1], device=hidden.device)
             ends = torch.as_tensor(position, device=hidden.device).expand(hidden.shape[0])
             mask = (steps <= ends[:, None])[:, None, None, :]  # (B, 1, 1, T)
-        chosen = hidden[rows, position]
+        chosen: Tensor = hidden[rows, position]
         mixed = self.self_attn(normed[rows, position].unsqueeze(1), normed, prefix, mask=mask)
         chosen = chosen + mixed.squeeze(1)
         chosen = chosen + self.mlp(self.layer_norm2(chosen))

@@ -12,13 +12,13 @@ from clipcil.clip import hub, open_clip, openai
 from clipcil.clip.config import CLIPConfig
 from clipcil.clip.model import CLIP
 from clipcil.clip.preprocess import Preprocess, Steps
-from clipcil.clip.tokenizer import Tokenizer
+from clipcil.clip.tokenizer import FILES, Tokenizer
 from clipcil.clip.trunk import Trunk
 from clipcil.clip.weights import fill, read_json, read_safetensors
 from clipcil.errors import UserError
 
 MINI = Path(__file__).parent / "mini"
-_HF_WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
+_HF_WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin")
 
 
 def load_clip(name: str = "mini") -> CLIP:
@@ -46,7 +46,7 @@ def load_clip(name: str = "mini") -> CLIP:
 def _from_folder(folder: Path, name: str) -> CLIP:
     weights = next((folder / file for file in _HF_WEIGHTS if (folder / file).is_file()), None)
     if (folder / "config.json").is_file() and weights is not None:
-        tensors = read_safetensors(weights)
+        tensors = openai.read_checkpoint(weights) if weights.suffix == ".bin" else read_safetensors(weights)
         if not openai.looks_like(tensors):
             return _hugging_face(folder, name, tensors)
     for file in open_clip.WEIGHTS:
@@ -55,10 +55,7 @@ def _from_folder(folder: Path, name: str) -> CLIP:
     archives = sorted(folder.glob("ViT-*.pt"))
     if archives:
         return _from_file(archives[0], name)
-    raise UserError(
-        f"no backbone in {folder}: put config.json, model.safetensors and the tokenizer there"
-        + ("; pytorch_model.bin is a pickle and is not read" if (folder / "pytorch_model.bin").exists() else "")
-    )
+    raise UserError(f"no backbone in {folder}: put config.json, model.safetensors and the tokenizer ({FILES}) there")
 
 
 def _from_file(path: Path, name: str) -> CLIP:
@@ -125,7 +122,7 @@ def _assemble(
 
 
 class _Towers(torch.nn.Module):
-    """The towers under Hugging Face's names: `vision_model.*`, `visual_projection.*`, `text_model.*`, …, `logit_scale`."""
+    """The towers under Hugging Face's names: `vision_model.*`, `visual_projection.weight`, …, `logit_scale`."""
 
     def __init__(self, clip: CLIP) -> None:
         super().__init__()

@@ -57,14 +57,16 @@ class CLIP(nn.Module):
         ids, ends = self.tokenizer(texts)
         ids, ends = ids.to(device), ends.to(device)
         features = torch.empty(len(texts), self.config.dim, device=device)
-        for rows in torch.argsort(ends, stable=True).split(_TEXTS_AT_ONCE):
-            length = int(ends[rows].max()) + 1 if len(rows) else 0
+        order = torch.argsort(ends, stable=True)
+        for start in range(0, len(texts), _TEXTS_AT_ONCE):
+            rows = order[start : start + _TEXTS_AT_ONCE]
+            length = int(ends[rows].max()) + 1
             features[rows] = self.text(self.text.embed(ids[rows, :length]), ends[rows]).to(features.dtype)
         return features
 
 
 def _fingerprint(clip: CLIP) -> str:
-    """A short sha256 over the config and every weight: the same weights have one fingerprint whatever file they were in."""
+    """A short sha256 of config and weights: the same weights have one fingerprint whatever file they came in."""
     digest = hashlib.sha256(repr(clip.config).encode())
     for name, tensor in sorted(clip.state_dict().items()):
         digest.update(name.encode())

@@ -34,16 +34,18 @@ def make_config(raw: Mapping[str, Any], tensors: Mapping[str, Tensor], name: str
     """Shapes come from the tensors (`to_hf` names), the rest from the file.
 
     The activation is in no tensor. open_clip's models, LAION's among them, use GELU, except configs that say
-    `quick_gelu`; without a config file the name decides: `…quickgelu…` or `openai` in it means QuickGELU.
+    `quick_gelu`; without a config file the name decides: `…quickgelu…` in it means QuickGELU.
     """
     model = raw.get("model_cfg") or {}
     for section, keys in _UNREAD.items():
         settings = model.get(section) or {}
         for key in keys:
             if settings.get(key) and settings[key] not in _USUAL.get(key, ()):
-                raise UserError(f"{name}: {section}.{key} = {settings[key]!r} is not CLIP's plain ViT; use another backbone")
+                raise UserError(
+                    f"{name}: {section}.{key} = {settings[key]!r} is not CLIP's plain ViT; use another backbone"
+                )
     lowered = name.lower().replace("_", "").replace("-", "")
-    quick = bool(model["quick_gelu"]) if "quick_gelu" in model else not model and ("quickgelu" in lowered)
+    quick = bool(model["quick_gelu"]) if "quick_gelu" in model else "quickgelu" in lowered
     config = openai.config_from_shapes(tensors, "quick_gelu" if quick else "gelu", name)
     vision, text = model.get("vision_cfg") or {}, model.get("text_cfg") or {}
     heads = config.vision.width // int(vision.get("head_width", config.vision.width // config.vision.heads))
@@ -66,6 +68,4 @@ def make_steps(raw: Mapping[str, Any], image_size: int) -> Steps:
     interpolation = settings.get("interpolation", "bicubic")
     if interpolation not in ("bicubic", "random"):
         raise UserError(f"{CONFIG}: interpolation '{interpolation}' is not read; known: bicubic")
-    return replace(
-        steps, mean=tuple(settings.get("mean") or steps.mean), std=tuple(settings.get("std") or steps.std)
-    )
+    return replace(steps, mean=tuple(settings.get("mean") or steps.mean), std=tuple(settings.get("std") or steps.std))

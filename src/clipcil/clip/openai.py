@@ -4,7 +4,7 @@ How the file is read. The published file is a TorchScript archive. `torch.load(w
 `torch.jit.load` builds modules with code from the archive. That code runs only when it is called, which never happens
 here; still, a stranger's archive is not opened at all: only a file whose sha256 is one OpenAI published goes to
 `torch.jit.load`. Every other `.pt` must be a plain state dict, read by `torch.load(weights_only=True)`, which makes
-tensors and nothing else.
+tensors and nothing else (before torch 2.6 that had a hole, CVE-2025-32434, so there it is refused).
 """
 
 from __future__ import annotations
@@ -24,8 +24,11 @@ from clipcil.clip.config import CLIPConfig, TextConfig, VisionConfig
 from clipcil.errors import UserError
 from clipcil.files import sha256
 
-PUBLISHED = {
+PUBLISHED = {  # OpenAI put each file's sha256 into its address
+    "40d365715913c9da98579312b702a82c18be219cc2a73407c4526f58eba950af": "ViT-B-32.pt",
     "5806e77cd80f8b59890b7e101eabd078d9fb84e6937f9e85e4ecb61988df416f": "ViT-B-16.pt",
+    "b8cca3fd41ae0c99ba7e8951adf17d267cdb84cd88be6f7c2e0eca1737a03836": "ViT-L-14.pt",
+    "3035c92b350959924f9f00213499208652fc7ea050643e8b385c2dac08641f02": "ViT-L-14-336px.pt",
 }
 _NOT_WEIGHTS = ("input_resolution", "context_length", "vocab_size", "attn_mask")
 _HEAD_WIDTH = 64  # of every ViT OpenAI published; the files do not say it
@@ -57,17 +60,19 @@ _BLOCK = re.compile(r"(visual\.)?transformer\.resblocks\.(\d+)\.(.+)")
 
 
 def read_checkpoint(path: Path) -> dict[str, Tensor]:
-    """The tensors of a `.pt` file, under the names they have there."""
+    """The tensors of a `.pt` or `pytorch_model.bin` file, under the names they have there."""
     try:
         if _is_torchscript(path):
             if sha256(path) not in PUBLISHED:
                 raise UserError(
-                    f"{path} is a TorchScript archive (code), and its sha256 is not that of OpenAI's ViT-B-16.pt; "
-                    "use OpenAI's file, or the weights as safetensors"
+                    f"{path} is a TorchScript archive (code), and its sha256 is not one OpenAI published; "
+                    "use OpenAI's ViT-B-16.pt, or the weights as safetensors"
                 )
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # newer torch calls TorchScript deprecated
                 return dict(torch.jit.load(str(path), map_location="cpu").state_dict())  # type: ignore[no-untyped-call]
+        if tuple(map(int, torch.__version__.split(".")[:2])) < (2, 6):
+            raise UserError(f"{path}: torch {torch.__version__} cannot read such a file safely; use torch 2.6 or newer")
         loaded = torch.load(path, map_location="cpu", weights_only=True)
     except (pickle.UnpicklingError, RuntimeError, ValueError, EOFError, KeyError) as error:
         raise UserError(
@@ -96,14 +101,16 @@ def looks_like(names: Mapping[str, object]) -> bool:
 
 
 def _plain(name: str) -> str:
-    """Without the prefix of a model saved from DistributedDataParallel, and of open_clip's models with a `text` module."""
+    """Without the prefix that DistributedDataParallel adds, and that of open_clip's models with a `text` module."""
     name = name.removeprefix("module.")
     return name.removeprefix("text.")
 
 
 def to_hf(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Names and layout of Hugging Face: fused q, k, v split; projections transposed. Unknown names are kept as they are,
-    so that the check of the weights can name them."""
+    """Names and layout of Hugging Face: fused q, k, v split; projections transposed.
+
+    Unknown names are kept as they are, so that the check of the weights can name them.
+    """
     renamed: dict[str, Tensor] = {}
     for full, tensor in tensors.items():
         name = _plain(full)
@@ -130,7 +137,7 @@ def to_hf(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def config_from_shapes(tensors: Mapping[str, Tensor], activation: str, source: str) -> CLIPConfig:
-    """The config of Hugging Face named `tensors`; only the head width is not in the shapes: 64, as in all of OpenAI's."""
+    """The config of `to_hf` tensors; only the head width is not in the shapes: 64, as in all of OpenAI's."""
     try:
         width, channels, patch, _ = tensors["vision_model.embeddings.patch_embedding.weight"].shape
         positions = tensors["vision_model.embeddings.position_embedding.weight"].shape[0]

@@ -1,4 +1,4 @@
-"""From a picture to what the vision tower reads: RGB, resize, centre crop, mean/std, then the trunk where there is one."""
+"""From a picture to what the vision tower reads: RGB, resize, centre crop, mean/std, then the trunk if there is one."""
 
 from __future__ import annotations
 
@@ -44,26 +44,20 @@ class Steps:
     @classmethod
     def from_hf(cls, raw: Mapping[str, Any], image_size: int) -> Steps:
         """From the content of a `preprocessor_config.json`; old files give sizes as one number."""
+        size = raw.get("size", image_size) if raw.get("do_resize", True) else None
         short, exact = None, None
-        size = raw.get("size", image_size)
-        if raw.get("do_resize", True):
-            if isinstance(size, Mapping):
-                short = size.get("shortest_edge")
-                exact = None if short else (size.get("height"), size.get("width"))
-            else:
-                short = size
-        crop = raw.get("crop_size", image_size) if raw.get("do_center_crop", True) else (exact or image_size)
-        if isinstance(crop, Mapping):
-            crop = (crop.get("height"), crop.get("width"))
-        elif isinstance(crop, int):
-            crop = (crop, crop)
-        if tuple(crop) != (image_size, image_size):
+        if isinstance(size, int):
+            short = size
+        elif isinstance(size, Mapping) and isinstance(size.get("shortest_edge"), int):
+            short = int(size["shortest_edge"])
+        elif size is not None:
+            exact = _pair(size)
+        crop = raw.get("crop_size", image_size) if raw.get("do_center_crop", True) else exact or image_size
+        if _pair(crop) != (image_size, image_size):
             raise UserError(
                 f"preprocessor_config.json makes pictures of {crop}, config.json wants {image_size}×{image_size}; "
                 "take both files from the same backbone"
             )
-        if exact and not all(isinstance(side, int) for side in exact):
-            raise UserError(f"preprocessor_config.json: size {size} has neither shortest_edge nor height and width")
         normalise = raw.get("do_normalize", True)
         return cls(
             crop=(image_size, image_size),
@@ -130,6 +124,16 @@ class Preprocess:
         else:
             return image
         return image if size == image.size else image.resize(size, Image.Resampling(steps.resample))
+
+
+def _pair(size: Any) -> tuple[int, int]:
+    """(height, width) from one number, a pair or a mapping."""
+    if isinstance(size, Mapping):
+        size = (size.get("height"), size.get("width"))
+    high, wide = (size, size) if isinstance(size, int) else size
+    if not isinstance(high, int) or not isinstance(wide, int):
+        raise UserError(f"preprocessor_config.json: size {size} is neither a shortest_edge nor a height and a width")
+    return high, wide
 
 
 def _rgb(image: Image.Image) -> Image.Image:

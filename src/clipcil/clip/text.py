@@ -6,24 +6,22 @@ import torch
 from torch import Tensor, nn
 
 from clipcil.clip.config import TextConfig
-from clipcil.clip.layers import Encoder
+from clipcil.clip.layers import Encoder, embedding
 from clipcil.errors import UserError
 
 
 class TextEmbeddings(nn.Module):
     def __init__(self, config: TextConfig) -> None:
         super().__init__()
-        self.token_embedding = nn.Embedding(config.vocab, config.width)
-        self.position_embedding = nn.Embedding(config.context, config.width)
+        self.token_embedding = embedding(config.vocab, config.width)
+        self.position_embedding = embedding(config.context, config.width)
 
 
 class TextModel(nn.Module):
     def __init__(self, config: TextConfig) -> None:
         super().__init__()
         self.embeddings = TextEmbeddings(config)
-        self.encoder = Encoder(
-            config.layers, config.width, config.heads, config.mlp, config.activation, config.eps
-        )
+        self.encoder = Encoder(config.layers, config.width, config.heads, config.mlp, config.activation, config.eps)
         self.final_layer_norm = nn.LayerNorm(config.width, eps=config.eps)
 
 
@@ -55,7 +53,9 @@ class TextTower(nn.Module):
             return embeddings.new_zeros(0, self.text_projection.out_features)
         length = int(ends.max()) + 1
         if length > self.config.context:
-            raise UserError(f"a prompt of {length} tokens does not fit the context of {self.config.context}; shorten it")
+            raise UserError(
+                f"a prompt of {length} tokens does not fit the context of {self.config.context}; shorten it"
+            )
         model = self.text_model
         hidden = embeddings[:, :length] + model.embeddings.position_embedding.weight[:length]
         blocks = model.encoder.blocks()

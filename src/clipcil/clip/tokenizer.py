@@ -25,7 +25,9 @@ class Tokenizer:
     def __init__(self, backend: Backend, context: int) -> None:
         bos, eos = backend.token_to_id(BOS), backend.token_to_id(EOS)
         if bos is None or eos is None:
-            raise UserError(f"the tokenizer has no {BOS} or no {EOS} token, so it is not CLIP's; use the backbone's own")
+            raise UserError(
+                f"the tokenizer has no {BOS} or no {EOS} token, so it is not CLIP's; use the backbone's own"
+            )
         # A hub file may carry its own truncation: a cut class name would be silent, so both are switched off.
         backend.no_truncation()
         backend.no_padding()
@@ -91,7 +93,7 @@ def _openai_bpe(vocab: Path, merges: Path) -> Backend:
         ]
     )
     backend.add_special_tokens([BOS, EOS])
-    bos, eos = backend.token_to_id(BOS), backend.token_to_id(EOS)
+    bos, eos = table[BOS], table[EOS]
     backend.post_processor = processors.RobertaProcessing((EOS, eos), (BOS, bos), False, False)
     return backend
 

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from clipcil.clip.config import VisionConfig
-from clipcil.clip.layers import Encoder, Prefix
+from clipcil.clip.layers import Encoder, Prefix, embedding
 
 
 class VisionOutput(NamedTuple):
@@ -28,14 +28,15 @@ class PatchEmbedding(nn.Module):
     def __init__(self, channels: int, width: int, patch: int) -> None:
         super().__init__()
         self.patch = patch
-        self.weight = nn.Parameter(torch.empty(width, channels, patch, patch).normal_(std=0.02))
+        self.weight = nn.Parameter(torch.zeros(width, channels, patch, patch))
 
     def forward(self, pixels: Tensor) -> Tensor:
         """(B, C, H, W) → (B, N, width); rows and columns left over at the end are dropped, as a convolution does."""
         patch = self.patch
         high, wide = pixels.shape[-2] // patch, pixels.shape[-1] // patch
         pixels = pixels[..., : high * patch, : wide * patch]
-        squares = pixels.unflatten(3, (wide, patch)).unflatten(2, (high, patch))  # (B, C, high, p, wide, p)
+        batch, channels = pixels.shape[:2]
+        squares = pixels.reshape(batch, channels, high, patch, wide, patch)
         flat = squares.permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2)  # (B, N, C·p·p)
         return F.linear(flat, self.weight.flatten(1))
 
@@ -43,9 +44,9 @@ class PatchEmbedding(nn.Module):
 class VisionEmbeddings(nn.Module):
     def __init__(self, config: VisionConfig) -> None:
         super().__init__()
-        self.class_embedding = nn.Parameter(torch.empty(config.width).normal_(std=0.02))
+        self.class_embedding = nn.Parameter(torch.zeros(config.width))
         self.patch_embedding = PatchEmbedding(config.channels, config.width, config.patch_size)
-        self.position_embedding = nn.Embedding(1 + config.patches, config.width)
+        self.position_embedding = embedding(1 + config.patches, config.width)
 
     def forward(self, pixels: Tensor) -> Tensor:
         """(B, C, H, W) → (B, 1 + N, width)."""
@@ -60,9 +61,7 @@ class VisionModel(nn.Module):
         super().__init__()
         self.embeddings = VisionEmbeddings(config)
         self.pre_layrnorm = nn.LayerNorm(config.width, eps=config.eps)  # the spelling in the weight files
-        self.encoder = Encoder(
-            config.layers, config.width, config.heads, config.mlp, config.activation, config.eps
-        )
+        self.encoder = Encoder(config.layers, config.width, config.heads, config.mlp, config.activation, config.eps)
         self.post_layernorm = nn.LayerNorm(config.width, eps=config.eps)
 
 
