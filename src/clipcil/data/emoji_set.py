@@ -1,0 +1,28 @@
+"""`emoji`: the embedded dataset, 100 things drawn in several styles, as ImageNet-R is; needs no download."""
+
+from __future__ import annotations
+
+from importlib import resources
+from pathlib import Path
+
+import torch
+
+from clipcil.data.dataset import Dataset, register
+from clipcil.data.parquet import read_parquet
+from clipcil.errors import UserError
+
+
+@register("emoji", "100 things × 8 drawing styles, 64×64, embedded", "nothing")
+def open_emoji(root: Path | None = None) -> Dataset:
+    with resources.as_file(resources.files("clipcil.data") / "emoji" / "emoji.parquet") as file:
+        table = read_parquet([file], name="emoji")
+    if table.names is None:
+        raise UserError("the embedded emoji file has lost its class names; install clipcil again")
+    is_test = torch.tensor([split == "test" for split in table.columns["split"]])
+    return Dataset(
+        name="emoji",
+        classes=table.names,
+        train=table.pictures.subset(torch.nonzero(~is_test).flatten()),
+        test=table.pictures.subset(torch.nonzero(is_test).flatten()),
+        templates=("a photo of a {}.", "a drawing of a {}.", "an icon of a {}.", "a picture of a {}."),
+    )

@@ -1,0 +1,146 @@
+"""Datasets in Hugging Face's parquet layout: a picture column {bytes, path}, a label column, names in the metadata."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, overload
+
+import numpy as np
+import torch
+
+from clipcil.data.pictures import PictureSet
+from clipcil.errors import UserError
+
+
+class ArrowPictures(Sequence[bytes]):
+    """The encoded pictures of an Arrow column, taken out one at a time."""
+
+    def __init__(self, column: Any) -> None:
+        self.column = column
+
+    def __len__(self) -> int:
+        return len(self.column)
+
+    @overload
+    def __getitem__(self, index: int) -> bytes: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[bytes]: ...
+    def __getitem__(self, index: int | slice) -> bytes | Sequence[bytes]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        return self.column[index].as_py() or b""
+
+
+@dataclass(frozen=True)
+class ParquetTable:
+    """Parquet files read as one table of pictures."""
+
+    pictures: PictureSet
+    names: list[str] | None
+    """Class names by label, where the file's metadata or a text label column has them."""
+    columns: dict[str, list[Any]]
+    """The other columns, by name."""
+
+
+def read_parquet(
+    files: Sequence[Path], *, image: str | None = None, label: str | None = None, name: str = "parquet"
+) -> ParquetTable:
+    """Read pictures and labels; the columns are found by type where they are not named."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    if not files:
+        raise UserError(f"{name}: no parquet files were found")
+    try:
+        # Not memory-mapped: a file taken away in mid-run must not take the process with it.
+        tables = [pq.read_table(file) for file in files]
+        table = pa.concat_tables(tables) if len(tables) > 1 else tables[0]
+    except (OSError, pa.ArrowException) as error:
+        raise UserError(f"{files[0]} is not a parquet file that can be read ({str(error).splitlines()[0]})") from error
+    features = _hub_features(table.schema.metadata)
+    image = _pick(image, files[0], "image", _picture_columns(table), table.column_names)
+    label = _pick(label, files[0], "label", _label_columns(table, features), table.column_names)
+    column = table[image]
+    if pa.types.is_struct(column.type):
+        column = pa.chunked_array([chunk.field("bytes") for chunk in column.chunks], type=pa.binary())
+    labels, names = _labels(table[label], features.get(label, {}).get("names"), files[0], label)
+    pictures = PictureSet(name, ArrowPictures(column.combine_chunks()), labels, identity_of_tables(files))
+    others = {key: table[key].to_pylist() for key in table.column_names if key not in (image, label)}
+    return ParquetTable(pictures, names, others)
+
+
+def identity_of_tables(files: Sequence[Path]) -> str:
+    """Fingerprint by size and last bytes: a parquet footer holds the offsets and statistics of every column chunk."""
+    digest = hashlib.sha256()
+    for path in files:
+        with path.open("rb") as file:
+            size = path.stat().st_size
+            file.seek(max(0, size - 65536))
+            digest.update(f"{size}|".encode() + file.read())
+    return digest.hexdigest()[:24]
+
+
+def _hub_features(metadata: dict[bytes, bytes] | None) -> dict[str, dict[str, Any]]:
+    text = (metadata or {}).get(b"huggingface")
+    if not text:
+        return {}
+    try:
+        features = json.loads(text)["info"]["features"]
+    except (ValueError, KeyError, TypeError):
+        return {}
+    return {key: value for key, value in features.items() if isinstance(value, dict)}
+
+
+def _picture_columns(table: Any) -> list[str]:
+    import pyarrow as pa
+
+    def holds_pictures(kind: Any) -> bool:
+        if pa.types.is_struct(kind):
+            return any(kind.field(i).name == "bytes" for i in range(kind.num_fields))
+        return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
+
+    return [field.name for field in table.schema if holds_pictures(field.type)]
+
+
+def _label_columns(table: Any, features: dict[str, dict[str, Any]]) -> list[str]:
+    import pyarrow as pa
+
+    named = [key for key, value in features.items() if value.get("_type") == "ClassLabel"]
+    if "fine_label" in named:  # CIFAR-100 has coarse labels too
+        return ["fine_label"]
+    whole = [field.name for field in table.schema if pa.types.is_integer(field.type)]
+    return named or [key for key in ("label", "fine_label", "labels") if key in table.column_names] or whole
+
+
+def _pick(given: str | None, file: Path, what: str, found: list[str], columns: list[str]) -> str:
+    if given is not None:
+        if given not in columns:
+            raise UserError(f"{file} has no column '{given}'; it has: {', '.join(columns)}")
+        return given
+    if len(found) != 1:
+        some = f"{len(found)} columns that could be ({', '.join(found)})" if found else "no column that could be"
+        raise UserError(f"{file} has {some} the {what}; name it with --{what}-column (columns: {', '.join(columns)})")
+    return found[0]
+
+
+def _labels(column: Any, names: list[str] | None, file: Path, key: str) -> tuple[torch.Tensor, list[str] | None]:
+    import pyarrow as pa
+
+    if column.null_count:
+        raise UserError(f"{file}: column '{key}' has {column.null_count} empty labels")
+    if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
+        values = column.to_pylist()
+        names = sorted(set(values))
+        place = {value: index for index, value in enumerate(names)}
+        return torch.tensor([place[value] for value in values], dtype=torch.int64), names
+    if not pa.types.is_integer(column.type):
+        raise UserError(f"{file}: column '{key}' holds {column.type}, not labels (whole numbers or names)")
+    labels = torch.from_numpy(np.asarray(column.to_numpy(), dtype=np.int64).copy())
+    top = int(labels.max()) if len(labels) else -1
+    if int(labels.min() if len(labels) else 0) < 0 or (names is not None and top >= len(names)):
+        raise UserError(f"{file}: column '{key}' has the label {top}, outside the {len(names or [])} named classes")
+    return labels, names

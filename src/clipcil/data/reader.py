@@ -1,0 +1,154 @@
+"""From pictures to tensors, each step done once.
+
+A picture is decoded and preprocessed once per machine (a memory-mapped file on disk) and encoded once per version of
+the vision tower (in memory). A batch gives its `pixels` or its `features` when asked, so a method with a frozen tower
+never decodes a picture twice and never encodes one twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from clipcil.clip import CLIP
+from clipcil.data.pictures import PictureSet
+from clipcil.data.store import PixelStore
+from clipcil.errors import UserError
+
+BLOCK = 128
+"""Pictures per tower pass. Always whole blocks at fixed places, so that features have the same bits however and
+whenever they are asked for (a resumed run asks in another order than the run it continues)."""
+
+
+@dataclass
+class Counts:
+    """What the reader has done: the numbers behind 'each picture passes the tower once'."""
+
+    encoded: int = 0
+    preprocessed: int = 0
+
+
+@dataclass
+class _Encoded:
+    version: str
+    features: Tensor
+    pooled: Tensor
+    done: list[bool]
+
+
+class Reader:
+    """Preprocesses and encodes pictures for one CLIP, keeping what it has done."""
+
+    def __init__(
+        self, clip: CLIP, cache: Path | None, device: torch.device | str = "cpu", shared: bool = False
+    ) -> None:
+        self.clip = clip
+        self.shared = shared
+        self.cache = cache
+        self.device = torch.device(device)
+        self.counts = Counts()
+        self.on_progress: Callable[[str, int, int], None] = lambda what, done, total: None
+        self._stores: dict[str, PixelStore] = {}
+        self._encoded: dict[str, _Encoded] = {}
+
+    def open(self, pictures: PictureSet) -> Pictures:
+        return Pictures(self, pictures, torch.arange(len(pictures)))
+
+    def pixels(self, pictures: PictureSet, rows: Tensor) -> Tensor:
+        """(B, C, H, W) float32 preprocessed pictures on the reader's device."""
+        store = self._stores.get(pictures.identity)
+        if store is None:
+            store = PixelStore(pictures, self.clip.preprocess, self.cache)
+            self._stores[pictures.identity] = store
+        before = store.filled
+        result = store.read(pictures, rows, lambda done, total: self.on_progress("preprocess", done, total))
+        self.counts.preprocessed += store.filled - before
+        return result.to(self.device, non_blocking=True)
+
+    def encoded(self, pictures: PictureSet, rows: Tensor) -> _Encoded:
+        """The set's feature table, with at least the blocks that hold `rows` filled by today's tower."""
+        table = self._encoded.get(pictures.key)
+        if table is None or table.version != self.clip.version:
+            count, vision = len(pictures), self.clip.config.vision
+            table = _Encoded(
+                self.clip.version,
+                torch.empty(count, self.clip.config.dim, device=self.device),
+                torch.empty(count, vision.width, device=self.device),
+                [False] * -(-count // BLOCK),
+            )
+            self._encoded[pictures.key] = table
+        missing = [block for block in torch.unique(rows // BLOCK).tolist() if not table.done[block]]
+        for done, block in enumerate(missing):
+            inside = torch.arange(block * BLOCK, min((block + 1) * BLOCK, len(pictures)))
+            with torch.no_grad():
+                output = self.clip.vision(self.pixels(pictures, inside))
+            table.features[inside] = output.features.float()
+            table.pooled[inside] = output.pooled.float()
+            table.done[block] = True
+            self.counts.encoded += len(inside)
+            self.on_progress("encode", done + 1, len(missing))
+        return table
+
+    def forget(self, pictures: PictureSet) -> None:
+        """Drop the features of a set that is done with, unless other runs are to share them."""
+        if not self.shared:
+            self._encoded.pop(pictures.key, None)
+
+
+class Pictures:
+    """A batch of pictures: rows of a set, bound to a reader. Nothing is decoded before it is asked for."""
+
+    def __init__(self, reader: Reader, pictures: PictureSet, rows: Tensor, gate: Gate | None = None) -> None:
+        self._reader, self._set, self._rows = reader, pictures, rows
+        self._gate = gate or Gate()
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    @property
+    def labels(self) -> Tensor:
+        """(B,) int64 class indices, on the reader's device."""
+        return self._set.labels[self._rows].to(self._reader.device)
+
+    @property
+    def pixels(self) -> Tensor:
+        """(B, C, H, W) float32, preprocessed."""
+        self._gate.check(self._set.name)
+        return self._reader.pixels(self._set, self._rows)
+
+    @property
+    def features(self) -> Tensor:
+        """(B, dim) raw (not normalised) features of the vision tower as it is now; no gradient."""
+        return self._lookup().features[self._rows.to(self._reader.device)]
+
+    @property
+    def pooled(self) -> Tensor:
+        """(B, width): what stands before the tower's last projection."""
+        return self._lookup().pooled[self._rows.to(self._reader.device)]
+
+    def _lookup(self) -> _Encoded:
+        self._gate.check(self._set.name)
+        return self._reader.encoded(self._set, self._rows)
+
+    def __getitem__(self, rows: Tensor | slice) -> Pictures:
+        picked = self._rows[rows.cpu() if isinstance(rows, Tensor) else rows]
+        return Pictures(self._reader, self._set, picked, self._gate)
+
+    def batches(self, size: int) -> Iterator[Pictures]:
+        for start in range(0, len(self), size):
+            yield self[start : start + size]
+
+
+class Gate:
+    """Shut when a task ends: its pictures cannot be read after that."""
+
+    def __init__(self) -> None:
+        self.open = True
+
+    def check(self, name: str) -> None:
+        if not self.open:
+            raise UserError(f"{name}: the pictures of a task that has ended cannot be read again")

@@ -1,0 +1,106 @@
+"""A stream of tasks: new classes arrive a few at a time, and a task that has ended cannot be read again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from clipcil.data.dataset import Dataset
+from clipcil.data.pictures import PictureSet
+from clipcil.data.reader import Gate, Pictures, Reader
+from clipcil.errors import UserError
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a method is given to learn from: the new classes and their training pictures, nothing else."""
+
+    index: int
+    names: list[str]
+    """Names of the new classes, in the order of their labels."""
+    pictures: Pictures
+    """Training pictures of these classes only; labels go on from those of the tasks before."""
+
+
+def task_sizes(
+    classes: int, tasks: int | None = None, increment: int | None = None, base: int | None = None
+) -> list[int]:
+    """How many classes each task brings.
+
+    `tasks`: that many tasks of equal size (the last smaller where it does not divide); `increment`: that many classes
+    a task; `base`: the first task is this large and the rest follow `tasks` or `increment`.
+    """
+    for what, value in (("tasks", tasks), ("increment", increment), ("base", base)):
+        if value is not None and not 1 <= value <= classes:
+            raise UserError(f"{what} is {value}; it must lie between 1 and the {classes} classes of the dataset")
+    if tasks is not None and increment is not None:
+        raise UserError("give the number of tasks or the increment, not both")
+    sizes = [base] if base else []
+    rest = classes - sum(sizes)
+    if rest == 0:
+        return sizes
+    if increment is None:
+        parts = (tasks or 10) - len(sizes)
+        if parts < 1:
+            raise UserError(f"{tasks} tasks leave none after a base task of {base} classes; ask for more tasks")
+        increment = -(-rest // parts)
+    while rest > 0:
+        sizes.append(min(increment, rest))
+        rest -= sizes[-1]
+    if tasks is not None and len(sizes) != tasks:
+        # Rounding up used the classes too early (100 classes in 30 tasks): spread what is left evenly instead.
+        parts, left = tasks - bool(base), classes - (base or 0)
+        sizes = ([base] if base else []) + [left // parts + (i < left % parts) for i in range(parts)]
+    return sizes
+
+
+class TaskStream:
+    """The tasks of a dataset in a class order. Iterating hands out each task once and closes the one before."""
+
+    def __init__(self, dataset: Dataset, reader: Reader, order: Sequence[int], sizes: Sequence[int]) -> None:
+        self.dataset, self.sizes = dataset, list(sizes)
+        self.names = [dataset.classes[index] for index in order]
+        self._reader = reader
+        bounds = torch.cumsum(torch.tensor([0, *sizes]), 0).tolist()
+        self._train = _by_task(dataset.train, order, bounds)
+        self._test = _by_task(dataset.test, order, bounds)
+        for index, name in enumerate(self.names):
+            task = next(t for t, end in enumerate(bounds[1:]) if index < end)
+            if not bool((self._train[task].labels == index).any()):
+                raise UserError(f"class '{name}' of {dataset.name} has no training pictures")
+        self._bounds = bounds
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    def tasks(self, start: int = 0) -> Iterator[Task]:
+        """The tasks from `start` on, each closed when the next is asked for."""
+        for index in range(start, len(self)):
+            gate = Gate()
+            pictures = Pictures(self._reader, self._train[index], torch.arange(len(self._train[index])), gate)
+            try:
+                yield Task(index, self.names[self._bounds[index] : self._bounds[index + 1]], pictures)
+            finally:
+                gate.open = False
+                self._reader.forget(self._train[index])
+
+    def test(self, index: int) -> Pictures:
+        """The test pictures of task `index`. For the engine alone: no method is ever given the stream."""
+        return self._reader.open(self._test[index])
+
+    def test_set(self, index: int) -> PictureSet:
+        return self._test[index]
+
+
+def _by_task(pictures: PictureSet, order: Sequence[int], bounds: Sequence[int]) -> list[PictureSet]:
+    place = torch.full((max(order) + 1,), -1)
+    place[torch.tensor(list(order))] = torch.arange(len(order))
+    labels = place[pictures.labels]
+    tasks = []
+    for first, last in zip(bounds[:-1], bounds[1:], strict=True):
+        keep = torch.nonzero((labels >= first) & (labels < last)).flatten()
+        keep = keep[torch.argsort(labels[keep], stable=True)]
+        tasks.append(pictures.subset(keep, labels[keep]))
+    return tasks

@@ -1,0 +1,117 @@
+"""What a person sees of a run: a live table and progress bars on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+
+class Display:
+    """Says nothing. The base of the two that do, and what a library user gets."""
+
+    def start(self, title: str, tasks: int) -> None:
+        """A run begins."""
+
+    def tell(self, line: str) -> None:
+        """A line for the person, whenever it comes."""
+
+    def stage(self, name: str, steps: int) -> None:
+        """A stage of `steps` steps begins (0: no steps to count)."""
+
+    def advance(self, steps: int = 1) -> None:
+        """Steps of the stage are done."""
+
+    def progress(self, what: str, done: int, total: int) -> None:
+        """Pictures are being preprocessed or encoded."""
+
+    def row(self, row: Sequence[str], header: Sequence[str]) -> None:
+        """A task is learnt and measured."""
+
+    def stop(self) -> None:
+        """The run is over, well or not."""
+
+
+class PlainDisplay(Display):
+    """A line per task, for logs and pipes."""
+
+    def __init__(self, console: Console | None = None) -> None:
+        self.console = console or Console(highlight=False, soft_wrap=True)
+        self._header = False
+
+    def start(self, title: str, tasks: int) -> None:
+        self._header = False
+        self.console.print(title)
+
+    def tell(self, line: str) -> None:
+        self.console.print(line, markup=False)
+
+    def row(self, row: Sequence[str], header: Sequence[str]) -> None:
+        widths = [max(8, len(name)) for name in header]
+        if not self._header:
+            self._header = True
+            self.console.print("  ".join(name.rjust(width) for name, width in zip(header, widths, strict=True)))
+        self.console.print("  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)))
+
+
+class LiveDisplay(Display):
+    """A table that grows task by task, with a bar for the tasks and one for what is under way."""
+
+    def __init__(self, console: Console | None = None) -> None:
+        self.console = console or Console()
+        columns = (TextColumn("{task.description:<28}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        self._bars = Progress(*columns, console=self.console)
+        self._table: Table | None = None
+        self._live: Live | None = None
+        self._tasks: Any = None
+        self._stage: Any = None
+
+    def start(self, title: str, tasks: int) -> None:
+        self.console.print(title)
+        self._tasks = self._bars.add_task("tasks", total=tasks)
+        self._stage = self._bars.add_task("", total=None)
+        self._live = Live(self._bars, console=self.console, refresh_per_second=8)
+        self._live.start()
+
+    def tell(self, line: str) -> None:
+        self.console.print(line, markup=False)
+
+    def stage(self, name: str, steps: int) -> None:
+        if self._stage is not None:
+            self._bars.reset(self._stage, description=name, total=steps or None)
+
+    def advance(self, steps: int = 1) -> None:
+        if self._stage is not None:
+            self._bars.advance(self._stage, steps)
+
+    def progress(self, what: str, done: int, total: int) -> None:
+        if self._stage is not None:
+            self._bars.update(self._stage, description=f"{what} pictures", completed=done, total=total)
+
+    def row(self, row: Sequence[str], header: Sequence[str]) -> None:
+        if self._table is None:
+            self._table = Table(*header, box=None)
+            for column in self._table.columns:
+                column.justify = "right"
+        self._table.add_row(*row)
+        if self._live is not None:
+            self._bars.advance(self._tasks)
+            self._live.update(Group(self._table, self._bars))
+
+    def stop(self) -> None:
+        if self._live is not None:
+            self._live.update(self._table or "")
+            self._live.stop()
+            self._live = None
+
+
+def open_display(quiet: bool = False) -> Display:
+    """The display that suits where the output goes."""
+    if quiet:
+        return Display()
+    console = Console()
+    return LiveDisplay(console) if console.is_terminal else PlainDisplay()

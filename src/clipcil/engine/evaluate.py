@@ -1,0 +1,51 @@
+"""Measuring a method on the test pictures of every class seen so far."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+
+from clipcil.data.stream import TaskStream
+from clipcil.methods.base import Method
+
+BATCH = 256
+
+
+@dataclass
+class Record:
+    """What one evaluation saw; every metric follows from it."""
+
+    correct: list[int]
+    """Right answers for each class seen."""
+    total: list[int]
+    """Test pictures of each class seen."""
+    between_tasks: list[list[int]]
+    """[i][j]: test pictures of task i taken for a class of task j."""
+    predictions: list[list[int]] = field(default_factory=list)
+    """The class predicted for each test picture, task by task; kept for the last task only."""
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@torch.no_grad()
+def evaluate(method: Method, stream: TaskStream, last: int) -> Record:
+    """Predict every test picture of tasks 0…last among all classes seen."""
+    seen, sizes = method.seen, torch.tensor(stream.sizes[: last + 1])
+    task_of = torch.repeat_interleave(torch.arange(last + 1), sizes)
+    correct, total = torch.zeros(seen, dtype=torch.int64), torch.zeros(seen, dtype=torch.int64)
+    between = torch.zeros(last + 1, last + 1, dtype=torch.int64)
+    predictions = []
+    for index in range(last + 1):
+        pictures = stream.test(index)
+        labels = pictures.labels.cpu()
+        guesses = [method.logits(batch).argmax(dim=1) for batch in pictures.batches(BATCH)]
+        guess = torch.cat(guesses).cpu() if guesses else torch.empty(0, dtype=torch.int64)
+        correct += torch.bincount(labels[guess == labels], minlength=seen)
+        total += torch.bincount(labels, minlength=seen)
+        between[index] = torch.bincount(task_of[guess], minlength=last + 1)
+        predictions.append(guess.tolist())
+    is_last = last + 1 == len(stream)
+    return Record(correct.tolist(), total.tolist(), between.tolist(), predictions if is_last else [])

@@ -1,0 +1,64 @@
+"""Which parts of a vision tower are trained: everything, the last blocks, the layer norms, the projection, or LoRA."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+from clipcil.clip.vision import VisionTower
+from clipcil.errors import UserError
+
+Tuned = Literal["tower", "blocks", "norms", "projection", "lora"]
+
+
+class LowRank(nn.Module):
+    """W ↦ W + B A with B = 0 at the start (LoRA): A (r, in), B (out, r)."""
+
+    def __init__(self, weight: Tensor, rank: int) -> None:
+        super().__init__()
+        self.down = nn.Parameter(torch.randn(rank, weight.shape[1], device=weight.device) / weight.shape[1] ** 0.5)
+        self.up = nn.Parameter(torch.zeros(weight.shape[0], rank, device=weight.device))
+
+    def forward(self, weight: Tensor) -> Tensor:
+        return weight + self.up @ self.down
+
+
+@contextmanager
+def tuned(tower: VisionTower, what: Tuned, blocks: int = 2, rank: int = 8) -> Iterator[list[nn.Parameter]]:
+    """The parameters to train; when the block ends, low-rank updates are merged into the weights they belong to."""
+    if what != "lora":
+        yield _choose(tower, what, blocks)
+        return
+    layers = [m for name, m in tower.named_modules() if name.endswith(("q_proj", "v_proj"))]
+    parameters: list[nn.Parameter] = []
+    for layer in layers:
+        update = LowRank(layer.weight, rank)
+        parametrize.register_parametrization(layer, "weight", update)
+        parameters += [update.down, update.up]
+    try:
+        yield parameters
+    finally:
+        for layer in layers:
+            parametrize.remove_parametrizations(layer, "weight", leave_parametrized=True)
+            layer.weight.requires_grad_(False)
+
+
+def _choose(tower: VisionTower, what: Tuned, blocks: int) -> list[nn.Parameter]:
+    named = dict(tower.named_parameters())
+    if what == "norms":
+        return [p for name, p in named.items() if "norm" in name or "layrnorm" in name]
+    if what == "projection":
+        return [p for name, p in named.items() if name.startswith("visual_projection")]
+    if what == "blocks":
+        depth = tower.config.layers
+        if not 1 <= blocks <= depth:
+            raise UserError(f"setting 'tuned_blocks' is {blocks}; this tower has {depth} blocks")
+        last = tuple(f"vision_model.encoder.layers.{i}." for i in range(depth - blocks, depth))
+        after = ("vision_model.post_layernorm", "visual_projection")
+        return [p for name, p in named.items() if name.startswith(last + after)]
+    return list(named.values())

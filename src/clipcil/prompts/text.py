@@ -1,0 +1,55 @@
+"""Soft text prompts: learnt vectors in front of a class name.
+
+Eq. (2) of the paper scores pictures against f_t([SOS] V_1 … V_M name [EOS]). The text tower is causal, so it is cut at
+the longest end-of-text position, and only the vectors V get gradients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from clipcil.clip import CLIP
+from clipcil.errors import UserError
+
+
+class PromptTexts(nn.Module):
+    """The fixed part of soft prompts: token embeddings of `[SOS]`, and of `name [EOS]`, for each class.
+
+    Not in the checkpoint: it follows from the names.
+    """
+
+    start: Tensor
+    rest: Tensor
+    ends: Tensor
+
+    def __init__(self, clip: CLIP, names: Sequence[str], length: int, suffix: str = "") -> None:
+        super().__init__()
+        ids, ends = clip.tokenizer([name + suffix for name in names])
+        context = clip.config.text.context
+        for name, end in zip(names, ends.tolist(), strict=True):
+            if end + length >= context:
+                raise UserError(
+                    f"class name '{name}' is {end - 1} tokens long and does not fit the {context} tokens of the text"
+                    f" tower beside a prompt of {length}; shorten the name"
+                )
+        device = clip.logit_scale.device
+        with torch.no_grad():
+            embedded = clip.text.embed(ids.to(device))
+        self.register_buffer("start", embedded[:, :1].clone(), persistent=False)  # (N, 1, width)
+        self.register_buffer("rest", embedded[:, 1:].clone(), persistent=False)  # (N, L−1, width)
+        self.register_buffer("ends", ends.to(device) + length, persistent=False)  # (N,)
+
+    def forward(self, vectors: Tensor) -> tuple[Tensor, Tensor]:
+        """Vectors (N or 1, M, width) → embeddings (N, 1+M+L−1, width) and end positions (N,)."""
+        vectors = vectors.expand(len(self.start), -1, -1)
+        return torch.cat([self.start, vectors, self.rest], dim=1), self.ends
+
+
+def encode_prompts(clip: CLIP, prompts: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
+    """Encode several groups of (embeddings, ends) in one pass: (ΣN, dim), not normalised."""
+    longest = max(int(embeddings.shape[1]) for embeddings, _ in prompts)
+    padded = [nn.functional.pad(embeddings, (0, 0, 0, longest - embeddings.shape[1])) for embeddings, _ in prompts]
+    return clip.text(torch.cat(padded), torch.cat([ends for _, ends in prompts]))

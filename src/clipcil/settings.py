@@ -1,0 +1,130 @@
+"""Options as frozen dataclasses: filled from TOML tables and `key=value` words, written back in full.
+
+An unknown key, a wrong type or a value out of range is one line that names it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import tomllib
+import types
+import typing
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from clipcil.errors import UserError, nearest
+
+T = TypeVar("T")
+
+
+def build(kind: type[T], values: Mapping[str, Any], where: str = "") -> T:
+    """An instance of dataclass `kind` with `values` over its defaults; nested tables fill nested dataclasses."""
+    return override(kind(), values, where)
+
+
+def override(settings: T, values: Mapping[str, Any], where: str = "") -> T:
+    """A copy of the dataclass instance `settings` with `values` in place of some of its fields."""
+    kind = type(settings)
+    hints = typing.get_type_hints(kind)
+    known = [field.name for field in dataclasses.fields(settings)]  # type: ignore[arg-type]
+    changes: dict[str, Any] = {}
+    for key, value in values.items():
+        if key not in known:
+            raise UserError(f"there is no setting '{where}{key}'{nearest(key, known)}")
+        inner = getattr(settings, key)
+        if dataclasses.is_dataclass(inner) and isinstance(value, Mapping):
+            changes[key] = override(inner, value, f"{where}{key}.")
+        else:
+            changes[key] = _convert(value, hints[key], f"{where}{key}")
+    return dataclasses.replace(settings, **changes)  # type: ignore[type-var]
+
+
+def parse_words(words: Iterable[str]) -> dict[str, Any]:
+    """`["stage1.lr=1e-4", "beta=0.1"]` → `{"stage1": {"lr": "1e-4"}, "beta": "0.1"}`."""
+    result: dict[str, Any] = {}
+    for word in words:
+        key, equals, value = word.partition("=")
+        if not equals or not key:
+            raise UserError(f"'{word}' is not a setting; write key=value, such as stage1.lr=1e-4")
+        *path, last = key.strip().split(".")
+        table = result
+        for part in path:
+            table = table.setdefault(part, {})
+            if not isinstance(table, dict):
+                raise UserError(f"'{word}': '{part}' is given both as a value and as a table")
+        table[last] = value
+    return result
+
+
+def merge(*layers: Mapping[str, Any]) -> dict[str, Any]:
+    """Tables laid over each other, the last on top, nested tables key by key."""
+    result: dict[str, Any] = {}
+    for layer in layers:
+        for key, value in layer.items():
+            old = result.get(key)
+            result[key] = merge(old, value) if isinstance(old, dict) and isinstance(value, Mapping) else value
+    return result
+
+
+def to_dict(settings: Any) -> dict[str, Any]:
+    """Every setting with its value, as TOML can hold it (None is left out: TOML has no such value)."""
+
+    def plain(value: Any) -> Any:
+        if dataclasses.is_dataclass(value) and not isinstance(value, type):
+            return to_dict(value)
+        if isinstance(value, tuple | list):
+            return [plain(item) for item in value]
+        return str(value) if isinstance(value, Path) else value
+
+    pairs = ((field.name, plain(getattr(settings, field.name))) for field in dataclasses.fields(settings))
+    return {key: value for key, value in pairs if value is not None}
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise UserError(f"{path} cannot be read as TOML: {error}") from error
+
+
+def within(name: str, value: float, low: float, high: float = float("inf")) -> None:
+    """Refuse a number outside low ≤ value ≤ high (NaN is outside)."""
+    if not low <= value <= high:
+        bounds = f"at least {low:g}" if high == float("inf") else f"between {low:g} and {high:g}"
+        raise UserError(f"setting '{name}' is {value}; it must be {bounds}")
+
+
+def _convert(value: Any, hint: Any, where: str) -> Any:
+    origin, options = typing.get_origin(hint), typing.get_args(hint)
+    if origin is typing.Literal:
+        if value not in options:
+            raise UserError(f"setting '{where}' is '{value}'{nearest(str(value), map(str, options))}")
+        return value
+    if origin in (typing.Union, types.UnionType):
+        if value is None or (isinstance(value, str) and value.lower() == "none"):
+            return None
+        return _convert(value, next(option for option in options if option is not type(None)), where)
+    if origin is tuple:
+        items = value.strip("()[] ").split(",") if isinstance(value, str) else value
+        if not isinstance(items, list | tuple):
+            raise UserError(f"setting '{where}' is '{value}'; it must be a list, such as 1,2,3")
+        return tuple(_convert(item, options[0], where) for item in items if item != "")
+    return _scalar(value, hint, where)
+
+
+def _scalar(value: Any, hint: Any, where: str) -> Any:
+    words = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
+    try:
+        if hint is bool:
+            return value if isinstance(value, bool) else words[str(value).lower()]
+        if hint is Path:
+            return Path(value)
+        if isinstance(value, bool) and hint is not str:
+            raise ValueError
+        if hint is int and isinstance(value, float) and value != int(value):
+            raise ValueError
+        return hint(value.strip() if isinstance(value, str) else value)
+    except (ValueError, KeyError, TypeError, OverflowError) as error:
+        kinds = {bool: "true or false", int: "a whole number", float: "a number"}
+        raise UserError(f"setting '{where}' is '{value}'; it must be {kinds.get(hint, hint.__name__)}") from error
