@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import torch
@@ -65,3 +66,48 @@ def make_tiny_clip(
                 nn.init.normal_(module.weight, 0.0, 0.3)
         nn.init.normal_(clip.vision.vision_model.embeddings.class_embedding, 0.0, 0.3)
     return clip.freeze()
+
+
+def write_openai_vocabulary(folder: Path) -> None:
+    """The mini vocabulary in the form of OpenAI's hub repositories: vocab.json with the special tokens last, merges.txt."""
+    model = json.loads((MINI / "tokenizer.json").read_text(encoding="utf-8"))["model"]
+    ordered = sorted(model["vocab"], key=model["vocab"].__getitem__)
+    special = ["<|startoftext|>", "<|endoftext|>"]
+    words = [word for word in ordered if word not in special] + special
+    vocab = json.dumps({word: index for index, word in enumerate(words)}, ensure_ascii=False)
+    (folder / "vocab.json").write_text(vocab, encoding="utf-8")
+    lines = [pair if isinstance(pair, str) else " ".join(pair) for pair in model["merges"]]
+    (folder / "merges.txt").write_text("\n".join(["#version: 0.2", *lines, ""]), encoding="utf-8")
+
+
+def to_openai_names(clip: CLIP) -> dict[str, torch.Tensor]:
+    """The weights of `clip` under OpenAI's names and in OpenAI's layout."""
+    ours = {**clip.vision.state_dict(), **clip.text.state_dict()}
+    vision, text = "vision_model.embeddings.", "text_model.embeddings."
+    renamed = {
+        "visual.class_embedding": ours[vision + "class_embedding"],
+        "visual.conv1.weight": ours[vision + "patch_embedding.weight"],
+        "visual.positional_embedding": ours[vision + "position_embedding.weight"],
+        "visual.proj": ours["visual_projection.weight"].t(),
+        "token_embedding.weight": ours[text + "token_embedding.weight"],
+        "positional_embedding": ours[text + "position_embedding.weight"],
+        "text_projection": ours["text_projection.weight"].t(),
+        "logit_scale": clip.logit_scale.detach(),
+    }
+    norms = (("visual.ln_pre", "vision_model.pre_layrnorm"), ("visual.ln_post", "vision_model.post_layernorm"))
+    for theirs, mine in (*norms, ("ln_final", "text_model.final_layer_norm")):
+        for kind in ("weight", "bias"):
+            renamed[f"{theirs}.{kind}"] = ours[f"{mine}.{kind}"]
+    for tower, prefix in (("vision_model", "visual.transformer"), ("text_model", "transformer")):
+        for layer in range(clip.config.vision.layers):
+            mine, theirs = f"{tower}.encoder.layers.{layer}", f"{prefix}.resblocks.{layer}"
+            for kind in ("weight", "bias"):
+                renamed[f"{theirs}.attn.in_proj_{kind}"] = torch.cat(
+                    [ours[f"{mine}.self_attn.{part}_proj.{kind}"] for part in "qkv"]
+                )
+                renamed[f"{theirs}.attn.out_proj.{kind}"] = ours[f"{mine}.self_attn.out_proj.{kind}"]
+                renamed[f"{theirs}.ln_1.{kind}"] = ours[f"{mine}.layer_norm1.{kind}"]
+                renamed[f"{theirs}.ln_2.{kind}"] = ours[f"{mine}.layer_norm2.{kind}"]
+                renamed[f"{theirs}.mlp.c_fc.{kind}"] = ours[f"{mine}.mlp.fc1.{kind}"]
+                renamed[f"{theirs}.mlp.c_proj.{kind}"] = ours[f"{mine}.mlp.fc2.{kind}"]
+    return {name: tensor.contiguous().clone() for name, tensor in renamed.items()}

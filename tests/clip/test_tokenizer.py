@@ -1,0 +1,83 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from helpers import write_openai_vocabulary
+
+from clipcil.clip import CLIP
+from clipcil.clip.loading import MINI
+from clipcil.clip.tokenizer import Tokenizer
+from clipcil.errors import UserError
+
+
+def test_pads_to_the_longest_and_knows_the_ends(mini: CLIP) -> None:
+    ids, ends = mini.tokenizer(["cat", "a photo of a cat", ""])
+    assert ids.dtype == torch.int64
+    assert ids.shape == (3, int(ends.max()) + 1)
+    assert ids[:, 0].tolist() == [mini.tokenizer.bos] * 3
+    assert ids[torch.arange(3), ends].tolist() == [mini.tokenizer.eos] * 3
+    assert ends[2] == 1
+    first_end = (ids == mini.tokenizer.eos).int().argmax(1)  # transformers' rule
+    assert first_end.tolist() == ends.tolist()
+
+
+def test_case_white_space_and_unicode_form_do_not_matter(mini: CLIP) -> None:
+    ids, _ = mini.tokenizer(["Café  au\n lait", "cafe\u0301 AU lait", " café au lait "])
+    assert (ids == ids[0]).all()
+
+
+def test_no_texts(mini: CLIP) -> None:
+    ids, ends = mini.tokenizer([])
+    assert ids.shape == (0, 0)
+    assert ends.shape == (0,)
+
+
+def test_a_text_that_does_not_fit_is_named(mini: CLIP) -> None:
+    with pytest.raises(UserError, match=r"'xylophone xylophone.*tokens.*reads 48") as error:
+        mini.tokenizer(["cat", "xylophone " * 60])
+    assert "\n" not in str(error.value)
+
+
+def test_a_text_with_an_end_inside_is_named(mini: CLIP) -> None:
+    with pytest.raises(UserError, match="'odd <|endoftext|> name'".replace("|", r"\|")):
+        mini.tokenizer(["odd <|endoftext|> name"])
+
+
+def test_vocabulary_and_merges_give_the_same_words(mini: CLIP, tmp_path) -> None:
+    write_openai_vocabulary(tmp_path)
+    tokenizer = Tokenizer.from_folder(tmp_path, 48)
+    assert (tokenizer.bos, tokenizer.eos) == (8190, 8191)
+    ids, ends = tokenizer(["a photo of an octopus!", "naïve"])
+    whole, whole_ends = mini.tokenizer(["a photo of an octopus!", "naïve"])
+    assert ends.tolist() == whole_ends.tolist()
+    assert torch.equal(torch.where(whole < 2, whole + 8190, whole - 2), ids)
+
+
+def test_truncation_inside_the_file_is_switched_off(tmp_path) -> None:
+    raw = json.loads((MINI / "tokenizer.json").read_text(encoding="utf-8"))
+    raw["truncation"] = {"direction": "Right", "max_length": 5, "strategy": "LongestFirst", "stride": 0}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(raw), encoding="utf-8")
+    _, ends = Tokenizer.from_folder(tmp_path, 48)(["a photo of a big red truck in the rain"])
+    assert ends.item() > 8
+
+
+@pytest.mark.parametrize("content", ["", "{", '{"version": "1.0"}', "<html>"])
+def test_a_broken_tokenizer_is_one_line(content: str, tmp_path) -> None:
+    (tmp_path / "tokenizer.json").write_text(content)
+    with pytest.raises(UserError, match="cannot read the tokenizer") as error:
+        Tokenizer.from_folder(tmp_path, 48)
+    assert "\n" not in str(error.value)
+
+
+def test_no_tokenizer_says_what_to_put_where(tmp_path) -> None:
+    with pytest.raises(UserError, match=r"no tokenizer in .*tokenizer\.json"):
+        Tokenizer.from_folder(tmp_path, 48)
+
+
+def test_another_models_tokenizer_is_refused(tmp_path) -> None:
+    (tmp_path / "vocab.json").write_text('{"a": 0, "b": 1}')
+    (tmp_path / "merges.txt").write_text("#version: 0.2\n")
+    with pytest.raises(UserError):
+        Tokenizer.from_folder(tmp_path, 48)

@@ -1,0 +1,176 @@
+"""The towers against a dense computation written out by hand, and the shortcuts against the long way."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from helpers import make_tiny_clip
+
+from clipcil.clip import CLIP
+from clipcil.errors import UserError
+
+
+def dense_vision(clip: CLIP, pixels, extra=None, prefixes=None):
+    """The vision tower with explicit loops over heads and a real convolution, in float64."""
+    tower = copy.deepcopy(clip.vision).double()
+    weights, config = tower.state_dict(), clip.config.vision
+    act = {"gelu": torch.nn.functional.gelu, "quick_gelu": lambda x: x * torch.sigmoid(1.702 * x)}[config.activation]
+
+    def linear(name, x):
+        return x @ weights[f"{name}.weight"].t() + weights[f"{name}.bias"]
+
+    def norm(name, x):
+        centred = x - x.mean(-1, keepdim=True)
+        scaled = centred / (centred.square().mean(-1, keepdim=True) + config.eps).sqrt()
+        return scaled * weights[f"{name}.weight"] + weights[f"{name}.bias"]
+
+    root = "vision_model"
+    patches = torch.nn.functional.conv2d(
+        pixels.double(), weights[f"{root}.embeddings.patch_embedding.weight"], stride=config.patch_size
+    )
+    x = patches.flatten(2).transpose(1, 2)
+    first = weights[f"{root}.embeddings.class_embedding"].expand(len(x), 1, -1)
+    x = torch.cat([first, x], 1) + weights[f"{root}.embeddings.position_embedding.weight"]
+    if extra is not None:
+        x = torch.cat([x[:, :1], extra.double().expand(len(x), -1, -1), x[:, 1:]], 1)
+    x = norm(f"{root}.pre_layrnorm", x)
+    size = config.width // config.heads
+    for layer in range(config.layers):
+        block = f"{root}.encoder.layers.{layer}"
+        y = norm(f"{block}.layer_norm1", x)
+        q, k, v = (linear(f"{block}.self_attn.{part}_proj", y) for part in "qkv")
+        if prefixes and layer in prefixes:
+            k = torch.cat([prefixes[layer][0].double().expand(len(x), -1, -1), k], 1)
+            v = torch.cat([prefixes[layer][1].double().expand(len(x), -1, -1), v], 1)
+        heads = []
+        for head in range(config.heads):
+            part = slice(head * size, (head + 1) * size)
+            scores = q[..., part] @ k[..., part].transpose(1, 2) / size**0.5
+            heads.append(scores.softmax(-1) @ v[..., part])
+        x = x + linear(f"{block}.self_attn.out_proj", torch.cat(heads, -1))
+        y = norm(f"{block}.layer_norm2", x)
+        x = x + linear(f"{block}.mlp.fc2", act(linear(f"{block}.mlp.fc1", y)))
+    pooled = norm(f"{root}.post_layernorm", x[:, 0])
+    return x, pooled, pooled @ weights["visual_projection.weight"].t()
+
+
+@pytest.mark.parametrize("activation", ["gelu", "quick_gelu"])
+@pytest.mark.parametrize("rows", [1, 3], ids=["shared", "per-picture"])
+@pytest.mark.parametrize("what", ["plain", "extra", "prefixes", "both"])
+def test_vision_tower_equals_dense_computation(what: str, rows: int, activation: str) -> None:
+    clip = make_tiny_clip(1, activation)
+    torch.manual_seed(0)
+    pixels = torch.randn(3, 3, 16, 16)
+    extra = torch.randn(rows, 5, 32) if what in ("extra", "both") else None
+    prefixes = None
+    if what in ("prefixes", "both"):
+        prefixes = {1: (torch.randn(rows, 4, 32), torch.randn(rows, 4, 32))}
+    out = clip.vision(pixels, extra, prefixes)
+    assert out.tokens.shape == (3, 1 + 4 + (5 if extra is not None else 0), 32)
+    for ours, dense in zip(out, dense_vision(clip, pixels, extra, prefixes), strict=True):
+        torch.testing.assert_close(ours.double(), dense, atol=2e-5, rtol=1e-5)
+
+
+def test_prompts_change_the_features(tiny_clip: CLIP) -> None:
+    pixels = torch.randn(2, 3, 16, 16)
+    plain = tiny_clip.vision(pixels).features
+    assert not torch.allclose(plain, tiny_clip.vision(pixels, torch.randn(1, 2, 32)).features, atol=1e-3)
+    prefix = (torch.randn(1, 2, 32), torch.randn(1, 2, 32))
+    for layer in range(2):
+        assert not torch.allclose(plain, tiny_clip.vision(pixels, prefixes={layer: prefix}).features, atol=1e-3)
+    with pytest.raises(IndexError, match="layer 2"):
+        tiny_clip.vision(pixels, prefixes={2: prefix})
+
+
+def test_zero_length_prompts_change_nothing(tiny_clip: CLIP) -> None:
+    pixels = torch.randn(2, 3, 16, 16)
+    empty = torch.zeros(1, 0, 32)
+    out = tiny_clip.vision(pixels, empty, {0: (empty, empty), 1: (empty, empty)})
+    for ours, plain in zip(out, tiny_clip.vision(pixels), strict=True):
+        torch.testing.assert_close(ours, plain, atol=1e-6, rtol=0)
+
+
+def test_class_only_gives_the_same_features_and_gradients(tiny_clip: CLIP) -> None:
+    pixels = torch.randn(3, 3, 16, 16)
+    keys = torch.randn(3, 2, 32, requires_grad=True)
+    extra = torch.randn(1, 2, 32, requires_grad=True)
+    gradients = []
+    for class_only in (False, True):
+        out = tiny_clip.vision(pixels, extra, {1: (keys, keys)}, class_only=class_only)
+        gradients.append((out.features, *torch.autograd.grad(out.features.square().sum(), (keys, extra))))
+    assert out.tokens.shape == (3, 1, 32)
+    for long, short in zip(*gradients, strict=True):
+        torch.testing.assert_close(short, long, atol=1e-5, rtol=1e-5)
+
+
+def test_a_row_does_not_depend_on_the_others(mini: CLIP) -> None:
+    pixels = torch.randn(4, *mini.preprocess.shape)
+    alone = torch.cat([mini.vision(row[None]).features for row in pixels])
+    torch.testing.assert_close(mini.vision(pixels).features, alone, atol=1e-4, rtol=1e-5)
+
+
+def full_context(clip: CLIP, embeddings, ends):
+    """The text tower without a shortcut: every position to the end of the context, every token in every layer."""
+    tower, model, context = clip.text, clip.text.text_model, clip.config.text.context
+    padded = torch.nn.functional.pad(embeddings, (0, 0, 0, context - embeddings.shape[1]), value=0.7)
+    hidden = padded + model.embeddings.position_embedding.weight
+    for block in model.encoder.blocks():
+        hidden = block(hidden, causal=True)
+    return tower.text_projection(model.final_layer_norm(hidden)[torch.arange(len(ends)), ends])
+
+
+@pytest.mark.parametrize("name", ["mini", "tiny"])
+def test_cut_text_tower_equals_full_context(name: str, mini: CLIP, tiny_clip: CLIP) -> None:
+    clip = mini if name == "mini" else tiny_clip
+    ids, ends = clip.tokenizer(["a photo of an octopus", "tree", "a drawing of a very old red pickup truck", ""])
+    embeddings = clip.text.embed(ids).detach().requires_grad_()
+    direction = torch.randn(4, clip.config.dim)
+    results = []
+    for tower in (clip.text, lambda *args: full_context(clip, *args)):
+        features = tower(embeddings, ends)
+        (gradient,) = torch.autograd.grad((features * direction).sum(), embeddings)
+        results.append((features, gradient))
+    scale = results[1][0].abs().max().item()
+    torch.testing.assert_close(results[0][0], results[1][0], atol=1e-6 * max(scale, 1), rtol=0)
+    scale = results[1][1].abs().max().item()
+    torch.testing.assert_close(results[0][1], results[1][1], atol=1e-6 * max(scale, 1), rtol=0)
+    assert results[0][1][1, int(ends[1]) + 1 :].abs().max() == 0  # nothing after the end reaches it
+
+
+def test_text_tower_refuses_what_does_not_fit(tiny_clip: CLIP) -> None:
+    with pytest.raises(UserError, match="49 tokens does not fit the context of 48"):
+        tiny_clip.text(torch.zeros(1, 60, 32), torch.tensor([48]))
+
+
+def test_encode_texts_is_each_text_on_its_own(mini: CLIP) -> None:
+    texts = [f"a photo of {'a very ' * (n % 5)}big {word}" for n, word in enumerate(["cat", "tree", "mud"] * 100)]
+    texts[7] = ""
+    together = mini.encode_texts(texts)
+    assert together.shape == (300, 256)
+    assert not together.requires_grad
+    for row in (0, 7, 11, 150, 299):
+        torch.testing.assert_close(together[row : row + 1], mini.encode_texts([texts[row]]), atol=2e-5, rtol=0)
+    assert mini.encode_texts([]).shape == (0, 256)
+
+
+def test_touch_makes_a_new_version_each_time() -> None:
+    clip = make_tiny_clip()
+    assert clip.version == clip.fingerprint
+    seen = {clip.version}
+    for _ in range(3):
+        clip.touch()
+        assert clip.version.startswith(clip.fingerprint + "+")
+        seen.add(clip.version)
+    assert len(seen) == 4
+    assert make_tiny_clip().fingerprint == clip.fingerprint
+    assert len({make_tiny_clip(1).fingerprint, make_tiny_clip(0, "gelu").fingerprint, clip.fingerprint}) == 3
+
+
+def test_a_backbone_is_handed_out_frozen(mini: CLIP) -> None:
+    assert not mini.training
+    assert not any(parameter.requires_grad for parameter in mini.parameters())
+    assert all(parameter.dtype == torch.float32 for parameter in mini.parameters())
+    assert mini.scale.ndim == 0
+    assert mini.scale.item() == pytest.approx(mini.logit_scale.exp().item())
