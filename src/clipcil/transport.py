@@ -72,7 +72,7 @@ def paired_map(before: Tensor, after: Tensor, ridge: float = 1e-3) -> AffineMap:
 
         T = argmin ‖X T ᵀ − Y‖² + r ‖T − I‖²  with X, Y centred and r = ridge · n,    b = ȳ − T x̄
 
-    Not in the paper: it uses that the pairs (before, after), both (n, d), are known, where Eq. (4) uses their Gaussians.
+    Not in the paper: it uses that the pairs (before, after), both (n, d), are known; Eq. (4) uses their Gaussians.
     """
     before, after = before.double(), after.double()
     mean_from, mean_to = before.mean(0), after.mean(0)

@@ -1,0 +1,230 @@
+"""Low-rank Ledoit–Wolf and the transportable memory against scikit-learn and dense float64 computations."""
+
+from __future__ import annotations
+
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.covariance import ledoit_wolf
+
+from clipcil.memory.gaussians import Gaussian, GaussianMemory, average_moments, fit_gaussian
+from clipcil.transport import AffineMap
+
+
+def made_up(seed: int, count: int, dim: int, power: float = 0.5) -> torch.Tensor:
+    """Features with a mean away from zero and unequal variances."""
+    generator = torch.Generator().manual_seed(seed)
+    scales = torch.arange(1, dim + 1, dtype=torch.float64).pow(-power)
+    centre = torch.randn(dim, generator=generator, dtype=torch.float64)
+    return torch.randn(count, dim, generator=generator, dtype=torch.float64) * scales + centre
+
+
+def by_sklearn(features: torch.Tensor) -> torch.Tensor:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it warns of a single sample
+        return torch.from_numpy(np.atleast_2d(ledoit_wolf(features.double().numpy())[0]))
+
+
+def dense(gaussian: Gaussian) -> torch.Tensor:
+    return gaussian.factor @ gaussian.factor.T + gaussian.noise * torch.eye(len(gaussian.mean), dtype=torch.float64)
+
+
+def near_identity(seed: int, dim: int) -> AffineMap:
+    generator = torch.Generator().manual_seed(seed)
+    noise = torch.randn(dim, dim + 1, generator=generator, dtype=torch.float64)
+    return AffineMap(torch.eye(dim, dtype=torch.float64) + 0.3 * noise[:, :dim] / dim**0.5, 0.1 * noise[:, dim])
+
+
+def relative(got: torch.Tensor, want: torch.Tensor) -> float:
+    return float((got - want).norm() / want.norm())
+
+
+@pytest.mark.parametrize("dim", [1, 2, 3, 16, 64])
+@pytest.mark.parametrize("count", [2, 3, 5, 15, 16, 17, 64, 200])
+@pytest.mark.parametrize("power", [0.0, 1.0])
+def test_ledoit_wolf_equals_scikit_learn(count: int, dim: int, power: float) -> None:
+    features = made_up(count * 100 + dim, count, dim, power)
+    gaussian = fit_gaussian(features)
+    want = by_sklearn(features)
+    assert torch.allclose(dense(gaussian), want, rtol=0, atol=1e-12)
+    assert torch.allclose(gaussian.mean, features.mean(0), rtol=0, atol=1e-12)
+    assert gaussian.factor.shape == (dim, min(count, dim))
+    assert gaussian.noise >= 0
+    assert gaussian.count == count
+
+
+def test_ledoit_wolf_of_a_clip_sized_class() -> None:
+    features = made_up(5, 30, 512)
+    assert torch.allclose(dense(fit_gaussian(features)), by_sklearn(features), rtol=0, atol=1e-12)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    seed=st.integers(0, 2**31),
+    count=st.integers(2, 30),
+    dim=st.integers(2, 20),
+    constant=st.integers(0, 19),
+    scale=st.sampled_from([1e-3, 1.0, 30.0]),
+)
+def test_ledoit_wolf_with_constant_dimensions(seed: int, count: int, dim: int, constant: int, scale: float) -> None:
+    features = made_up(seed, count, dim) * scale
+    features[:, : min(constant, dim - 1)] = 0.5
+    gaussian = fit_gaussian(features)
+    assert all(part.isfinite().all() for part in gaussian[:3])
+    assert torch.allclose(dense(gaussian), by_sklearn(features), rtol=0, atol=1e-12 * max(1.0, scale**2))
+
+
+@pytest.mark.parametrize(
+    "features",
+    [
+        pytest.param(made_up(0, 1, 8), id="one picture"),
+        pytest.param(made_up(0, 1, 8).expand(5, 8), id="identical pictures, n < d"),
+        pytest.param(made_up(0, 1, 8).expand(20, 8), id="identical pictures, n > d"),
+        pytest.param(torch.zeros(3, 8), id="all zero"),
+        pytest.param(made_up(0, 1, 8).float().expand(7, 8), id="identical float32"),
+        pytest.param(made_up(0, 2, 8), id="two pictures"),
+        pytest.param(made_up(0, 1, 1), id="one number"),
+    ],
+)
+def test_degenerate_classes_are_finite_and_samplable(features: torch.Tensor) -> None:
+    gaussian = fit_gaussian(features)
+    cov = dense(gaussian)
+    assert cov.isfinite().all()
+    assert cov.trace() > 0
+    memory = GaussianMemory()
+    memory.add([features])
+    memory.transport(near_identity(1, features.shape[1]))
+    draws = memory.sample(torch.zeros(50, dtype=torch.int64))
+    assert draws.isfinite().all()
+    assert draws.std(0).max() > 0
+    assert torch.allclose(memory.moments(0)[0], near_identity(1, features.shape[1])(features.double().mean(0)))
+    mean, average = average_moments([features, features])
+    assert torch.allclose(mean, features.double().mean(0))
+    assert torch.allclose(average, cov, atol=1e-12)
+
+
+def test_a_single_picture_takes_the_spread_of_its_neighbours() -> None:
+    wide, single = made_up(1, 40, 6), made_up(2, 1, 6)
+    spread = float(by_sklearn(wide).trace()) / 6
+    beside, after = GaussianMemory(), GaussianMemory()
+    beside.add([wide, single])
+    after.add([wide])
+    after.add([single])
+    want = spread * torch.eye(6, dtype=torch.float64)
+    assert torch.allclose(beside.moments(1)[1], want, atol=1e-12)
+    assert torch.allclose(after.moments(1)[1], want, atol=1e-12)
+
+
+@pytest.mark.parametrize("counts", [[5, 9, 30, 2], [16, 40, 17], [3]])
+def test_average_moments_equals_a_loop_over_scikit_learn(counts: list[int]) -> None:
+    groups = [made_up(i, count, 16) for i, count in enumerate(counts)]
+    mean, cov = average_moments(groups)
+    assert torch.allclose(mean, torch.stack([group.mean(0) for group in groups]).mean(0), rtol=0, atol=1e-12)
+    assert torch.allclose(cov, torch.stack([by_sklearn(group) for group in groups]).mean(0), rtol=0, atol=1e-12)
+
+
+def test_average_moments_leaves_single_pictures_out_of_the_covariance() -> None:
+    wide, single = made_up(1, 40, 6), made_up(2, 1, 6)
+    mean, cov = average_moments([wide, single])
+    assert torch.allclose(mean, (wide.mean(0) + single[0]) / 2, atol=1e-12)
+    assert torch.allclose(cov, by_sklearn(wide), atol=1e-12)
+
+
+def test_a_chain_of_twenty_maps_equals_dense_transport() -> None:
+    dim, memory = 24, GaussianMemory()
+    want: list[tuple[torch.Tensor, torch.Tensor]] = []
+    for step in range(20):
+        groups = [made_up(10 * step + i, count, dim) for i, count in enumerate((1, 4, 30))]
+        memory.add(groups)
+        want += [memory.moments(len(want) + i) for i in range(3)]
+        move = near_identity(step, dim)
+        memory.transport(move)
+        want = [(move(mean), move.matrix @ cov @ move.matrix.T) for mean, cov in want]
+    assert len(memory) == 60
+    assert memory.matrices.shape == (20, dim, dim)
+    for index, (mean, cov) in enumerate(want):
+        got_mean, got_cov = memory.moments(index)
+        assert relative(got_mean, mean) < 1e-10
+        assert relative(got_cov, cov) < 1e-10
+    assert relative(memory.means(), torch.stack([mean for mean, _ in want])) < 1e-10
+
+
+def test_transport_does_not_touch_the_classes() -> None:
+    memory = GaussianMemory()
+    memory.add([made_up(0, 6, 8), made_up(1, 3, 8)])
+    before = {name: getattr(memory, name) for name in ("rows", "origin_means", "noises", "shrinkages")}
+    memory.transport(near_identity(0, 8))
+    assert all(getattr(memory, name) is value for name, value in before.items())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_sampled_moments(dtype: torch.dtype) -> None:
+    dim, draws = 10, 20_000
+    memory = GaussianMemory()
+    memory.add([made_up(0, 4, dim), made_up(1, 40, dim)])
+    memory.transport(near_identity(0, dim))
+    memory.add([made_up(2, 7, dim)])
+    memory.transport(near_identity(1, dim))
+    memory.add([made_up(3, 1, dim), made_up(4, 12, dim)])
+    torch.manual_seed(0)
+    classes = torch.randperm(5 * draws) % 5
+    samples = memory.sample(classes, dtype)
+    assert samples.dtype == dtype
+    for index in range(5):
+        mean, cov = memory.moments(index)
+        own = samples[classes == index].double()
+        standard_error = (cov.diagonal() / draws).sqrt()
+        assert ((own.mean(0) - mean).abs() < 5 * standard_error).all()
+        # The variance of an entry of a sampled covariance is (σ_ij² + σ_ii σ_jj)/n.
+        wide = ((cov.square() + torch.outer(cov.diagonal(), cov.diagonal())) / draws).sqrt()
+        assert ((torch.cov(own.T) - cov).abs() < 5.5 * wide).all()
+
+
+@pytest.mark.parametrize(("old", "new"), [(1, 1), (1, 5), (6, 4), (10, 30), (40, 3), (40, 1), (80, 90)])
+def test_merge_equals_the_stacked_union(old: int, new: int) -> None:
+    dim = 16
+    first, more = made_up(0, old, dim), made_up(1, new, dim) + 0.3
+    memory = GaussianMemory()
+    memory.add([made_up(2, 9, dim), first, made_up(3, 8, dim)])
+    move = near_identity(0, dim)
+    memory.transport(move)
+    others = [memory.moments(index) for index in (0, 2)]
+    stacked = torch.cat([move(first), more])
+    memory.merge(1, more)
+
+    mean, cov = memory.moments(1)
+    centred = stacked - stacked.mean(0)
+    start = int(memory.ranks[0])
+    rows = memory.rows[start : start + int(memory.ranks[1])]
+    assert relative(rows.T @ rows, centred.T @ centred / len(stacked)) < 1e-10
+    assert relative(mean, stacked.mean(0)) < 1e-10
+    if old < dim:
+        assert torch.allclose(cov, by_sklearn(stacked), rtol=0, atol=1e-10)
+    else:  # the old fourth moments are a Gaussian's: the shrinkage is close, not exact
+        assert relative(cov, by_sklearn(stacked)) < 0.02
+    assert memory.count(1) == old + new
+    assert memory.task_of.tolist() == [0, 0, 0]
+    for index, (mean, cov) in zip((0, 2), others, strict=True):
+        assert torch.equal(memory.moments(index)[0], mean)
+        assert torch.equal(memory.moments(index)[1], cov)
+
+    second = near_identity(1, dim)
+    before = [memory.moments(index) for index in range(3)]
+    memory.transport(second)  # the merged class and the others now travel from different spaces
+    for index, (mean, cov) in enumerate(before):
+        assert relative(memory.moments(index)[0], second(mean)) < 1e-10
+        assert relative(memory.moments(index)[1], second.matrix @ cov @ second.matrix.T) < 1e-10
+
+
+def test_merging_copies_of_one_picture_stays_samplable() -> None:
+    memory = GaussianMemory()
+    single = made_up(0, 1, 6)
+    memory.add([single])
+    memory.merge(0, single.expand(3, 6))
+    assert memory.count(0) == 4
+    assert memory.moments(0)[1].trace() > 0
+    assert memory.sample(torch.zeros(4, dtype=torch.int64)).isfinite().all()

@@ -1,0 +1,147 @@
+"""The Bures–Wasserstein map and distance against POT, and their properties."""
+
+from __future__ import annotations
+
+import ot
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from clipcil.transport import (
+    AffineMap,
+    bures_map,
+    compose,
+    identity_map,
+    paired_map,
+    wasserstein2_squared,
+    wasserstein2_to_samples,
+)
+
+
+def covariance(generator: torch.Generator, dim: int, rank: int, scale: float = 1.0, ridge: float = 0.0) -> torch.Tensor:
+    rows = torch.randn(rank, dim, generator=generator, dtype=torch.float64)
+    return scale * (rows.T @ rows / rank + ridge * torch.eye(dim, dtype=torch.float64))
+
+
+def pair(seed: int, dim: int, rank: int | None = None, ridge: float = 0.1) -> tuple[torch.Tensor, ...]:
+    generator = torch.Generator().manual_seed(seed)
+    rank = 2 * dim if rank is None else rank
+    means = torch.randn(2, dim, generator=generator, dtype=torch.float64)
+    return (
+        means[0],
+        covariance(generator, dim, rank, 1.5, ridge),
+        means[1],
+        covariance(generator, dim, rank, 0.7, ridge),
+    )
+
+
+def relative(got: torch.Tensor, want: torch.Tensor) -> float:
+    return float((got - want).norm() / want.norm())
+
+
+@pytest.mark.parametrize("dim", [1, 2, 7, 40, 128])
+def test_map_equals_pot(dim: int) -> None:
+    mean_a, cov_a, mean_b, cov_b = pair(dim, dim)
+    matrix, offset = bures_map(mean_a, cov_a, mean_b, cov_b)
+    want_matrix, want_offset = ot.gaussian.bures_wasserstein_mapping(
+        mean_a.numpy(), mean_b.numpy(), cov_a.numpy(), cov_b.numpy()
+    )
+    assert relative(matrix, torch.from_numpy(want_matrix)) < 1e-10
+    assert relative(offset, torch.from_numpy(want_offset).reshape(-1)) < 1e-10
+
+
+@pytest.mark.parametrize("dim", [1, 2, 7, 40, 128])
+def test_distance_equals_pot(dim: int) -> None:
+    mean_a, cov_a, mean_b, cov_b = pair(dim + 1, dim)
+    want = ot.gaussian.bures_wasserstein_distance(mean_a.numpy(), mean_b.numpy(), cov_a.numpy(), cov_b.numpy())
+    got = float(wasserstein2_squared(mean_a, cov_a, mean_b, cov_b))
+    assert got == pytest.approx(float(want) ** 2, rel=1e-10)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 2**31),
+    dim=st.integers(1, 24),
+    scales=st.tuples(st.floats(-4, 4), st.floats(-4, 4)),
+    ridge=st.floats(-3, 0),
+)
+def test_map_is_positive_definite_and_reaches_the_target(
+    seed: int, dim: int, scales: tuple[float, float], ridge: float
+) -> None:
+    mean_a, cov_a, mean_b, cov_b = pair(seed, dim, ridge=10**ridge)
+    cov_a, cov_b = cov_a * 10 ** scales[0], cov_b * 10 ** scales[1]
+    matrix, offset = bures_map(mean_a, cov_a, mean_b, cov_b)
+    assert torch.equal(matrix, matrix.T)
+    assert torch.linalg.eigvalsh(matrix)[0] > 0
+    assert relative(matrix @ cov_a @ matrix, cov_b) < 1e-9
+    assert torch.allclose(matrix @ mean_a + offset, mean_b, rtol=1e-9, atol=1e-9)
+    same = bures_map(mean_a, cov_a, mean_a, cov_a)
+    assert torch.allclose(same.matrix, torch.eye(dim, dtype=torch.float64), atol=1e-8)
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 2**31), dim=st.integers(2, 24), rank=st.integers(0, 5))
+def test_singular_covariances_stay_finite(seed: int, dim: int, rank: int) -> None:
+    rank = min(rank, dim - 1)
+    mean_a, cov_a, mean_b, cov_b = pair(seed, dim, max(rank, 1), ridge=0.0)
+    if rank == 0:
+        cov_a = torch.zeros_like(cov_a)
+    for first, second in ((cov_a, cov_b), (cov_b, cov_a), (cov_a, torch.eye(dim).double()), (cov_a, cov_a)):
+        matrix, offset = bures_map(mean_a, first, mean_b, second)
+        assert matrix.isfinite().all()
+        assert offset.isfinite().all()
+        assert torch.equal(matrix, matrix.T)
+        distance = wasserstein2_squared(mean_a, first, mean_b, second)
+        assert distance.isfinite()
+        assert distance >= 0
+    # `first` was equal to `second` in the last turn: near the identity even where the covariance says nothing.
+    assert torch.allclose(matrix, torch.eye(dim, dtype=torch.float64), atol=0.1)
+
+
+def test_float32_input_is_computed_in_float64() -> None:
+    matrix, offset = bures_map(*(part.float() for part in pair(3, 12)))
+    assert matrix.dtype == offset.dtype == torch.float64
+
+
+@pytest.mark.parametrize(("count", "dim"), [(1, 6), (2, 6), (5, 40), (60, 12)])
+def test_distance_to_samples_equals_dense(count: int, dim: int) -> None:
+    mean, cov, _, _ = pair(count, dim)
+    features = torch.randn(count, dim, generator=torch.Generator().manual_seed(7), dtype=torch.float64) + 2
+    centred = features - features.mean(0)
+    dense = wasserstein2_squared(mean, cov, features.mean(0), centred.T @ centred / count)
+    assert float(wasserstein2_to_samples(mean, cov, features)) == pytest.approx(float(dense), rel=1e-6)
+
+
+def test_distance_of_a_gaussian_to_itself_is_zero() -> None:
+    features = torch.randn(50, 8, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    centred = features - features.mean(0)
+    own = features.mean(0), centred.T @ centred / 50
+    assert float(wasserstein2_squared(*own, *own)) < 1e-12
+    assert float(wasserstein2_to_samples(*own, features)) < 1e-12
+
+
+def test_compose_applies_the_first_map_first() -> None:
+    generator = torch.Generator().manual_seed(0)
+    first, second = (
+        AffineMap(*torch.randn(6, 5, generator=generator, dtype=torch.float64).split([5, 1])) for _ in range(2)
+    )
+    first, second = (AffineMap(part.matrix, part.offset[0]) for part in (first, second))
+    points = torch.randn(4, 5, generator=generator, dtype=torch.float64)
+    assert torch.allclose(compose(second, first)(points), second(first(points)), atol=1e-12)
+    assert torch.equal(compose(first, identity_map(5))(points), first(points))
+
+
+def test_paired_map_finds_the_map_or_stays_at_a_shift() -> None:
+    generator = torch.Generator().manual_seed(0)
+    before = torch.randn(60, 5, generator=generator, dtype=torch.float64)
+    want = AffineMap(*torch.randn(30, generator=generator, dtype=torch.float64).split([25, 5]))
+    want = AffineMap(want.matrix.view(5, 5), want.offset)
+    exact = paired_map(before, want(before), ridge=0.0)
+    assert torch.allclose(exact.matrix, want.matrix, atol=1e-10)
+    assert torch.allclose(exact.offset, want.offset, atol=1e-10)
+    stiff = paired_map(before, want(before), ridge=1e12)
+    assert torch.allclose(stiff.matrix, torch.eye(5, dtype=torch.float64), atol=1e-9)
+    assert torch.allclose(stiff(before).mean(0), want(before).mean(0), atol=1e-9)
+    few = paired_map(before[:2], want(before[:2]))  # fewer pairs than dimensions
+    assert few.matrix.isfinite().all()
