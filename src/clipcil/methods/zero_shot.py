@@ -1,0 +1,57 @@
+"""Zero-shot CLIP: pictures against the texts of the classes seen. Nothing is learnt and nothing is kept."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from clipcil.clip import CLIP
+from clipcil.data.reader import Pictures
+from clipcil.data.stream import Task
+from clipcil.methods.base import Method
+from clipcil.methods.registry import register
+from clipcil.methods.training import Session
+from clipcil.prompts.templates import encode_classes
+
+
+@dataclass(frozen=True)
+class ZeroShotConfig:
+    """How the class names are put into sentences."""
+
+    ensemble: bool = False
+    """Average over all templates of the dataset instead of using its first. The paper's row is low for OpenAI's
+    ViT-B/16, which fits one bare template better than an ensemble."""
+    template: str | None = None
+    """A template of your own, such as "a bad photo of a {}."; None: the dataset's."""
+
+
+@register
+class ZeroShot(Method):
+    """score(x, c) = s · cos(v(x), t_c), t_c the text of class c."""
+
+    name = "zero-shot"
+    title = "Zero-shot CLIP"
+    Config = ZeroShotConfig
+    config: ZeroShotConfig
+    texts: Tensor  # (C, dim), unit length
+
+    def __init__(self, config: ZeroShotConfig, clip: CLIP, session: Session) -> None:
+        super().__init__(config, clip, session)
+        self.register_buffer("texts", torch.zeros(0, clip.config.dim, device=session.device))
+
+    def grow(self, names: Sequence[str]) -> None:
+        super().grow(names)
+        templates = self.templates if self.config.ensemble else self.templates[:1]
+        if self.config.template is not None:
+            templates = (self.config.template,)
+        self.texts = torch.cat([self.texts, encode_classes(self.clip, names, templates)])
+
+    def learn(self, task: Task) -> None:
+        self.grow(task.names)
+
+    def logits(self, batch: Pictures) -> Tensor:
+        return self.clip.scale * normalize(batch.features, dim=-1) @ self.texts.T

@@ -1,0 +1,36 @@
+"""Class texts from template sentences: one vector per class, averaged over the ways of saying it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from clipcil.clip import CLIP
+from clipcil.errors import UserError
+
+
+def fill(template: str, name: str) -> str:
+    """`a photo of a {}.` with the class name in place of the braces."""
+    if "{}" not in template:
+        raise UserError(f"template '{template}' has no {{}} where the class name is to stand")
+    return template.replace("{}", name)
+
+
+def encode_sentences(clip: CLIP, names: Sequence[str], templates: Sequence[str]) -> Tensor:
+    """Every template about every class: unit vectors (N, T, dim)."""
+    if not templates:
+        raise UserError("no template for the class names; give at least one, such as 'a photo of a {}.'")
+    texts = clip.encode_texts([fill(template, name) for name in names for template in templates])
+    return normalize(texts, dim=-1).reshape(len(names), len(templates), -1)
+
+
+def ensemble(sentences: Tensor) -> Tensor:
+    """Unit sentences (N, T, dim) → unit class texts (N, dim): their mean, normalised again."""
+    return normalize(sentences.mean(1), dim=-1)
+
+
+def encode_classes(clip: CLIP, names: Sequence[str], templates: Sequence[str]) -> Tensor:
+    """Unit class texts (N, dim): each template embedding normalised, averaged, normalised again."""
+    return ensemble(encode_sentences(clip, names, templates))
