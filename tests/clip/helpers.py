@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import torch
+from tokenizers import pre_tokenizers
 from torch import nn
 
 from clipcil.clip import CLIP
@@ -69,15 +70,25 @@ def make_tiny_clip(
 
 
 def write_openai_vocabulary(folder: Path) -> None:
-    """The mini vocabulary in the form of OpenAI's hub repositories: vocab.json with the special tokens last, merges.txt."""
+    """The mini vocabulary in the form of OpenAI's hub repositories: vocab.json and merges.txt, special tokens last.
+
+    OpenAI's has every byte, alone and at the end of a word, so nothing is ever unknown; mini's lacks the bytes it never
+    saw. They are added here, and the last merges make room for them, so that the size stays 8,192.
+    """
     model = json.loads((MINI / "tokenizer.json").read_text(encoding="utf-8"))["model"]
-    ordered = sorted(model["vocab"], key=model["vocab"].__getitem__)
     special = ["<|startoftext|>", "<|endoftext|>"]
-    words = [word for word in ordered if word not in special] + special
-    vocab = json.dumps({word: index for index, word in enumerate(words)}, ensure_ascii=False)
+    merges = [tuple(pair.split(" ")) if isinstance(pair, str) else tuple(pair) for pair in model["merges"]]
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    words = dict.fromkeys([*letters, *(letter + "</w>" for letter in letters)])
+    for left, right in merges:
+        if len(words) == len(model["vocab"]) - len(special):
+            break
+        words[left + right] = None
+    used = [pair for pair in merges if "".join(pair) in words]
+    vocab = json.dumps({word: index for index, word in enumerate([*words, *special])}, ensure_ascii=False)
     (folder / "vocab.json").write_text(vocab, encoding="utf-8")
-    lines = [pair if isinstance(pair, str) else " ".join(pair) for pair in model["merges"]]
-    (folder / "merges.txt").write_text("\n".join(["#version: 0.2", *lines, ""]), encoding="utf-8")
+    lines = ["#version: 0.2", *(" ".join(pair) for pair in used), ""]
+    (folder / "merges.txt").write_text("\n".join(lines), encoding="utf-8")
 
 
 def to_openai_names(clip: CLIP) -> dict[str, torch.Tensor]:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from clipcil.clip import open_clip
 from clipcil.clip.tokenizer import FILES, Tokenizer
+from clipcil.clip.weights import one_line
 from clipcil.errors import UserError
 
 OPENAI_REPOSITORY = "openai/clip-vit-base-patch16"
@@ -65,8 +66,7 @@ def _file(repository: str, file: str) -> Path | None:
     except EntryNotFoundError:
         return None
     except Exception as error:  # gated, misspelt, no network: the library has a class for each
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise UserError(f"cannot get '{repository}' from the hub ({reason[:120]}); {_by_hand()}") from error
+        raise UserError(f"cannot get '{repository}' from the hub ({one_line(error)}); {_by_hand()}") from error
 
 
 def _by_hand() -> str:

@@ -93,12 +93,16 @@ def _openai_names(tensors: dict[str, Tensor], folder: Path, name: str, raw: dict
 
 def _with_trunk(folder: Path, config: CLIPConfig) -> Preprocess:
     spec = read_json(folder / "trunk.json")
-    with torch.device("meta"):
-        trunk = Trunk(spec)
+    try:
+        steps = Steps.from_trunk(spec)
+        with torch.device("meta"):
+            trunk = Trunk(spec)
+    except (KeyError, TypeError, ValueError) as error:
+        raise UserError(f"{folder / 'trunk.json'} is not whole ({error!r}); copy it again") from error
     fill(trunk, read_safetensors(folder / "trunk.safetensors"), str(folder / "trunk.safetensors"))
     trunk.eval().requires_grad_(False)
     vision = config.vision
-    return Preprocess(Steps.from_trunk(spec), trunk, (vision.channels, vision.image_size, vision.image_size))
+    return Preprocess(steps, trunk, (vision.channels, vision.image_size, vision.image_size))
 
 
 def _assemble(

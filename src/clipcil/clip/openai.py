@@ -10,7 +10,6 @@ tensors and nothing else (before torch 2.6 that had a hole, CVE-2025-32434, so t
 from __future__ import annotations
 
 import math
-import pickle
 import re
 import warnings
 import zipfile
@@ -21,6 +20,7 @@ import torch
 from torch import Tensor
 
 from clipcil.clip.config import CLIPConfig, TextConfig, VisionConfig
+from clipcil.clip.weights import one_line
 from clipcil.errors import UserError
 from clipcil.files import sha256
 
@@ -74,12 +74,11 @@ def read_checkpoint(path: Path) -> dict[str, Tensor]:
         if tuple(map(int, torch.__version__.split(".")[:2])) < (2, 6):
             raise UserError(f"{path}: torch {torch.__version__} cannot read such a file safely; use torch 2.6 or newer")
         loaded = torch.load(path, map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, ValueError, EOFError, KeyError) as error:
-        raise UserError(
-            f"{path} holds no plain state dict or is cut ({str(error).splitlines()[0][:100]}); download it again"
-        ) from error
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror or error}") from error
+    except UserError:
+        raise
+    except Exception as error:  # a damaged archive raises whatever the byte it breaks at leads to
+        message = f"{path} is cut, or holds more than tensors ({one_line(error)}); download it again"
+        raise UserError(message) from error
     if isinstance(loaded, Mapping) and isinstance(loaded.get("state_dict"), Mapping):
         loaded = loaded["state_dict"]
     if not isinstance(loaded, Mapping) or not all(isinstance(value, Tensor) for value in loaded.values()):

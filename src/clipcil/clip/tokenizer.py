@@ -12,6 +12,7 @@ from tokenizers import Tokenizer as Backend
 from tokenizers.models import BPE
 from torch import Tensor
 
+from clipcil.clip.weights import one_line
 from clipcil.errors import UserError
 
 BOS, EOS = "<|startoftext|>", "<|endoftext|>"
@@ -48,7 +49,7 @@ class Tokenizer:
         except UserError:
             raise
         except Exception as error:  # the library raises bare Exception for a file it cannot read
-            raise UserError(f"cannot read the tokenizer in {folder}: {_line(error)}; copy it again") from error
+            raise UserError(f"cannot read the tokenizer in {folder}: {one_line(error)}; copy it again") from error
         raise UserError(f"no tokenizer in {folder}: put {FILES} of the backbone there")
 
     @property
@@ -100,7 +101,3 @@ def _openai_bpe(vocab: Path, merges: Path) -> Backend:
 
 def _short(text: str) -> str:
     return text if len(text) <= 80 else text[:77] + "..."
-
-
-def _line(error: BaseException) -> str:
-    return str(error).splitlines()[0] if str(error) else type(error).__name__

@@ -22,13 +22,18 @@ _SIGNS = {
 }
 
 
+def one_line(error: BaseException) -> str:
+    """The first line of what an error says, for use inside a one-line message."""
+    return next((line.strip()[:120] for line in str(error).splitlines() if line.strip()), type(error).__name__)
+
+
 def read_json(path: Path) -> dict[str, Any]:
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise UserError(f"{path} is missing; put the backbone's {path.name} there") from error
     except (OSError, ValueError) as error:
-        raise UserError(f"cannot read {path}: {str(error).splitlines()[0]}; copy it again") from error
+        raise UserError(f"cannot read {path}: {one_line(error)}; copy it again") from error
     if not isinstance(value, dict):
         raise UserError(f"{path} holds no JSON object; copy it again from the backbone")
     return value
@@ -52,7 +57,7 @@ def read_safetensors(path: Path) -> dict[str, Tensor]:
                 raise UserError(f"{path} is {what}, not safetensors; get the safetensors file of the backbone")
         return load_file(path)
     except SafetensorError as error:
-        raise UserError(f"{path} is cut or damaged ({str(error).splitlines()[0]}); download it again") from error
+        raise UserError(f"{path} is cut or damaged ({one_line(error)}); download it again") from error
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror or error}") from error
 

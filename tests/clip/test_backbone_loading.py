@@ -1,0 +1,217 @@
+"""A whole backbone loads; a broken one is refused in one line that says what to do."""
+
+from __future__ import annotations
+
+import io
+import json
+import pickle
+import shutil
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from helpers import REFERENCE
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+
+from clipcil.clip import CLIP, load_clip
+from clipcil.clip.config import CLIPConfig
+from clipcil.clip.loading import MINI
+from clipcil.errors import UserError
+
+WEIGHTS = "model.safetensors"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A copy of mini that a test may damage."""
+    copied = tmp_path / "copy"
+    shutil.copytree(MINI, copied)
+    return copied
+
+
+def refused(name: Path | str, *words: str) -> None:
+    with pytest.raises(UserError) as error:
+        load_clip(str(name))
+    message = str(error.value)
+    assert "\n" not in message
+    for word in words:
+        assert word in message, message
+
+
+def edit(folder: Path, change) -> None:
+    tensors = load_file(folder / WEIGHTS)
+    change(tensors)
+    save_file(tensors, folder / WEIGHTS)
+
+
+def test_mini_gives_the_reference_features(mini: CLIP) -> None:
+    reference = load_file(REFERENCE)
+    with safe_open(REFERENCE, "pt") as file:
+        texts = json.loads(file.metadata()["texts"])
+    ids, _ = mini.tokenizer(texts)
+    assert torch.equal(ids, reference["token_ids"])
+    torch.testing.assert_close(mini.encode_texts(texts), reference["text_features"], atol=1e-5, rtol=0)
+    features = mini.vision(reference["trunk_output"]).features
+    torch.testing.assert_close(features, reference["image_features"], atol=1e-5, rtol=0)
+
+
+def test_mini_loads_fast() -> None:
+    load_clip("mini")
+    start = time.perf_counter()
+    load_clip("mini")
+    assert time.perf_counter() - start < 1.5  # about 0.2 s on an idle core
+
+
+def test_a_folder_and_a_file_in_it_are_the_same_backbone(mini: CLIP, folder: Path) -> None:
+    for name in (folder, folder / WEIGHTS):
+        clip = load_clip(str(name))
+        assert clip.fingerprint == mini.fingerprint
+        assert clip.preprocess.fingerprint == mini.preprocess.fingerprint
+        assert clip.name == str(name)
+
+
+def test_half_precision_files_become_float32(mini: CLIP, folder: Path) -> None:
+    assert load_file(MINI / WEIGHTS)["visual_projection.weight"].dtype == torch.float16
+    edit(folder, lambda tensors: tensors.update({name: value.float() for name, value in tensors.items()}))
+    assert load_clip(str(folder)).fingerprint == mini.fingerprint
+
+
+def test_shards_are_read(mini: CLIP, folder: Path) -> None:
+    tensors = load_file(folder / WEIGHTS)
+    (folder / WEIGHTS).unlink()
+    names = sorted(tensors)
+    parts = {"model-00001-of-00002.safetensors": names[:50], "model-00002-of-00002.safetensors": names[50:]}
+    for file, part in parts.items():
+        save_file({name: tensors[name] for name in part}, folder / file)
+    index = {"weight_map": {name: file for file, part in parts.items() for name in part}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert load_clip(str(folder)).fingerprint == mini.fingerprint
+    (folder / "model-00002-of-00002.safetensors").unlink()
+    refused(folder, "model-00002-of-00002.safetensors", "missing")
+
+
+def test_missing_tensor(folder: Path) -> None:
+    edit(folder, lambda tensors: tensors.pop("text_projection.weight"))
+    refused(folder, "'text_projection.weight' is missing")
+
+
+def test_left_over_tensor(folder: Path) -> None:
+    edit(folder, lambda tensors: tensors.update({"vision_model.encoder.layers.4.x": torch.zeros(1)}))
+    refused(folder, "'vision_model.encoder.layers.4.x' has no place")
+
+
+def test_position_ids_of_old_files_are_ignored(mini: CLIP, folder: Path) -> None:
+    edit(folder, lambda tensors: tensors.update({"text_model.embeddings.position_ids": torch.arange(48)[None]}))
+    assert load_clip(str(folder)).fingerprint == mini.fingerprint
+
+
+def test_wrong_shape(folder: Path) -> None:
+    edit(folder, lambda tensors: tensors.update({"visual_projection.weight": torch.zeros(256, 255)}))
+    refused(folder, "'visual_projection.weight' has shape (256, 255)", "(256, 256)")
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+def test_not_finite(value: float, folder: Path) -> None:
+    edit(folder, lambda tensors: tensors["vision_model.post_layernorm.bias"].fill_(value))
+    refused(folder, "'vision_model.post_layernorm.bias'", "NaN or infinite")
+
+
+def test_quantised(folder: Path) -> None:
+    edit(folder, lambda tensors: tensors.update({"visual_projection.weight": torch.zeros(256, 256, dtype=torch.int8)}))
+    refused(folder, "'visual_projection.weight' is torch.int8")
+
+
+@pytest.mark.parametrize("keep", [0, 5, 8, 100, 20_000, -1])
+@pytest.mark.parametrize("file", [WEIGHTS, "trunk.safetensors"])
+def test_cut_file(file: str, keep: int, folder: Path) -> None:
+    whole = (folder / file).read_bytes()
+    (folder / file).write_bytes(whole[:keep])
+    refused(folder, file, "cut or damaged", "download it again")
+
+
+class Bomb:
+    def __reduce__(self):
+        return (Path.touch, (Path("exploded"),))
+
+
+@pytest.mark.parametrize("kind", ["pickle", "torch", "lfs", "html"])
+def test_something_else_renamed_to_safetensors(kind: str, folder: Path, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    buffer = io.BytesIO()
+    torch.save({"weights": Bomb()}, buffer)
+    content = {
+        "pickle": pickle.dumps(Bomb()),
+        "torch": buffer.getvalue(),
+        "lfs": b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 1\n",
+        "html": b"<!doctype html><html><body>Not found, not found, not found</body></html>",
+    }[kind]
+    (folder / WEIGHTS).write_bytes(content)
+    refused(folder, WEIGHTS, "not safetensors" if kind != "lfs" else "git-lfs")
+    assert not (tmp_path / "exploded").exists()
+
+
+@pytest.mark.parametrize("file", ["config.json", "trunk.json"])
+def test_damaged_json(file: str, folder: Path) -> None:
+    (folder / file).write_text('{"half": ')
+    refused(folder, file)
+    (folder / file).write_text("[]")
+    refused(folder, file)
+
+
+def test_trunk_json_without_its_keys(folder: Path) -> None:
+    (folder / "trunk.json").write_text("{}")
+    refused(folder, "trunk.json")
+
+
+def test_missing_trunk_is_noticed(folder: Path) -> None:
+    (folder / "trunk.json").unlink()
+    refused(folder, "320 channels", "trunk.json")
+
+
+def test_config_that_does_not_fit_the_weights(folder: Path) -> None:
+    raw = json.loads((folder / "config.json").read_text())
+    raw["vision_config"]["num_hidden_layers"] = 3
+    (folder / "config.json").write_text(json.dumps(raw))
+    refused(folder, "layers.3")
+
+
+def test_tokenizer_larger_than_the_text_tower(folder: Path) -> None:
+    raw = json.loads((folder / "config.json").read_text())
+    raw["text_config"]["vocab_size"] = 100
+    (folder / "config.json").write_text(json.dumps(raw))
+    refused(folder, "8192 tokens", "100")
+
+
+@pytest.mark.parametrize("name", ["no-such-thing", "./no/such/folder/here", "/nowhere/ViT-B-16.pt", "models/x.pt", ""])
+def test_unknown_names(name: str) -> None:
+    refused(name, "no backbone")
+
+
+def test_an_empty_folder_says_what_to_put_there(tmp_path: Path) -> None:
+    refused(tmp_path, "config.json", WEIGHTS, "tokenizer.json")
+
+
+def test_a_file_of_another_kind(tmp_path: Path) -> None:
+    (tmp_path / "x.bin").write_bytes(b"1")
+    refused(tmp_path / "x.bin", ".safetensors or .pt")
+
+
+def test_config_errors_name_the_key() -> None:
+    for raw, word in (
+        ({"model_type": "siglip"}, "siglip"),
+        ({"text_config": {"hidden_act": "quick_gel"}}, "did you mean 'quick_gelu'"),
+        ({"vision_config": {"hidden_size": "768"}}, "vision_config.hidden_size"),
+        ({"vision_config": {"num_attention_heads": 7}}, "7 heads"),
+        ({"projection_dim": None}, "projection_dim"),
+    ):
+        with pytest.raises(UserError, match=word):
+            CLIPConfig.from_hf(raw)
+
+
+def test_config_defaults_and_old_sections() -> None:
+    config = CLIPConfig.from_hf({"vision_config": {"patch_size": 32}, "vision_config_dict": {"patch_size": 16}})
+    assert config.vision.patches == 14 * 14
+    assert (config.vision.width, config.text.width, config.text.context, config.dim) == (768, 512, 77, 512)
+    assert config.text.activation == "quick_gelu"

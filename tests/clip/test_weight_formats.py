@@ -1,0 +1,192 @@
+"""The same weights under OpenAI's and open_clip's names give the same features."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from helpers import make_tiny_clip, to_openai_names, write_openai_vocabulary
+from safetensors.torch import save_file
+from torch import nn
+
+from clipcil.clip import CLIP, load_clip, openai
+from clipcil.clip.loading import MINI
+from clipcil.errors import UserError
+from clipcil.files import sha256
+
+
+def wide(activation: str) -> CLIP:
+    """Width 128 makes two heads by OpenAI's rule of 64 per head."""
+    return make_tiny_clip(3, activation, width=128, heads=2, dim=40)
+
+
+def same_features(clip: CLIP, other: CLIP) -> None:
+    assert clip.config.vision == other.config.vision
+    pixels = torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(clip.vision(pixels).features, other.vision(pixels).features, atol=1e-6, rtol=0)
+    texts = ["a photo of a cat", "octopus"]
+    torch.testing.assert_close(clip.encode_texts(texts), other.encode_texts(texts), atol=1e-6, rtol=0)
+    assert clip.scale == other.scale
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    shutil.copy(MINI / "tokenizer.json", tmp_path)
+    return tmp_path
+
+
+def test_openai_state_dict(folder: Path) -> None:
+    clip = wide("quick_gelu")
+    extra = {"input_resolution": torch.tensor(16), "context_length": torch.tensor(48), "vocab_size": torch.tensor(8192)}
+    torch.save(to_openai_names(clip) | extra, folder / "ViT-B-16.pt")
+    loaded = load_clip(str(folder / "ViT-B-16.pt"))
+    same_features(clip, loaded)
+    assert loaded.fingerprint == clip.fingerprint
+    same_features(clip, load_clip(str(folder)))
+
+
+def test_openai_half_precision(folder: Path) -> None:
+    clip = wide("quick_gelu")
+    halves = {name: tensor.half() for name, tensor in to_openai_names(clip).items()}
+    torch.save({"state_dict": halves}, folder / "x.pt")
+    loaded = load_clip(str(folder / "x.pt"))
+    assert all(parameter.dtype == torch.float32 for parameter in loaded.parameters())
+    pixels = torch.randn(2, 3, 16, 16)
+    cosine = nn.functional.cosine_similarity(clip.vision(pixels).features, loaded.vision(pixels).features)
+    assert cosine.min() > 0.999
+
+
+class Archive(nn.Module):
+    """A module tree whose state dict has OpenAI's names, to be saved as TorchScript."""
+
+    def __init__(self, tensors: dict[str, torch.Tensor]) -> None:
+        super().__init__()
+        for name, tensor in tensors.items():
+            *parents, last = name.split(".")
+            place: nn.Module = self
+            for parent in parents:
+                if parent not in place._modules:
+                    place.add_module(parent, nn.Module())
+                place = place._modules[parent]
+            place.register_parameter(last, nn.Parameter(tensor))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_torchscript_is_opened_only_when_openai_published_it(folder: Path, monkeypatch) -> None:
+    clip, path = wide("quick_gelu"), folder / "ViT-B-16.pt"
+    torch.jit.save(torch.jit.trace(Archive(to_openai_names(clip)), torch.zeros(1)), str(path))
+    opened = []
+    real = torch.jit.load
+    monkeypatch.setattr(torch.jit, "load", lambda *args, **kwargs: opened.append(args) or real(*args, **kwargs))
+    with pytest.raises(UserError, match=r"TorchScript archive.*sha256 is not one OpenAI published"):
+        load_clip(str(path))
+    assert not opened
+    monkeypatch.setitem(openai.PUBLISHED, sha256(path), path.name)
+    same_features(clip, load_clip(str(path)))
+    assert opened
+
+
+def test_published_hash_of_vit_b_16() -> None:
+    assert openai.PUBLISHED["5806e77cd80f8b59890b7e101eabd078d9fb84e6937f9e85e4ecb61988df416f"] == "ViT-B-16.pt"
+
+
+class Bomb:
+    def __reduce__(self):
+        return (Path.touch, (Path("exploded"),))
+
+
+def test_a_pickle_with_code_is_not_run(folder: Path, monkeypatch) -> None:
+    monkeypatch.chdir(folder)
+    torch.save({"a": Bomb()}, "bomb.pt")
+    with pytest.raises(UserError, match=r"bomb\.pt") as error:
+        load_clip("bomb.pt")
+    assert "\n" not in str(error.value)
+    assert not Path("exploded").exists()
+
+
+@pytest.mark.parametrize("content", [b"", b"PK\x03\x04 cut", b"\x80\x02}q\x00."])
+def test_a_pt_that_is_cut_or_empty(content: bytes, folder: Path) -> None:
+    (folder / "x.pt").write_bytes(content)
+    with pytest.raises(UserError, match=r"x\.pt") as error:
+        load_clip(str(folder / "x.pt"))
+    assert "\n" not in str(error.value)
+
+
+def test_a_pt_cut_in_the_middle(folder: Path) -> None:
+    torch.save(to_openai_names(wide("quick_gelu")), folder / "x.pt")
+    whole = (folder / "x.pt").read_bytes()
+    (folder / "x.pt").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(UserError, match="download it again"):
+        load_clip(str(folder / "x.pt"))
+
+
+def test_a_resnet_is_refused(folder: Path) -> None:
+    torch.save({"visual.layer1.0.conv1.weight": torch.zeros(1)}, folder / "RN50.pt")
+    with pytest.raises(UserError, match="ViT"):
+        load_clip(str(folder / "RN50.pt"))
+
+
+def open_clip_folder(folder: Path, clip: CLIP, prefix: str = "", **model) -> Path:
+    tensors = {prefix + name: value for name, value in to_openai_names(clip).items()}
+    save_file(tensors, folder / "open_clip_model.safetensors")
+    config = {
+        "model_cfg": {
+            "embed_dim": 40,
+            "vision_cfg": {"image_size": 16, "layers": 2, "width": 128, "patch_size": 8, "head_width": 64},
+            "text_cfg": {"context_length": 48, "vocab_size": 8192, "width": 128, "heads": 2, "layers": 2},
+            **model,
+        },
+        "preprocess_cfg": {"mean": [0.5, 0.4, 0.3], "std": [0.2, 0.3, 0.4]},
+    }
+    (folder / "open_clip_config.json").write_text(json.dumps(config))
+    return folder
+
+
+@pytest.mark.parametrize("activation", ["gelu", "quick_gelu"])
+@pytest.mark.parametrize("prefix", ["", "module."])
+def test_open_clip_folder_both_activations(prefix: str, activation: str, folder: Path) -> None:
+    clip = wide(activation)
+    model = {"quick_gelu": True} if activation == "quick_gelu" else {}
+    loaded = load_clip(str(open_clip_folder(folder, clip, prefix, **model)))
+    same_features(clip, loaded)
+    assert loaded.preprocess.steps.mean == (0.5, 0.4, 0.3)
+    assert loaded.preprocess.steps.std == (0.2, 0.3, 0.4)
+    same_features(clip, load_clip(str(folder / "open_clip_model.safetensors")))
+
+
+def test_open_clip_head_width_comes_from_the_config(folder: Path) -> None:
+    clip = make_tiny_clip(3, "gelu", width=128, heads=4, dim=40)
+    vision = {"image_size": 16, "layers": 2, "width": 128, "patch_size": 8, "head_width": 32}
+    text = {"context_length": 48, "vocab_size": 8192, "width": 128, "heads": 4, "layers": 2}
+    same_features(clip, load_clip(str(open_clip_folder(folder, clip, vision_cfg=vision, text_cfg=text))))
+
+
+def test_without_a_config_the_file_name_tells_the_activation(folder: Path) -> None:
+    for file, activation in (("ViT-B-16-laion.safetensors", "gelu"), ("ViT-B-16-quickgelu.safetensors", "quick_gelu")):
+        save_file(to_openai_names(wide(activation)), folder / file)
+        assert load_clip(str(folder / file)).config.text.activation == activation
+
+
+def test_models_that_are_not_plain_clip_are_refused(folder: Path) -> None:
+    open_clip_folder(folder, wide("gelu"), text_cfg={"hf_model_name": "roberta-base"})
+    with pytest.raises(UserError, match="hf_model_name"):
+        load_clip(str(folder))
+
+
+def test_without_a_tokenizer_one_line_says_which_file_goes_where(tmp_path: Path, monkeypatch) -> None:
+    def nothing(*_args, **_kwargs):
+        raise UserError("offline")
+
+    monkeypatch.setattr("clipcil.clip.hub._file", nothing)
+    save_file(to_openai_names(wide("gelu")), tmp_path / "x.safetensors")
+    with pytest.raises(UserError, match=r"put tokenizer\.json, or vocab\.json and merges\.txt.* in ") as error:
+        load_clip(str(tmp_path / "x.safetensors"))
+    assert str(tmp_path) in str(error.value)
+    write_openai_vocabulary(tmp_path)
+    assert load_clip(str(tmp_path / "x.safetensors")).tokenizer.eos == 8191
