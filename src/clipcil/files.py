@@ -5,10 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import signal
 import tempfile
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from signal import SIGINT, SIGTERM
 from typing import Any
 
 from clipcil.errors import UserError
@@ -55,3 +58,38 @@ def cache_folder() -> Path:
     if root := os.environ.get("CLIPCIL_CACHE"):
         return Path(root)
     return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "clipcil"
+
+
+@contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Put off Ctrl-C and SIGTERM until the block is done, so that a write under way is finished."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    waiting: list[int] = []
+    old = {number: signal.signal(number, lambda got, _: waiting.append(got)) for number in (SIGINT, SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in old.items():
+            signal.signal(number, handler)
+        if waiting:
+            signal.raise_signal(waiting[0])
+
+
+@contextmanager
+def run_lock(folder: Path) -> Iterator[None]:
+    """Hold `folder` for one writer. The lock ends with the process, however it ends."""
+    import fcntl
+
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        file = (folder / ".lock").open("w")
+    except OSError as error:
+        raise UserError(f"cannot write to {folder}: {error.strerror or error}") from error
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise UserError(f"{folder} is in use by another process; wait for it, or take another folder") from error
+        yield

@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from clipcil.errors import UserError
-from clipcil.files import sha256, whole_file, write_json
+from clipcil.files import sha256, uninterrupted, whole_file, write_json
 from clipcil.methods.base import Method
 from clipcil.methods.training import Snapshot
 
@@ -29,9 +29,10 @@ KEEP = 2
 
 def save_tensors(path: Path, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
     """`path` (safetensors) and, once that is whole, `path`.json with its checksum and `facts`."""
-    with whole_file(path) as part:
-        save_file({key: value.detach().cpu().contiguous().clone() for key, value in tensors.items()}, part)
-    write_json(path.with_suffix(".json"), {**facts, "sha256": sha256(path)})
+    with uninterrupted():
+        with whole_file(path) as part:
+            save_file({key: value.detach().cpu().contiguous().clone() for key, value in tensors.items()}, part)
+        write_json(path.with_suffix(".json"), {**facts, "sha256": sha256(path)})
 
 
 def drop_tensors(path: Path) -> None:

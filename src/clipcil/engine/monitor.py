@@ -35,7 +35,7 @@ class RunMonitor(Monitor):
         log.touch()
 
     def cut_log(self) -> None:
-        """Take back lines written after the state we stand at, so that a resumed run's log reads as if never stopped."""
+        """Take back lines written after the state we stand at: a resumed log reads as if never stopped."""
         os.truncate(self._log, self.log_size)
 
     def begin(self, stage: str, epochs: int, steps: int) -> None:

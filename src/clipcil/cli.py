@@ -1,0 +1,120 @@
+"""The command line: `clipcil COMMAND …`. Nothing heavy is imported before a command needs it."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import io
+import os
+import re
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from types import FrameType
+from typing import Any
+
+import tyro
+
+from clipcil.commands.info import datasets, methods
+from clipcil.commands.run import run
+from clipcil.errors import UserError, nearest
+
+COMMANDS: dict[str, Callable[..., Any]] = {
+    "run": run,
+    "methods": methods,
+    "datasets": datasets,
+}
+DESCRIPTION = "Class-incremental learning with CLIP: DMC, DMC-OT and the methods they are compared with."
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run a command. What a person can mend is one line on stderr and exit code 2."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        _dispatch(_gather(words, "--set", "--data-set") or ["--help"])
+    except UserError as error:
+        _fail(str(error))
+    except KeyboardInterrupt as stop:
+        _fail(str(stop) or "stopped", code=130)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(141)
+
+
+def _dispatch(words: list[str]) -> None:
+    """Let tyro parse and call; its boxed complaints become one line."""
+    if not words[0].startswith("-") and words[0] not in COMMANDS:
+        raise UserError(f"there is no command '{words[0]}'{nearest(words[0], COMMANDS)}")
+    brief = words[0].startswith("-")  # the list of commands shows the first line of each
+    held = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(held):
+            chosen = tyro.extras.subcommand_cli_from_dict(
+                {name: _later(function, brief) for name, function in COMMANDS.items()},
+                prog="clipcil",
+                description=DESCRIPTION,
+                args=words,
+                config=(tyro.conf.OmitArgPrefixes,),
+            )
+    except SystemExit as stop:
+        if stop.code in (0, None):
+            raise
+        _fail(_one_line(held.getvalue()))
+        return
+    chosen()
+
+
+def _later(function: Callable[..., None], brief: bool) -> Callable[..., Callable[[], None]]:
+    """The same signature and help, returning the call instead of making it: parsing and doing fail differently."""
+
+    @functools.wraps(function)
+    def parsed(*args: Any, **kwargs: Any) -> Callable[[], None]:
+        return lambda: function(*args, **kwargs)
+
+    if brief and function.__doc__:
+        parsed.__doc__ = function.__doc__.split("\n")[0]
+    return parsed
+
+
+def _gather(words: list[str], *flags: str) -> list[str]:
+    """`--set a=1 --set b=2` → `--set a=1 b=2`: a flag given twice adds instead of replacing."""
+    for flag in flags:
+        values: list[str] = []
+        rest: list[str] = []
+        taking = False
+        for word in words:
+            if word == flag:
+                taking = True
+            elif taking and "=" in word and not word.startswith("-"):
+                values.append(word)
+            else:
+                taking = False
+                rest.append(word)
+        words = [*rest, flag, *values] if values else words
+    return words
+
+
+def _one_line(boxed: str) -> str:
+    """The substance of tyro's message without its frame."""
+    lines = [re.sub(r"[│╭╮╰╯]", "", line).strip() for line in boxed.splitlines()]
+    text, _, hint = " ".join(line for line in lines if line and "For full helptext" not in line).partition(
+        "Perhaps you"
+    )
+    text = re.sub(r"─+[^─]*─{5,}", "", text, count=1) if text.startswith("─") else text
+    text = re.split(r"─{5,}| Got errors:", text)[0].strip() or "the command could not be read"
+    found = re.search(r"(--[\w-]+)", hint)
+    return f"{text}{f'; did you mean {found[1]}?' if found else ''}; clipcil COMMAND --help tells more"
+
+
+def _fail(line: str, code: int = 2) -> None:
+    print("clipcil: " + " ".join(line.split()), file=sys.stderr)
+    sys.exit(code)
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt("stopped by SIGTERM")
+
+
+if __name__ == "__main__":
+    main()
