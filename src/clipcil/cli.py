@@ -15,12 +15,14 @@ from typing import Any
 
 import tyro
 
+from clipcil.commands.bench import bench
 from clipcil.commands.info import datasets, methods
 from clipcil.commands.run import run
 from clipcil.errors import UserError, nearest
 
 COMMANDS: dict[str, Callable[..., Any]] = {
     "run": run,
+    "bench": bench,
     "methods": methods,
     "datasets": datasets,
 }

@@ -1,0 +1,117 @@
+"""Runs that differ in the seed alone, taken together; and what the paper printed for the same."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from clipcil.paper import Printed, printed
+from clipcil.report.runs import RunResult
+
+
+class Spread(NamedTuple):
+    """Mean and standard deviation (n − 1) over seeds; no deviation for one seed."""
+
+    mean: float
+    std: float | None
+
+    def __str__(self) -> str:
+        return f"{self.mean:.2f}" if self.std is None else f"{self.mean:.2f} ± {self.std:.2f}"
+
+
+def spread(values: Iterable[float]) -> Spread:
+    numbers = list(values)
+    return Spread(statistics.fmean(numbers), statistics.stdev(numbers) if len(numbers) > 1 else None)
+
+
+@dataclass(frozen=True)
+class Group:
+    """One method with one choice of settings on one stream of tasks: its runs, a seed each."""
+
+    label: str
+    runs: tuple[RunResult, ...]
+
+    @property
+    def first(self) -> RunResult:
+        return self.runs[0]
+
+    @property
+    def stream(self) -> tuple[str, int, str, str]:
+        """What has to be equal for two groups to stand in one figure: data, tasks, backbone, and the rest."""
+        ignored = ("method", "data", "backbone", "seed", "device", "precision")
+        rest = {key: value for key, value in self.first.run.items() if key not in ignored}
+        return self.first.data, self.first.tasks, self.first.backbone, json.dumps(rest, sort_keys=True)
+
+    def spread(self, what: Callable[[RunResult], float]) -> Spread:
+        return spread(what(run) for run in self.runs)
+
+    @property
+    def last(self) -> Spread:
+        return self.spread(lambda run: run.last)
+
+    @property
+    def average(self) -> Spread:
+        return self.spread(lambda run: run.average)
+
+    @property
+    def seconds(self) -> float:
+        return self.spread(lambda run: run.seconds).mean
+
+    def printed(self, table: str = "") -> Printed | None:
+        """The paper's numbers for this method, these settings, this data and number of tasks."""
+        return printed(self.first.method, self.first.settings, self.first.data, self.first.tasks, table)
+
+
+def group_runs(runs: Sequence[RunResult]) -> list[Group]:
+    """Groups in the order in which they appear. A run that stands in two folders counts once."""
+    by_key: dict[str, dict[int, RunResult]] = {}
+    for run in runs:
+        by_key.setdefault(run.key, {}).setdefault(run.seed, run)
+    groups = [tuple(by_seed[seed] for seed in sorted(by_seed)) for by_seed in by_key.values()]
+    return [Group(label, members) for label, members in zip(_labels([g[0] for g in groups]), groups, strict=True)]
+
+
+def title_of(method: str) -> str:
+    """What the method is called in a table; its name where nobody knows it here."""
+    from clipcil.methods.registry import methods
+
+    kind = methods().get(method)
+    return kind.title if kind is not None else method
+
+
+def _labels(runs: Sequence[RunResult]) -> list[str]:
+    """The method's title, with the settings by which it differs from others of that method on the same data."""
+    labels = []
+    for run in runs:
+        others = [other for other in runs if (other.method, other.data) == (run.method, run.data) and other is not run]
+        own = flatten(run.settings)
+        differ = sorted({key for other in others for key in _differing(own, flatten(other.settings))})
+        words = ", ".join(f"{key}={show(own.get(key))}" for key in differ)
+        labels.append(f"{title_of(run.method)} ({words})" if words else title_of(run.method))
+    return labels
+
+
+def _differing(one: dict[str, Any], other: dict[str, Any]) -> list[str]:
+    return [key for key in {*one, *other} if one.get(key) != other.get(key)]
+
+
+def flatten(table: dict[str, Any], before: str = "") -> dict[str, Any]:
+    """`{"stage1": {"lr": 1}}` → `{"stage1.lr": 1}`."""
+    flat: dict[str, Any] = {}
+    for key, value in table.items():
+        flat |= flatten(value, f"{before}{key}.") if isinstance(value, dict) else {f"{before}{key}": value}
+    return flat
+
+
+def show(value: Any) -> str:
+    """A setting as it is written on the command line."""
+    if value is None:
+        return "none"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, float):
+        return f"{value:g}"
+    return ",".join(show(item) for item in value) if isinstance(value, list) else str(value)

@@ -1,0 +1,64 @@
+"""The table of measured numbers beside the paper's, on a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rich.console import Console
+from rich.table import Table
+
+from clipcil.paper import Printed
+from clipcil.paper.tables import BACKBONE
+from clipcil.report.compare import Group, Spread
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line of the table; `group` is None where every run of it failed."""
+
+    label: str
+    data: str
+    tasks: int | None
+    group: Group | None
+    paper: Printed | None
+    failed: int = 0
+
+
+def print_comparison(lines: Sequence[Line], title: str, console: Console | None = None) -> None:
+    """A_B, Ā and seconds of each line, with the paper's numbers and the difference where it has them."""
+    console = console or Console()
+    with_paper = any(line.paper for line in lines)
+    table = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="bold")
+    table.add_column("method", overflow="fold")
+    table.add_column("data")
+    headers = ["tasks", "seeds", "A_B", *(["paper", "Δ"] if with_paper else [])]
+    headers += ["Ā", *(["paper", "Δ"] if with_paper else []), "seconds"]
+    for header in headers:
+        table.add_column(header, justify="right", no_wrap=True)
+    for line in lines:
+        table.add_row(*_cells(line, with_paper))
+    console.print(table)
+    backbones = {line.group.first.backbone for line in lines if line.group is not None} - {BACKBONE}
+    if with_paper and backbones:
+        console.print(f"The paper's numbers are of {BACKBONE}; these are of {', '.join(sorted(backbones))}.")
+
+
+def _cells(line: Line, with_paper: bool) -> list[str]:
+    group, paper = line.group, line.paper
+    seeds = str(len(group.runs)) if group else "0"
+    seeds += f" (+{line.failed} failed)" if line.failed else ""
+    cells = [line.label, line.data, str(line.tasks or "—"), seeds]
+    for ours, theirs in (
+        (group.last if group else None, paper.last if paper else None),
+        (group.average if group else None, paper.average if paper else None),
+    ):
+        cells.append(str(ours) if ours else "—")
+        if with_paper:
+            cells += ["—" if theirs is None else f"{theirs:.2f}", difference(ours, theirs)]
+    return [*cells, f"{group.seconds:.1f}" if group else "—"]
+
+
+def difference(ours: Spread | None, theirs: float | None) -> str:
+    """Ours − the paper's, with its sign; a dash where one of them is not there."""
+    return "—" if ours is None or theirs is None else f"{ours.mean - theirs:+.2f}"
