@@ -45,3 +45,9 @@ def test_length_of_a_feature_does_not_matter() -> None:
     features = torch.randn(20, 6, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     lengths = torch.linspace(0.1, 9, 20, dtype=torch.float64)[:, None]
     assert torch.equal(herd(features, 9), herd(features * lengths, 9))
+
+
+def test_an_empty_feature_is_compared_by_its_own_length() -> None:
+    """The mean of four opposite directions is zero, and so is the last row: it is the nearest."""
+    features = torch.tensor([[1.0, 0.0], [-1.0, 0.0], [0.0, 1.0], [0.0, -1.0], [0.0, 0.0]])
+    assert int(herd(features, 1)[0]) == 4

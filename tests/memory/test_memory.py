@@ -119,6 +119,13 @@ def test_removing_a_class_moves_the_later_ones_down() -> None:
         assert torch.equal(memory.moments(index)[1], cov)
     memory.add([features(9, 3)])
     assert memory.task_of.tolist() == [0, 0, 2, 2, 2, 3]
+    before = memory.means().clone()
+    memory.transport(a_map(5))
+    assert len(memory.matrices) == 2
+    assert torch.allclose(memory.means(), a_map(5)(before), atol=1e-12)
+    memory.remove(0)
+    memory.remove(0)  # the first space goes, the second becomes the first
+    assert torch.allclose(memory.means(), a_map(5)(before)[2:], atol=1e-12)
 
 
 def test_an_emptied_memory_can_be_filled_again() -> None:

@@ -228,3 +228,24 @@ def test_merging_copies_of_one_picture_stays_samplable() -> None:
     assert memory.count(0) == 4
     assert memory.moments(0)[1].trace() > 0
     assert memory.sample(torch.zeros(4, dtype=torch.int64)).isfinite().all()
+
+
+def test_shrinkage_of_a_large_union_takes_the_old_class_for_a_gaussian() -> None:
+    """With n ≥ d the old pictures are gone; their fourth moments about the new mean follow from S for a Gaussian."""
+    first, more = made_up(0, 4000, 4, power=0.1), made_up(1, 4000, 4, power=0.1) + 1.0
+    memory = GaussianMemory()
+    memory.add([first])
+    memory.merge(0, more)
+    want = ledoit_wolf(torch.cat([first, more]).numpy())[1]
+    assert float(memory.shrinkages[0]) == pytest.approx(want, rel=0.05)
+
+
+@pytest.mark.parametrize("dim", [3, 5, 6, 7])
+def test_a_sphere_is_not_shrunk_out_of_range(dim: int) -> None:
+    """S = m I up to rounding, which can put δ on either side of zero."""
+    axes = torch.cat([torch.eye(dim), -torch.eye(dim)]).double()
+    for scale in torch.logspace(-1, 1, 60, dtype=torch.float64):
+        features = axes * scale + 0.1
+        gaussian = fit_gaussian(features)
+        assert gaussian.noise >= 0
+        assert torch.allclose(dense(gaussian), by_sklearn(features), rtol=0, atol=1e-12 * float(scale) ** 2 + 1e-14)
