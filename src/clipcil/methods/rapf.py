@@ -1,0 +1,218 @@
+"""RAPF: "Class-Incremental Learning with CLIP: Adaptive Representation Adjustment and Parameter Fusion".
+
+Both towers are frozen. One matrix A turns every picture's feature; old classes are replayed from Gaussians of the
+features as they were before A, so nothing stored ever drifts. Old classes whose texts lie close to a new class are
+pushed away from it, and after each task A is fused with the A before it, direction by direction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, normalize
+
+from clipcil.clip import CLIP
+from clipcil.data.reader import Pictures
+from clipcil.data.stream import Task
+from clipcil.memory.gaussians import GaussianMemory
+from clipcil.methods.base import Method
+from clipcil.methods.registry import register
+from clipcil.methods.training import Session, Training
+from clipcil.prompts.templates import encode_classes
+from clipcil.settings import within
+
+
+def _training() -> Training:
+    return Training(
+        epochs=15,
+        lr=1e-3,
+        batch_size=100,
+        optimizer="adam",
+        weight_decay=0.0,
+        schedule="multistep",
+        milestones=(4, 10),
+    )
+
+
+@dataclass(frozen=True)
+class RAPFConfig:
+    """The defaults are those of the authors' code for CIFAR-100 (β = 2)."""
+
+    adapter: Training = field(default_factory=_training)
+    """Training A: Adam, ×0.1 after epochs 4 and 10."""
+    template: str = "a good photo of a {}."
+    """The sentence of a class."""
+    replay_classes: int = 2
+    """Old classes replayed in a step; they take turns, in an order drawn anew for each epoch."""
+    replay_each: int = 20
+    """Features drawn for each of them, the code's 10β."""
+    threshold: float = 0.55
+    """τ: an old and a new class whose unit texts are closer than this are a hard pair."""
+    pair_each: int = 40
+    """Features of the old class drawn for each hard pair in a step, the code's 20β."""
+    margin: float = 0.1
+    """By how much a hard pair's old class must win. The code has it fixed; its key `margin` is read by nothing."""
+    fusion: float = 0.6
+    """b of the fusion: the least share of the new A in every entry; 1 takes the new A as it is."""
+    widen: bool = False
+    """Whether the Gaussians are widened before they are drawn from (the code's `shrink`, on for ImageNet-R and CUB)."""
+
+    def __post_init__(self) -> None:
+        within("replay_classes", self.replay_classes, 0)
+        within("replay_each", self.replay_each, 1)
+        within("threshold", self.threshold, 0)
+        within("pair_each", self.pair_each, 1)
+        within("margin", self.margin, 0)
+        within("fusion", self.fusion, 0, 1)
+
+
+@register
+class RAPF(Method):
+    """Scores: s · cos(A v(x), t_c), with v raw and t_c the frozen text.
+
+    A starts as a Kaiming-uniform matrix, not as the identity: this is what the code does. The Gaussians are DMC's
+    (Ledoit–Wolf); the code adds 10⁻⁴ I to the sample covariance, which is singular below 512 pictures a class, and
+    decomposes it again for every draw.
+    """
+
+    name = "rapf"
+    title = "RAPF"
+    Config = RAPFConfig
+    config: RAPFConfig
+    texts: Tensor  # (C, dim), unit length
+    spreads: Tensor  # (C, 2): mean of the diagonal and of the rest of each Σ, for `widen`
+
+    def __init__(self, config: RAPFConfig, clip: CLIP, session: Session) -> None:
+        super().__init__(config, clip, session)
+        dim = clip.config.dim
+        self.memory = GaussianMemory(dim)
+        self.adapter = nn.Linear(dim, dim, bias=False, device=session.device)  # Kaiming-uniform is its default
+        self.adapter.requires_grad_(False)
+        self.register_buffer("texts", torch.zeros(0, dim, device=session.device))
+        self.register_buffer("spreads", torch.zeros(0, 2, device=session.device))
+
+    def grow(self, names: Sequence[str]) -> None:
+        super().grow(names)
+        texts = encode_classes(self.clip, names, [self.config.template])
+        self.texts = torch.cat([self.texts, texts])
+        self.spreads = torch.cat([self.spreads, self.spreads.new_zeros(len(names), 2)])
+
+    def learn(self, task: Task) -> None:
+        self.grow(task.names)
+        before = self.adapter.weight.detach().clone()
+        self.train_adapter(task.pictures)
+        old = self.seen - self.sizes[-1]
+        with self.session.monitor.phase("statistics"), torch.no_grad():
+            features, labels = task.pictures.features.double(), task.pictures.labels
+            self.memory.add([features[labels == label] for label in range(old, self.seen)])
+            fresh = [spread(self.memory.moments(label)[1]) for label in range(old, self.seen)]
+            self.spreads = torch.cat([self.spreads[:old], torch.stack(fresh).to(self.spreads)])
+        if old:
+            with self.session.monitor.phase("fusion"), torch.no_grad():
+                self.adapter.weight.copy_(fuse(before, self.adapter.weight, self.config.fusion))
+
+    def logits(self, batch: Pictures) -> Tensor:
+        return self.scores(batch.features)
+
+    def scores(self, features: Tensor) -> Tensor:
+        """Raw features (B, dim) → s · cos(A v, t_c), (B, C)."""
+        return self.clip.scale * normalize(self.adapter(features), dim=-1) @ self.texts.T
+
+    def train_adapter(self, pictures: Pictures) -> None:
+        """Cross-entropy over all classes seen, on the task's and the replayed features, plus the hinge on hard pairs."""
+        features, labels, how = pictures.features, pictures.labels, self.config.adapter
+        old = self.seen - self.sizes[-1]
+        steps = -(-len(pictures) // how.batch_size)
+        pairs = hard_pairs(self.texts, old, self.config.threshold)
+        crowd = pairs[:, 0].repeat_interleave(self.config.pair_each)  # the old class of every draw
+        own, rival = (self.texts[column.to(self.texts.device)] for column in pairs.T)  # (P, dim) each
+        drawn: list[tuple[Tensor, Tensor]] = []
+
+        def draw() -> None:
+            """What is replayed in one epoch: drawn at once, which is faster than step by step."""
+            if old:
+                turns = round_robin(old, steps, min(old, self.config.replay_classes))
+                classes = turns.repeat_interleave(self.config.replay_each, dim=1)  # (steps, R)
+                samples = self.replay(classes.flatten()).view(*classes.shape, -1)
+                drawn[:] = zip(samples, classes.to(labels.device), strict=True)
+
+        def loss(rows: Tensor) -> Tensor:
+            inputs, targets = features[rows], labels[rows]
+            if old:
+                samples, classes = drawn.pop()
+                inputs, targets = torch.cat([inputs, samples]), torch.cat([targets, classes])
+            value = cross_entropy(self.scores(inputs), targets)
+            if len(pairs):  # many draws each, so not kept for a whole epoch
+                turned = normalize(self.adapter(self.replay(crowd)), dim=-1).view(len(pairs), -1, own.shape[1])
+                value = value + separation(turned, own, rival, self.config.margin)
+            return value
+
+        self.session.fit("adapter", [self.adapter.weight], len(pictures), loss, how, each_epoch=draw)
+
+    def replay(self, classes: Tensor) -> Tensor:
+        """One raw feature for each entry of `classes` (N,): (N, dim)."""
+        samples = self.memory.sample(classes)
+        if self.config.widen:
+            samples = samples + widening(self.spreads[classes.to(self.spreads.device)], samples.shape[1])
+        return samples
+
+
+def round_robin(old: int, steps: int, each: int) -> Tensor:
+    """(steps, each): classes 0…old−1 in turn, in one order drawn from torch's global generator."""
+    order = torch.randperm(old)
+    return order[torch.arange(steps * each) % old].view(steps, each)
+
+
+def hard_pairs(texts: Tensor, old: int, threshold: float) -> Tensor:
+    """(P, 2) int64 on the host: every (old class, new class) with ‖t_i − t_j‖₂ < τ; texts (C, dim) of unit length."""
+    distances = torch.cdist(texts[:old], texts[old:], compute_mode="donot_use_mm_for_euclid_dist")
+    pairs = torch.nonzero(distances < threshold).cpu()
+    return pairs + torch.tensor([0, old])
+
+
+def separation(turned: Tensor, own: Tensor, rival: Tensor, margin: float) -> Tensor:
+    """Mean of max(0, m − cos(A x, t_i) + cos(A x, t_j)) over all draws of all pairs.
+
+    turned: (P, n, dim) unit features A x of the old classes; own, rival: (P, dim), the unit texts t_i and t_j.
+    """
+    lead = (turned @ (own - rival)[:, :, None]).squeeze(2)  # (P, n)
+    return torch.relu(margin - lead).mean()
+
+
+def spread(covariance: Tensor) -> Tensor:
+    """(2,): mean of the diagonal, and of all other entries, of a covariance (d, d)."""
+    dim, trace = len(covariance), covariance.trace()
+    return torch.stack([trace / dim, (covariance.sum() - trace) / max(1, dim * (dim - 1))])
+
+
+def widening(spreads: Tensor, dim: int) -> Tensor:
+    """(N, d): draws from N(0, a I + b (11ᵀ − I)) for each (a, b) of `spreads` (N, 2), to be added to a class's draws.
+
+    Σ' = Σ + a I + b (11ᵀ − I), where a and b are the means of Σ's diagonal and of the rest. The added matrix has the
+    eigenvalue a + (d−1) b along 1 and a − b across it; both are ≥ 0 because Σ is positive semi-definite.
+    """
+    a, b = spreads[:, :1], spreads[:, 1:]
+    noise = torch.randn(len(spreads), dim, device=spreads.device, dtype=spreads.dtype)
+    along = noise.mean(1, keepdim=True)
+    return (a - b).clamp(min=0).sqrt() * (noise - along) + (a + (dim - 1) * b).clamp(min=0).sqrt() * along
+
+
+def fuse(old: Tensor, new: Tensor, bias: float) -> Tensor:
+    """Decomposed parameter fusion of two matrices (d, d).
+
+        W_old = U S Vᵀ,   R = S Vᵀ,   P = Uᵀ W_new,   Δ = |P − R|,
+        m = min(Δ / max Δ + b, 1),   W = U (m ⊙ P + (1 − m) ⊙ R)
+
+    In the directions U of the old matrix, entries that changed most are taken from the new one. Equal matrices have
+    no largest change; they give W_old.
+    """
+    left, values, right = torch.linalg.svd(old.double(), full_matrices=False)
+    before, after = values[:, None] * right, left.T @ new.double()
+    change = (after - before).abs()
+    if not bool(change.max() > 0):
+        return old.clone()
+    mask = (change / change.max() + bias).clamp(max=1)
+    return (left @ (mask * after + (1 - mask) * before)).to(new.dtype)
