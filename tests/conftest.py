@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent / "clip"))
+for folder in ("clip", "contract"):
+    sys.path.insert(0, str(Path(__file__).parent / folder))
 
 from helpers import make_tiny_clip
 

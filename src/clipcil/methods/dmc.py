@@ -112,11 +112,12 @@ class DMC(Method):
         super().grow(names)
         device, length, width = self.session.device, self.config.prompt_length, self.clip.config.text.width
         self.class_texts.append(PromptTexts(self.clip, names, length, self.config.suffix))
-        for prompts, count in ((self.class_prompts, len(names)), (self.task_prompts, 1)):
+        for prompts, count in ((self.class_prompts, len(names)), (self.task_prompts, int(self.config.task_prompt))):
             vectors = torch.randn(count, length, width, device=device) * self.config.prompt_std
             prompts.append(nn.Parameter(vectors, requires_grad=False))
         self.classifier = torch.cat([self.classifier, self.classifier.new_zeros(len(names), self.classifier.shape[1])])
-        self.task_texts = torch.cat([self.task_texts, self.task_texts.new_zeros(1, self.task_texts.shape[1])])
+        if self.config.task_prompt:
+            self.task_texts = torch.cat([self.task_texts, self.task_texts.new_zeros(1, self.task_texts.shape[1])])
 
     def learn(self, task: Task) -> None:
         """Algorithm 1."""

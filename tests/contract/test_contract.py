@@ -1,0 +1,91 @@
+"""The contract, for every registered method. A method added by a file alone is found and held to all of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import checks
+import pytest
+import torch
+
+from clipcil.clip import CLIP
+from clipcil.data.dataset import Dataset, open_dataset
+from clipcil.methods.registry import methods
+
+SIZES = (4, 3, 1)  # uneven, with a task of one class at the end
+ALL = sorted(methods())
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cache")
+
+
+def some_classes(count: int) -> Dataset:
+    data = open_dataset("emoji")
+    train, test = (part.subset(torch.nonzero(part.labels < count).flatten()) for part in (data.train, data.test))
+    return replace(data, classes=data.classes[:count], train=train, test=test)
+
+
+@pytest.fixture(scope="module")
+def data() -> Dataset:
+    return some_classes(sum(SIZES))
+
+
+@pytest.fixture(scope="module")
+def few() -> Dataset:
+    """The first class has one training picture, the second two."""
+    data = some_classes(sum(SIZES))
+    labels = data.train.labels
+    rank = torch.tensor([int((labels[:i] == label).sum()) for i, label in enumerate(labels)])
+    allowed = torch.where(labels == 0, 1, torch.where(labels == 1, 2, 99))
+    return replace(data, train=data.train.subset(torch.nonzero(rank < allowed).flatten()))
+
+
+def test_the_paper_s_methods_are_all_there() -> None:
+    paper = {"zero-shot", "coop", "simplecil", "l2p", "dualprompt", "coda-prompt", "proof", "clap4clip", "rapf", "engine"}
+    assert paper | {"dmc", "dmc-ot"} <= set(ALL)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_one_column_per_class_seen(name: str, mini: CLIP, data: Dataset, cache: Path) -> None:
+    checks.check_columns(checks.set_up(methods()[name], mini, data, SIZES, cache))
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_scores_do_not_depend_on_the_batch(name: str, mini: CLIP, data: Dataset, cache: Path) -> None:
+    checks.check_batch_independence(checks.set_up(methods()[name], mini, data, SIZES, cache))
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_what_is_frozen_stays_to_the_bit(name: str, mini: CLIP, data: Dataset, cache: Path) -> None:
+    checks.check_frozen(checks.set_up(methods()[name], mini, data, SIZES, cache))
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_old_tasks_are_never_read(name: str, mini: CLIP, data: Dataset, cache: Path) -> None:
+    checks.check_isolation(checks.set_up(methods()[name], mini, data, SIZES, cache))
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_exemplars_stay_in_their_budget(name: str, mini: CLIP, data: Dataset, cache: Path) -> None:
+    checks.check_budget(checks.set_up(methods()[name], mini, data, SIZES, cache))
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_save_and_load_give_the_same_scores(name: str, mini: CLIP, data: Dataset, cache: Path, tmp_path: Path) -> None:
+    kind = methods()[name]
+    checks.check_round_trip(kind, checks.set_up(kind, mini, data, SIZES, cache), tmp_path)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_the_same_seed_gives_the_same_run(name: str, mini: CLIP, data: Dataset, cache: Path) -> None:
+    checks.check_same_seed(lambda: checks.set_up(methods()[name], mini, data, SIZES, cache))
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_classes_with_one_and_two_pictures(name: str, mini: CLIP, few: Dataset, cache: Path) -> None:
+    counts = torch.bincount(few.train.labels).tolist()
+    assert counts[:3] == [1, 2, 6]
+    checks.check_columns(checks.set_up(methods()[name], mini, few, SIZES, cache))

@@ -1,0 +1,208 @@
+"""The equations of the paper against their literal form, in float64."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch.nn.functional import normalize
+
+from clipcil.clip import CLIP
+from clipcil.data.dataset import open_dataset
+from clipcil.data.reader import Reader
+from clipcil.data.stream import TaskStream
+from clipcil.engine.run import own_tower
+from clipcil.memory.gaussians import average_moments
+from clipcil.methods.dmc import DMC, DMCConfig, DMCOTConfig, clip_loss, orthogonality
+from clipcil.methods.training import Session, Training
+from clipcil.methods.tuning import tuned
+from clipcil.transport import bures_map, paired_map
+
+FAST = Training(epochs=1, lr=1e-3)
+
+
+def literal_clip_loss(images: torch.Tensor, texts: torch.Tensor, scale: float) -> torch.Tensor:
+    """Eq. (1) as printed: two sums over the batch, one text per picture."""
+    total = images.new_zeros(())
+    for i in range(len(images)):
+        forward = torch.stack([scale * images[i] @ texts[j] for j in range(len(texts))])
+        backward = torch.stack([scale * texts[i] @ images[j] for j in range(len(images))])
+        total = total + torch.log(forward[i].exp() / forward.exp().sum())
+        total = total + torch.log(backward[i].exp() / backward.exp().sum())
+    return -total / (2 * len(images))
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_eq_1_from_class_scores_equals_the_batch_form(seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    images = normalize(torch.randn(13, 8, generator=generator, dtype=torch.float64), dim=-1).requires_grad_()
+    classes = normalize(torch.randn(5, 8, generator=generator, dtype=torch.float64), dim=-1)
+    labels = torch.randint(0, 4, (13,), generator=generator)  # class 4 is absent, the others repeat
+    ours = clip_loss(7.0 * images @ classes.T, labels)
+    theirs = literal_clip_loss(images, classes[labels], 7.0)
+    assert torch.allclose(ours, theirs, atol=1e-12)
+    (gradient,) = torch.autograd.grad(ours, images, retain_graph=True)
+    (expected,) = torch.autograd.grad(theirs, images)
+    assert torch.allclose(gradient, expected, atol=1e-12)
+
+
+def test_eq_6_is_the_mean_squared_product_of_distinct_tasks() -> None:
+    tasks = torch.randn(4, 6, dtype=torch.float64)
+    pairs = [(tasks[i] @ tasks[j]) ** 2 for i in range(4) for j in range(4) if i != j]
+    assert torch.allclose(orthogonality(tasks), torch.stack(pairs).sum() / (4 * 3))
+    assert orthogonality(tasks[:1]) == 0
+    assert orthogonality(torch.eye(3)) == 0
+
+
+@pytest.fixture
+def method(mini: CLIP) -> DMC:
+    config = DMCOTConfig(beta=0.7, stage1=FAST, stage2=FAST)
+    torch.manual_seed(3)
+    method = DMC(config, own_tower(mini), Session())
+    method.grow(["octopus", "fire engine"])
+    method.grow(["apple"])
+    return method
+
+
+def test_eq_5_adds_the_task_text_to_the_class_texts(method: DMC) -> None:
+    texts, tasks = method.text_classifier(all_classes=True)
+    clip, tokens = method.clip, method.clip.tokenizer
+
+    def encode(vectors: torch.Tensor, name: str) -> torch.Tensor:
+        ids, ends = tokens([name])
+        embedded = clip.text.embed(ids)
+        row = torch.cat([embedded[:, :1], vectors[None], embedded[:, 1:]], dim=1)
+        return clip.text(row, ends + len(vectors))[0]
+
+    for index, (task, within, name) in enumerate([(0, 0, "octopus"), (0, 1, "fire engine"), (1, 0, "apple")]):
+        own = encode(method.class_prompts[task][within], name)
+        shared = encode(method.task_prompts[task][0], "")
+        expected = own + 0.7 * shared
+        assert torch.allclose(texts[index], expected / expected.norm(), atol=1e-5)
+        assert torch.allclose(tasks[task], shared / shared.norm(), atol=1e-5)
+
+
+def test_frozen_old_prompts_give_the_same_texts_without_encoding_them(method: DMC) -> None:
+    with torch.no_grad():
+        method.classifier, method.task_texts = method.text_classifier(all_classes=True)
+        texts, tasks = method.text_classifier(all_classes=False)
+    assert torch.allclose(texts, method.classifier, atol=1e-6)
+    assert torch.allclose(tasks, method.task_texts, atol=1e-6)
+
+
+def test_calibration_maps_are_eq_4_and_its_alternative(method: DMC) -> None:
+    generator = torch.Generator().manual_seed(0)
+    before = [torch.randn(30, 6, generator=generator, dtype=torch.float64) for _ in range(3)]
+    after = [group * 1.5 + 0.3 for group in before]
+    task = method.calibration_map(before, after)
+    expected = bures_map(*average_moments(before), *average_moments(after))
+    assert torch.equal(task.matrix, expected.matrix)
+    method.config = replace(method.config, calibration="class")
+    each = [bures_map(*average_moments([b]), *average_moments([a])) for b, a in zip(before, after, strict=True)]
+    alternative = method.calibration_map(before, after)
+    assert torch.allclose(alternative.matrix, sum(m.matrix for m in each) / 3)
+    assert torch.allclose(alternative.offset, sum(m.offset for m in each) / 3)
+
+
+def test_paired_map_finds_an_affine_map_and_falls_back_to_a_shift() -> None:
+    generator = torch.Generator().manual_seed(0)
+    matrix = torch.randn(5, 5, generator=generator, dtype=torch.float64)
+    points = torch.randn(400, 5, generator=generator, dtype=torch.float64)
+    found = paired_map(points, points @ matrix.T + 2.0, ridge=1e-12)
+    assert torch.allclose(found.matrix, matrix, atol=1e-9)
+    assert torch.allclose(found.offset, torch.full((5,), 2.0, dtype=torch.float64), atol=1e-9)
+    one = paired_map(points[:1], points[:1] + 3.0)
+    assert torch.allclose(one(points), points + 3.0)
+
+
+def learn(config: DMCConfig, mini: CLIP, cache: Path) -> DMC:
+    data = open_dataset("emoji")
+    train, test = (part.subset(torch.nonzero(part.labels < 6).flatten()) for part in (data.train, data.test))
+    data = replace(data, classes=data.classes[:6], train=train, test=test)
+    clip = own_tower(mini)
+    torch.manual_seed(0)
+    method = DMC(config, clip, Session())
+    for task in TaskStream(data, Reader(clip, cache), range(6), [3, 3]).tasks():
+        method.learn(task)
+    return method
+
+
+@pytest.mark.parametrize("what", ["tower", "blocks", "norms", "projection", "lora"])
+def test_what_is_tuned_moves_and_the_rest_does_not(what: str, mini: CLIP, tmp_path: Path) -> None:
+    method = learn(DMCConfig(tuned=what, tuned_blocks=1, stage1=FAST, stage2=FAST), mini, tmp_path)  # type: ignore[arg-type]
+    before = dict(mini.vision.named_parameters())
+    moved = {name for name, value in method.tower.named_parameters() if not torch.equal(value, before[name])}
+    assert set(dict(method.tower.named_parameters())) == set(before), "low-rank updates must be merged"
+    last = mini.config.vision.layers - 1
+    allowed = {
+        "tower": lambda name: True,
+        "blocks": lambda name: f"layers.{last}." in name or "post_layernorm" in name or "projection" in name,
+        "norms": lambda name: "norm" in name,
+        "projection": lambda name: name.startswith("visual_projection"),
+        "lora": lambda name: name.endswith(("q_proj.weight", "v_proj.weight")),
+    }[what]
+    assert moved and all(allowed(name) for name in moved)
+
+
+def test_a_low_rank_update_is_merged_exactly(mini: CLIP) -> None:
+    tower = own_tower(mini).vision
+    pixels = torch.randn(2, *mini.preprocess.shape)
+    with tuned(tower, "lora", rank=3) as parameters, torch.no_grad():
+        for parameter in parameters:
+            parameter.copy_(torch.randn_like(parameter) * 0.1)
+        inside = tower(pixels).features
+    assert torch.allclose(tower(pixels).features, inside, atol=1e-5)
+
+
+@pytest.mark.parametrize("change", [{"calibration": "none"}, {"calibration": "class"}, {"task_prompt": False}, {"simultaneous": True}])
+def test_ablations_run_and_differ(change: dict[str, object], mini: CLIP, tmp_path: Path) -> None:
+    whole = DMCOTConfig(stage1=FAST, stage2=FAST)
+    other = learn(replace(whole, **change), mini, tmp_path)  # type: ignore[arg-type]
+    assert not torch.equal(other.classifier, learn(whole, mini, tmp_path).classifier)
+    assert torch.isfinite(other.classifier).all()
+
+
+def test_old_prompts_stay_when_told_to(mini: CLIP, tmp_path: Path) -> None:
+    trained, frozen = (
+        learn(DMCOTConfig(train_old_prompts=on, stage1=FAST, stage2=replace(FAST, epochs=2)), mini, tmp_path) for on in (True, False)
+    )
+    torch.manual_seed(0)
+    first = DMC(DMCOTConfig(stage1=FAST, stage2=FAST), own_tower(mini), Session())
+    assert not torch.equal(trained.class_prompts[0], frozen.class_prompts[0])
+    assert math.isclose(float(frozen.classifier.norm(dim=1).min()), 1.0, abs_tol=1e-5)
+    assert first.seen == 0
+
+
+def test_replay_weighs_every_class_alike(method: DMC, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the number of replayed rows, the loss is the mean over classes of the expected loss of the class."""
+    seen: list[torch.Tensor] = []
+
+    class Fixed:
+        labels = torch.tensor([2, 2, 2])
+
+        def __len__(self) -> int:
+            return 3
+
+    def sample(classes: torch.Tensor) -> torch.Tensor:
+        seen.append(classes)
+        return normalize(torch.ones(len(classes), 256), dim=-1)
+
+    monkeypatch.setattr(method.memory, "sample", sample)
+    features = normalize(torch.ones(3, 256), dim=-1)
+    values: list[float] = []
+
+    def fit(stage, parameters, count, loss, how, each_epoch) -> None:  # type: ignore[no-untyped-def]
+        each_epoch()
+        values.append(float(loss(torch.arange(3)).detach()))
+
+    monkeypatch.setattr(method.session, "fit", fit)
+    method.config = replace(method.config, task_prompt=False, ortho=0.0)
+    method.fit_prompts("stage2", Fixed(), lambda rows: features[rows], [])  # type: ignore[arg-type]
+    texts, _ = method.text_classifier(all_classes=True)
+    scores = torch.log_softmax(method.clip.scale * features[:1] @ texts.T, dim=1)[0]
+    counts = torch.bincount(seen[0], minlength=2)
+    assert counts[0] == counts[1]  # both old classes as often
+    assert math.isclose(values[0], float(-scores.mean()), rel_tol=1e-4)
