@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from clipcil.data.dataset import Dataset, register
+from clipcil.data.dataset import Dataset, NoOptions, register
 from clipcil.data.parquet import read_parquet
 from clipcil.errors import UserError
 
@@ -12,7 +12,7 @@ TEMPLATES = ("a photo of a {}.", "a blurry photo of a {}.", "a low contrast phot
 
 
 @register("cifar100", "CIFAR-100, 100 classes, 32×32", "a folder with the Hugging Face parquet files")
-def open_cifar100(root: Path | None = None) -> Dataset:
+def open_cifar100(root: Path | None, options: NoOptions) -> Dataset:
     folder = root or Path("data/cifar100")
     train, test = sorted(folder.glob("**/train-*.parquet")), sorted(folder.glob("**/test-*.parquet"))
     if not train or not test:

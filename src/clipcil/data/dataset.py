@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
+from clipcil.data.names import check_names
 from clipcil.data.pictures import PictureSet
 from clipcil.errors import UserError, nearest
+from clipcil.settings import build, to_dict
 
 
 @dataclass(frozen=True)
@@ -22,6 +25,14 @@ class Dataset:
     test: PictureSet
     templates: tuple[str, ...] = ("a photo of a {}.",)
     """Sentences for a class name, `{}` standing for it; the first is the one used where only one is."""
+    notes: tuple[str, ...] = ()
+    """What a person should know about these pictures, such as lines of a list that were passed over."""
+
+    def __post_init__(self) -> None:
+        check_names(self.name, self.classes)
+        for pictures in (self.train, self.test):
+            if len(pictures) and not 0 <= int(pictures.labels.min()) <= int(pictures.labels.max()) < len(self.classes):
+                raise UserError(f"{pictures.name}: a label lies outside the {len(self.classes)} classes")
 
     def shrink(self, per_class: int, seed: int) -> Dataset:
         """At most `per_class` training pictures of each class, drawn by `seed`; the test set stays whole."""
@@ -36,7 +47,13 @@ class Dataset:
         return replace(self, train=self.train.subset(torch.from_numpy(np.concatenate(keep))))
 
 
-Opener = Callable[[Path | None], Dataset]
+@dataclass(frozen=True)
+class NoOptions:
+    """For a dataset that leaves nothing to choose."""
+
+
+Opener = Callable[[Path | None, Any], Dataset]
+"""`open(root, options)`: the folder that holds the dataset where it needs one, and an instance of its options."""
 
 
 @dataclass(frozen=True)
@@ -47,25 +64,46 @@ class Entry:
     summary: str
     needs: str
     """What has to be there, in a few words."""
+    options: type
+    """The frozen dataclass of what can be chosen about it, a docstring under each field."""
 
 
 REGISTRY: dict[str, Entry] = {}
 
 
-def register(name: str, summary: str, needs: str) -> Callable[[Opener], Opener]:
-    """Make `open(root)` known as dataset `name`."""
+def register(name: str, summary: str, needs: str, options: type = NoOptions) -> Callable[[Opener], Opener]:
+    """Make `open(root, options)` known as dataset `name`."""
 
     def keep(opener: Opener) -> Opener:
-        REGISTRY[name] = Entry(opener, summary, needs)
+        REGISTRY[name] = Entry(opener, summary, needs, options)
         return opener
 
     return keep
 
 
-def open_dataset(name: str, root: Path | None = None) -> Dataset:
-    """The dataset called `name`; `root` is the folder that holds it, where it needs one."""
+def find_dataset(name: str) -> Entry:
     import clipcil.data.catalogue  # noqa: F401  (fills the registry)
 
     if name not in REGISTRY:
         raise UserError(f"there is no dataset '{name}'{nearest(name, REGISTRY)}")
-    return REGISTRY[name].open(root)
+    return REGISTRY[name]
+
+
+def resolve_options(name: str, given: Mapping[str, Any]) -> Any:
+    """The dataset's options with what was given over their defaults."""
+    kind = find_dataset(name).options
+    try:
+        return build(kind, given)
+    except UserError as error:
+        hint = f" (dataset {name} has nothing to choose)" if kind is NoOptions else f" (dataset {name})"
+        raise UserError(f"{error}{hint}") from error
+
+
+def full_options(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Every option of the dataset with its value, as `config.toml` holds it."""
+    return to_dict(resolve_options(name, given))
+
+
+def open_dataset(name: str, root: Path | None = None, options: Mapping[str, Any] | None = None) -> Dataset:
+    """The dataset called `name`; `root` is the folder that holds it, where it needs one."""
+    return find_dataset(name).open(root, resolve_options(name, options or {}))

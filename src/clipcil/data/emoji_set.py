@@ -7,13 +7,13 @@ from pathlib import Path
 
 import torch
 
-from clipcil.data.dataset import Dataset, register
+from clipcil.data.dataset import Dataset, NoOptions, register
 from clipcil.data.parquet import read_parquet
 from clipcil.errors import UserError
 
 
 @register("emoji", "100 things × 8 drawing styles, 64×64, embedded", "nothing")
-def open_emoji(root: Path | None = None) -> Dataset:
+def open_emoji(root: Path | None, options: NoOptions) -> Dataset:
     with resources.as_file(resources.files("clipcil.data") / "emoji" / "emoji.parquet") as file:
         table = read_parquet([file], name="emoji")
     if table.names is None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import io
+import stat
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 
+import numpy as np
 import torch
 from PIL import Image, ImageOps
 from torch import Tensor
@@ -21,6 +23,11 @@ Picture = Path | bytes | Image.Image
 
 MAX_PIXELS = 100_000_000
 """A picture that claims more pixels than this is refused before it is decoded (a decompression bomb)."""
+FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM", "JPEG2000", "AVIF")
+"""What a picture file may hold, whatever its ending. Not everything PIL can open: some formats start other programs."""
+
+# PIL warns about harmless metadata; what matters raises. Once for all: filters cannot be set within a thread.
+warnings.filterwarnings("ignore", module=r"PIL\.")
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,42 +77,81 @@ def decode(picture: Picture, called: str) -> Image.Image:
     if isinstance(picture, Image.Image):
         return _to_rgb(picture)
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # PIL warns about harmless metadata; what matters raises
-            with Image.open(io.BytesIO(picture) if isinstance(picture, bytes) else picture) as image:
-                if image.width * image.height > MAX_PIXELS:
-                    size = f"{image.width}×{image.height}"
-                    raise UserError(f"{called}: {size} pixels is too large to decode safely; make it smaller")
-                image.load()
-                return _to_rgb(ImageOps.exif_transpose(image))
+        if isinstance(picture, Path) and not stat.S_ISREG(picture.stat().st_mode):
+            raise UserError(f"{called} is not a file; mend or remove it")  # a pipe would be waited on for ever
+        with Image.open(io.BytesIO(picture) if isinstance(picture, bytes) else picture, formats=_formats()) as image:
+            if image.width * image.height > MAX_PIXELS:
+                size = f"{image.width}×{image.height}"
+                raise UserError(f"{called}: {size} pixels is too large to decode safely; make it smaller")
+            image.load()
+            return _to_rgb(_upright(image))
     except UserError:
         raise
-    except (OSError, ValueError, SyntaxError, EOFError, Image.DecompressionBombError, MemoryError) as error:
+    except Exception as error:  # a damaged file can raise anything: its reader trusts what the file says of itself
         raise UserError(f"{called} is not a picture that can be read ({_short(error)}); mend or remove it") from error
 
 
+@cache
+def _formats() -> list[str]:
+    """Those of `FORMATS` that this build of PIL has."""
+    Image.init()
+    return [name for name in FORMATS if name in Image.OPEN]
+
+
+def _upright(image: Image.Image) -> Image.Image:
+    """Turned as its EXIF tag says; a damaged tag is no reason to refuse a whole picture."""
+    try:
+        return ImageOps.exif_transpose(image)
+    except Exception:
+        return image
+
+
 def _to_rgb(image: Image.Image) -> Image.Image:
-    if image.mode.startswith("I") or image.mode == "F":
-        # 16-bit greys: PIL's convert would clip them to white instead of scaling.
-        low, high = image.getextrema()
-        top = 65535.0 if float(high) > 255 else 255.0  # type: ignore[arg-type]
-        image = image.point(lambda value: value * (255.0 / top)).convert("L")
-    if image.mode in ("RGBA", "LA", "PA") or "transparency" in image.info:
+    if image.mode == "F" or image.mode.startswith("I"):
+        image = _eight_bits(image)
+    if image.mode in ("RGBA", "LA", "PA", "La", "RGBa") or "transparency" in image.info:
         image = image.convert("RGBA")
         page = Image.new("RGBA", image.size, "white")
         image = Image.alpha_composite(page, image)
     return image.convert("RGB")
 
 
+def _eight_bits(image: Image.Image) -> Image.Image:
+    """Greys of 16 bits or floats, scaled to 0…255; PIL's own conversion would clip them to white.
+
+    Mode I;16 always means 0…65535. Modes I and F do not say their range, so the smallest of 1 (floats only), 255 and
+    65535 that holds the picture is taken.
+    """
+    values = np.nan_to_num(np.asarray(image, dtype=np.float64))
+    top = 65535.0
+    if not image.mode.startswith("I;16"):
+        peak = float(values.max(initial=0.0))
+        top = next((t for t in ((1.0, 255.0) if image.mode == "F" else (255.0,)) if peak <= t), max(top, peak))
+    return Image.fromarray(np.clip(values * (255.0 / top), 0, 255).round().astype(np.uint8), "L")
+
+
 def _short(error: BaseException) -> str:
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
     text = str(error).split("\n")[0].split(" <_io")[0].split(" '/")[0]
     return f"{type(error).__name__}: {text}"[:120]
 
 
-def identity_of_files(paths: Sequence[Path]) -> str:
-    """Fingerprint of a list of files by name, size and time of change; no file is read."""
+def identity_of_files(paths: Sequence[Path], root: Path | None = None) -> str:
+    """Fingerprint of a list of files by place, size and time of change; no file is read.
+
+    The folder itself is part of it: archives made on purpose to be reproducible give all files one time of change, and
+    two folders of such pictures must not be taken for each other.
+    """
     digest = hashlib.sha256()
+    base = root.resolve() if root is not None else None
+    digest.update(f"{base}\n".encode("utf-8", "surrogateescape"))
     for path in paths:
-        status = path.stat()
-        digest.update(f"{path.parent.name}/{path.name}|{status.st_size}|{status.st_mtime_ns}\n".encode())
+        where = path.relative_to(root).as_posix() if root is not None else str(path.absolute())
+        try:
+            status = path.stat()
+            mark = f"{where}|{status.st_size}|{status.st_mtime_ns}\n"
+        except OSError:  # taken away, or a link that leads nowhere: whoever reads it will say so
+            mark = f"{where}|missing\n"
+        digest.update(mark.encode("utf-8", "surrogateescape"))
     return digest.hexdigest()[:24]

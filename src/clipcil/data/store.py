@@ -86,7 +86,7 @@ class PixelStore:
 
 
 def _checksum(values: np.ndarray) -> int:
-    return zlib.crc32(np.ascontiguousarray(values)) or 1  # 0 marks a row that was never written
+    return zlib.crc32(memoryview(np.ascontiguousarray(values)).cast("B")) or 1  # 0 marks a row that was never written
 
 
 class _Rows:

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 
 from clipcil.clip import CLIP, load_clip
-from clipcil.data.dataset import Dataset, open_dataset
+from clipcil.data.broken import drop_broken
+from clipcil.data.dataset import Dataset, full_options, open_dataset
 from clipcil.data.orders import class_order
 from clipcil.data.reader import Reader
 from clipcil.data.stream import TaskStream, task_sizes
@@ -36,7 +37,7 @@ class Shared:
     """What runs in one process can share: loaded backbones, datasets, and features of towers that nobody moved."""
 
     clips: dict[str, CLIP] = field(default_factory=dict)
-    datasets: dict[tuple[str, str], Dataset] = field(default_factory=dict)
+    datasets: dict[tuple[str, str, str, bool], tuple[Dataset, list[str]]] = field(default_factory=dict)
     readers: dict[str, Reader] = field(default_factory=dict)
 
 
@@ -48,6 +49,8 @@ class Setting:
     method: Method
     stream: TaskStream
     reader: Reader
+    notes: list[str] = field(default_factory=list)
+    """What a person should know about the pictures: those left out, lists read in part."""
 
 
 def make_fabric(device: str, precision: str, devices: int = 1) -> Any:
@@ -73,10 +76,7 @@ def make_ready(spec: RunSpec, config: Any, session: Session, shared: Shared | No
     if spec.backbone not in shared.clips:
         shared.clips[spec.backbone] = load_clip(spec.backbone).to(session.device)
     clip = shared.clips[spec.backbone]
-    place = (spec.data, str(spec.data_root))
-    if place not in shared.datasets:
-        shared.datasets[place] = open_dataset(spec.data, spec.data_root)
-    dataset = shared.datasets[place]
+    dataset, notes = _find_dataset(spec, shared)
     if spec.shots is not None:
         dataset = dataset.shrink(spec.shots, spec.seed)
     if kind.tunes_tower:
@@ -90,7 +90,20 @@ def make_ready(spec: RunSpec, config: Any, session: Session, shared: Shared | No
     torch.manual_seed(spec.seed)
     method = kind(config, clip, session).to(session.device)
     method.templates = dataset.templates
-    return Setting(spec, method, stream, reader)
+    return Setting(spec, method, stream, reader, notes)
+
+
+def _find_dataset(spec: RunSpec, shared: Shared) -> tuple[Dataset, list[str]]:
+    """The dataset, opened once for all runs that share, and what there is to say about it."""
+    options = full_options(spec.data, spec.data_options)
+    place = (spec.data, str(spec.data_root), str(sorted(options.items())), spec.skip_broken)
+    if place not in shared.datasets:
+        dataset = open_dataset(spec.data, spec.data_root, options)
+        broken: list[str] = []
+        if spec.skip_broken:
+            dataset, broken = drop_broken(dataset)
+        shared.datasets[place] = (dataset, [*dataset.notes, *(f"left out: {line}" for line in broken)])
+    return shared.datasets[place]
 
 
 def own_tower(clip: CLIP) -> CLIP:
@@ -120,6 +133,8 @@ def run(
     with monitor.phase("loading"):
         setting = make_ready(spec, config, session, shared)
     method, stream = setting.method, setting.stream
+    for note in setting.notes:
+        display.tell(note)
     setting.reader.on_progress = display.progress
     records: list[Record] = []
     drifts: list[dict[str, float] | None] = []

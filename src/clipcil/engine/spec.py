@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from clipcil.data.dataset import full_options
 from clipcil.errors import UserError
 from clipcil.methods.registry import find_method
 from clipcil.settings import merge, override, read_toml, to_dict, within
@@ -20,6 +21,10 @@ class RunSpec:
     method: str = "dmc-ot"
     data: str = "emoji"
     data_root: Path | None = None
+    data_options: dict[str, Any] = field(default_factory=dict)
+    """What is chosen about the dataset: its split, its columns; see the dataset's options."""
+    skip_broken: bool = False
+    """Go on without pictures that cannot be decoded, and list them, instead of stopping at the first."""
     tasks: int | None = None
     increment: int | None = None
     base: int | None = None
@@ -64,4 +69,5 @@ def method_settings(spec: RunSpec, given: Mapping[str, Any], preset: bool = True
 
 def as_table(spec: RunSpec, config: Any) -> dict[str, Any]:
     """Both together, as `config.toml` holds them."""
+    spec = replace(spec, data_options=full_options(spec.data, spec.data_options))
     return {"run": to_dict(spec), "method": to_dict(config)}

@@ -1,0 +1,96 @@
+"""Archives from strangers: unpacked into the cache, where nothing they hold can reach anything else."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import tarfile
+import tempfile
+import zlib
+from pathlib import Path, PurePosixPath
+
+from clipcil.errors import UserError
+from clipcil.files import cache_folder
+
+MAX_FILES = 2_000_000
+MAX_BYTES = 64 * 2**30
+"""More than any dataset here; an archive that claims more is refused before the disk is full."""
+ENDINGS = (".tar", ".tgz", ".tar.gz", ".tar.bz2", ".tar.xz")
+
+
+def is_archive(path: Path) -> bool:
+    return path.name.lower().endswith(ENDINGS) and path.is_file()
+
+
+def find_archive(folder: Path, pattern: str) -> Path | None:
+    """The archive in `folder` whose name matches the glob `pattern`, if there is one."""
+    return next((path for path in sorted(folder.glob(pattern)) if is_archive(path)), None)
+
+
+def unpack(archive: Path) -> Path:
+    """The folder with what the archive holds: unpacked once, whole or not at all, and found again by the next run."""
+    try:
+        status = archive.stat()
+        mark = f"{archive.resolve()}|{status.st_size}|{status.st_mtime_ns}"
+        stem = archive.name.split(".")[0]
+        target = cache_folder() / "unpacked" / f"{stem}-{hashlib.sha256(mark.encode()).hexdigest()[:16]}"
+        if target.is_dir():
+            return target
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".unpack-", dir=target.parent) as part:
+            _extract(archive, Path(part) / "all")
+            try:
+                (Path(part) / "all").rename(target)
+            except OSError:
+                if not target.is_dir():  # another process was first: its copy is as good as ours
+                    raise
+        return target
+    except (tarfile.TarError, EOFError, zlib.error) as error:
+        raise UserError(f"{archive} is not a whole archive ({_line(error)}); download it again") from error
+    except OSError as error:
+        if isinstance(error, PermissionError) or error.filename or error.errno:
+            raise UserError(
+                f"cannot unpack {archive} ({error.strerror or error}); free some room, or set CLIPCIL_CACHE to a folder"
+                " that can be written"
+            ) from error
+        raise UserError(f"{archive} is not a whole archive ({_line(error)}); download it again") from error
+
+
+def _extract(archive: Path, into: Path) -> None:
+    """Plain files and folders only, each below `into`. Written by hand: no owner, mode or link is taken over."""
+    into.mkdir()
+    total = 0
+    with tarfile.open(archive) as tar:
+        for number, member in enumerate(tar):
+            name = safe_name(archive, member.name)
+            if member.isdir():
+                continue
+            if not member.isreg():
+                raise UserError(f"{archive}: '{member.name}' is a link or a device; such an archive is not unpacked")
+            total += member.size
+            if total > MAX_BYTES or number >= MAX_FILES:
+                raise UserError(
+                    f"{archive} holds more than {MAX_FILES} files or {MAX_BYTES >> 30} GiB; unpack it by hand"
+                )
+            source = tar.extractfile(member)
+            if source is None:
+                raise UserError(f"{archive}: '{member.name}' cannot be read")
+            path = into / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with source, path.open("wb") as file:
+                shutil.copyfileobj(source, file, 1 << 20)
+            # The archive's own time, so that what is cached about a picture is found again after unpacking again.
+            os.utime(path, (member.mtime, member.mtime))
+
+
+def safe_name(archive: Path, name: str) -> PurePosixPath:
+    """The member's path if it stays below the folder it is unpacked into; an error if it would climb out."""
+    path = PurePosixPath(name)
+    if path.is_absolute() or ".." in path.parts or "\\" in name or "\0" in name or ":" in name.split("/")[0]:
+        raise UserError(f"{archive}: the path '{name}' leads out of the archive; such an archive is not unpacked")
+    return path
+
+
+def _line(error: BaseException) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0][:120]

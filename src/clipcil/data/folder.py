@@ -1,0 +1,101 @@
+"""`folder`: any tree of class/picture, with folders train and test or a split by seed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from clipcil.data.dataset import Dataset, register
+from clipcil.data.names import clean_name
+from clipcil.data.pictures import PictureSet, identity_of_files
+from clipcil.data.splits import split_by_class
+from clipcil.data.tree import list_files, list_folders, need_folder
+from clipcil.errors import UserError
+from clipcil.settings import within
+
+TRAIN, TEST = ("train", "training"), ("test", "val", "valid", "validation")
+
+
+@dataclass(frozen=True)
+class FolderOptions:
+    test_share: float = 0.2
+    """Pictures of each class kept for the test where there is no folder test/."""
+    split_seed: int = 0
+    """Which pictures those are."""
+    template: str = "a photo of a {}."
+    """The sentence for a class name, {} standing for it."""
+
+    def __post_init__(self) -> None:
+        within("test_share", self.test_share, 0.001, 0.999)
+        check_template(self.template)
+
+
+@register(
+    "folder", "your own pictures, a folder for each class", "class/picture, or train/ and test/ of these", FolderOptions
+)
+def open_folder(root: Path | None, options: FolderOptions) -> Dataset:
+    if root is None:
+        raise UserError(
+            "dataset folder: name the folder that holds a folder of pictures for each class with --data-root"
+        )
+    need_folder(root, "dataset folder")
+    parts = {path.name.lower(): path for path in list_folders(root)}
+    train = next((parts[name] for name in TRAIN if name in parts), None)
+    test = next((parts[name] for name in TEST if name in parts), None)
+    if train is not None and test is not None:
+        return _given_split(root, train, test, options)
+    if train is not None and len(parts) == 1:
+        root = train
+    names, files, labels = read_tree(root)
+    pictures = picture_files(root.name, root, files, labels)
+    is_test = split_by_class(
+        [path.relative_to(root).as_posix() for path in files], labels, options.test_share, options.split_seed
+    )
+    learn, check = (pictures.subset(torch.nonzero(rows).flatten()) for rows in (~is_test, is_test))
+    return Dataset("folder", names, learn, check, (options.template,))
+
+
+def _given_split(root: Path, train: Path, test: Path, options: FolderOptions) -> Dataset:
+    names, files, labels = read_tree(train)
+    test_names, test_files, test_labels = read_tree(test)
+    if missing := [name for name in test_names if name not in names]:
+        raise UserError(f"class '{missing[0]}' of {test} has no folder in {train}")
+    place = torch.tensor([names.index(name) for name in test_names])
+    return Dataset(
+        "folder",
+        names,
+        picture_files(f"{root.name} {train.name}", train, files, labels),
+        picture_files(f"{root.name} {test.name}", test, test_files, place[test_labels]),
+        (options.template,),
+    )
+
+
+def read_tree(root: Path) -> tuple[list[str], list[Path], torch.Tensor]:
+    """Class names, picture files and their labels of a class/picture tree; classes by name, pictures anywhere below.
+
+    An empty class folder is an error: a class that silently vanished would shift every label after it.
+    """
+    folders = list_folders(root)
+    if not folders:
+        raise UserError(f"{root} has no folders; put the pictures of each class into a folder that bears its name")
+    files: list[Path] = []
+    labels: list[int] = []
+    for label, folder in enumerate(folders):
+        inside = list_files(folder)
+        if not inside:
+            raise UserError(f"there are no pictures in {folder}; put some there or remove the folder")
+        files += inside
+        labels += [label] * len(inside)
+    return [clean_name(folder.name) for folder in folders], files, torch.tensor(labels, dtype=torch.int64)
+
+
+def picture_files(name: str, root: Path, files: Sequence[Path], labels: torch.Tensor) -> PictureSet:
+    return PictureSet(name, list(files), labels, identity_of_files(files, root))
+
+
+def check_template(template: str) -> None:
+    if template.count("{}") != 1 or "{" in template.replace("{}", ""):
+        raise UserError(f"setting 'template' is '{template}'; it must have {{}} once, where the class name goes")

@@ -1,0 +1,52 @@
+"""Class names: as folders and files spell them → as people say them, and which of them cannot be told apart."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Sequence
+
+from clipcil.errors import UserError
+
+LONGEST = 300
+"""Characters in a name. 77 tokens hold no more than this of any language; the tokenizer says the exact limit later."""
+_HUMP = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
+
+
+def clean_name(raw: str, *, camel: bool = False, hyphens: bool = False) -> str:
+    """`aquarium_fish` → `aquarium fish`; with `camel`, `ApplyEyeMakeup` → `Apply Eye Makeup`; with `hyphens`,
+    `Black-footed` → `Black footed`. White space and control characters become single spaces."""
+    text = unicodedata.normalize("NFC", raw).replace("_", " ")
+    if hyphens:
+        text = text.replace("-", " ")
+    if camel:
+        text = _HUMP.sub(" ", text)
+    text = "".join(" " if unicodedata.category(letter) == "Cc" else letter for letter in text)
+    return " ".join(text.split())
+
+
+def shorten(name: str, length: int = 60) -> str:
+    """A name as a one-line message can show it."""
+    return name if len(name) <= length else f"{name[:length]}… ({len(name)} characters)"
+
+
+def check_names(dataset: str, names: Sequence[str]) -> None:
+    """Refuse names that CLIP's text tower cannot work with: empty, too long, or the same for two classes.
+
+    CLIP's tokenizer puts everything in lower case, so names that differ only in case are the same text.
+    """
+    if not names:
+        raise UserError(f"{dataset} has no classes")
+    seen: dict[str, str] = {}
+    for place, name in enumerate(names):
+        if not name.strip():
+            raise UserError(f"{dataset}: class {place} has an empty name; give it one")
+        if len(name) > LONGEST:
+            raise UserError(f"{dataset}: class name '{shorten(name)}' is too long for a prompt; shorten it")
+        key = " ".join(name.casefold().split())
+        if key in seen:
+            how = "stands there twice" if seen[key] == name else f"and '{shorten(seen[key])}' differ only in case"
+            raise UserError(
+                f"{dataset}: class name '{shorten(name)}' {how}, and CLIP would see one text; rename or merge them"
+            )
+        seen[key] = name
