@@ -15,6 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+_AT_ONCE = 16
+
 
 class Convolution(nn.Module):
     """One convolution with TensorFlow's padding and, where asked for, ReLU6."""
@@ -71,6 +73,9 @@ class Trunk(nn.Module):
 
     @torch.no_grad()
     def forward(self, pixels: Tensor) -> Tensor:
-        hidden = self.stem(pixels.contiguous(memory_format=torch.channels_last))
-        out: Tensor = self.blocks(hidden)
-        return out.contiguous()
+        # Channels last is twice as fast in the CPU's depthwise kernels, and a few pictures at a time stay in its cache.
+        parts = []
+        for start in range(0, max(len(pixels), 1), _AT_ONCE):
+            part = pixels[start : start + _AT_ONCE].contiguous(memory_format=torch.channels_last)
+            parts.append(self.blocks(self.stem(part)).contiguous())
+        return torch.cat(parts)
