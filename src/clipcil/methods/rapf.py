@@ -122,7 +122,7 @@ class RAPF(Method):
         return self.clip.scale * normalize(self.adapter(features), dim=-1) @ self.texts.T
 
     def train_adapter(self, pictures: Pictures) -> None:
-        """Cross-entropy over all classes seen, on the task's and the replayed features, plus the hinge on hard pairs."""
+        """Cross-entropy over all classes seen on the task's and the replayed features, plus the hinge on hard pairs."""
         features, labels, how = pictures.features, pictures.labels, self.config.adapter
         old = self.seen - self.sizes[-1]
         steps = -(-len(pictures) // how.batch_size)
@@ -150,7 +150,7 @@ class RAPF(Method):
                 value = value + separation(turned, own, rival, self.config.margin)
             return value
 
-        self.session.fit("adapter", [self.adapter.weight], len(pictures), loss, how, each_epoch=draw)
+        self.session.fit("adapter", list(self.adapter.parameters()), len(pictures), loss, how, each_epoch=draw)
 
     def replay(self, classes: Tensor) -> Tensor:
         """One raw feature for each entry of `classes` (N,): (N, dim)."""
@@ -215,4 +215,5 @@ def fuse(old: Tensor, new: Tensor, bias: float) -> Tensor:
     if not bool(change.max() > 0):
         return old.clone()
     mask = (change / change.max() + bias).clamp(max=1)
-    return (left @ (mask * after + (1 - mask) * before)).to(new.dtype)
+    fused: Tensor = left @ (mask * after + (1 - mask) * before)
+    return fused.to(new.dtype)
