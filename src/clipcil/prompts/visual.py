@@ -1,0 +1,117 @@
+"""Visual prompts: what L2P, DualPrompt and CODA-Prompt share.
+
+A frozen tower is steered by learnt vectors, put among its tokens (L2P) or in front of a layer's keys and values (prefix
+tuning, DualPrompt and CODA-Prompt). Which vectors a picture gets is decided by its query: its feature from the same
+tower without prompts, so a picture's prompts depend on that picture alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import linear, normalize
+
+from clipcil.clip.layers import Prefix
+
+
+def cosine(queries: Tensor, keys: Tensor) -> Tensor:
+    """cos(q_b, k_n): queries (B, dim), keys (N, dim) → (B, N)."""
+    return normalize(queries, dim=-1) @ normalize(keys, dim=-1).T
+
+
+def choose(similarity: Tensor, count: int, together: bool = False) -> Tensor:
+    """Which prompts each picture gets: similarity (B, N) → the `count` nearest keys, (B, count) int64.
+
+    `together`: the batch votes and all its pictures get the winners (the reference's "batchwise" choice). For training
+    alone: at test time it would let one picture's answer depend on the others in its batch.
+    """
+    chosen = similarity.topk(count, dim=1).indices
+    if not together:
+        return chosen
+    votes = torch.bincount(chosen.flatten(), minlength=similarity.shape[1])
+    return votes.topk(count).indices.expand(len(similarity), -1)
+
+
+def uniform(*shape: int, limit: float, device: torch.device) -> nn.Parameter:
+    """A parameter drawn from U(−limit, limit), not training until a stage says so."""
+    return nn.Parameter((2 * torch.rand(*shape) - 1).mul_(limit).to(device), requires_grad=False)
+
+
+def existing(layers: Sequence[int], depth: int) -> list[int]:
+    """Those of `layers` that a tower of `depth` layers has, in order, each once.
+
+    The layers of the papers are those of a ViT-B of 12; a shallower tower gets the prompts it has room for.
+    """
+    return [layer for layer in dict.fromkeys(layers) if layer < depth]
+
+
+def missing_note(layers: Sequence[int], depth: int) -> list[str]:
+    """What a report should say when `existing` dropped some."""
+    missing = [str(layer) for layer in dict.fromkeys(layers) if layer >= depth]
+    return [f"the tower has {depth} layers: no prompts at layer {', '.join(missing)}"] if missing else []
+
+
+def prefixes(layers: Sequence[int], prompts: Tensor) -> dict[int, Prefix]:
+    """Prompts (layers, B or 1, 2·L, width) → layer: (keys, values), each (B or 1, L, width), views.
+
+    The first half of a prompt goes to the keys, the second to the values.
+    """
+    half = prompts.shape[2] // 2
+    return {layer: (prompt[:, :half], prompt[:, half:]) for layer, prompt in zip(layers, prompts, strict=True)}
+
+
+def orthogonal_rows(earlier: Tensor, count: int) -> Tensor:
+    """`count` random unit rows, orthogonal to the rows of `earlier` (n, d) and to each other: (count, d).
+
+    Gram–Schmidt by one QR: [earlierᵀ, randomᵀ] = Q R, and the columns of Q after the first n are the random rows with
+    all that came before taken out. Householder's QR keeps them orthogonal to rounding, also where earlier rows nearly
+    coincide, where the textbook loop does not. The sign of R's diagonal is undone, so that a row keeps its side.
+
+    d dimensions hold no more than d orthogonal rows. When n + count > d, the first d − n rows are as above and the rest
+    are random unit rows: in d dimensions their cosines with anything are about 1/√d. (The reference code would redraw
+    for ever.)
+    """
+    size = earlier.shape[1]
+    drawn = torch.randn(count, size, dtype=torch.float64).to(earlier.device)
+    room = max(0, min(count, size - len(earlier)))
+    rows = normalize(drawn, dim=1)
+    if room:
+        stacked = torch.cat([earlier.double(), drawn[:room]])
+        q, r = torch.linalg.qr(stacked.T)
+        rows[:room] = (q * r.diagonal().sign()).T[len(earlier) :]
+    return rows.to(earlier.dtype)
+
+
+class GrowingHead(nn.Module):
+    """A linear classifier over all classes seen; each task adds its rows, and those of earlier tasks are done.
+
+    The cross-entropy of these methods is over the classes of the current task only (logits of all others at −∞), so
+    earlier rows would get no gradient anyway; as parameters of their own they cannot move at all.
+    The rows start at 0. The papers do not say; a masked cross-entropy cannot see what the rows of a task have in
+    common, so whatever they start with in common would stay and favour one task over another.
+    """
+
+    def __init__(self, size: int, device: torch.device) -> None:
+        super().__init__()
+        self.size, self.device = size, device
+        self.weights = nn.ParameterList()  # a task each: (C_k, size)
+        self.biases = nn.ParameterList()  # a task each: (C_k,)
+
+    def grow(self, classes: int) -> None:
+        zeros = torch.zeros(classes, self.size + 1, device=self.device)
+        self.weights.append(nn.Parameter(zeros[:, 1:].clone(), requires_grad=False))
+        self.biases.append(nn.Parameter(zeros[:, 0].clone(), requires_grad=False))
+
+    def newest(self) -> list[nn.Parameter]:
+        """The parameters of the task under way."""
+        return [self.weights[-1], self.biases[-1]]
+
+    def current(self, features: Tensor) -> Tensor:
+        """(B, size) → (B, C_k): the classes of the newest task."""
+        return linear(features, self.weights[-1], self.biases[-1])
+
+    def forward(self, features: Tensor) -> Tensor:
+        """(B, size) → (B, classes seen)."""
+        return linear(features, torch.cat(list(self.weights)), torch.cat(list(self.biases)))
