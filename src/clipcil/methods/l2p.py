@@ -1,0 +1,123 @@
+"""L2P, "Learning to Prompt for Continual Learning", on CLIP's vision tower.
+
+A pool of N prompts P_i (L tokens each) with keys k_i is shared by all tasks. A picture with query q(x), its feature
+from the frozen tower without prompts, gets the prompts of its `top_k` nearest keys S(x), and a linear head reads the
+prompted pass f:
+
+    loss = CE(head(f(x; P_S)), y; classes of the current task) − λ · Σ_{i∈S} cos(q(x), k_i)
+
+Trained: prompts, keys, head. Frozen: the tower. Kept of old pictures: nothing.
+
+Where codes and descriptions differ:
+- The published code lets a batch vote on its prompts, in training and at test. Here every picture chooses for itself
+  (the paper's Eq. for S(x)); `vote_in_training` brings the vote back for training alone, and nothing does for test.
+- The head reads the mean of the prompt tokens in the original and the class token in its CLIP port; see `head_input`.
+- A CLIP port masks the pool by task and adds exemplars; neither is L2P.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from clipcil.clip import CLIP
+from clipcil.data.reader import Pictures
+from clipcil.data.stream import Task
+from clipcil.errors import UserError
+from clipcil.methods.base import Method
+from clipcil.methods.registry import register
+from clipcil.methods.training import Session, Training
+from clipcil.prompts.visual import GrowingHead, choose, cosine, uniform
+from clipcil.settings import within
+
+
+@dataclass(frozen=True)
+class L2PConfig:
+    train: Training = field(
+        default_factory=lambda: Training(
+            epochs=5, lr=1.875e-3, batch_size=16, optimizer="adam", weight_decay=0, schedule="constant", clip_norm=1
+        )
+    )
+    """The original's: Adam, 0.03 × batch 16 / 256, constant, 5 epochs, gradients no longer than 1."""
+    pool: int = 10
+    """N, prompts in the pool; the original's and its ports'."""
+    length: int = 5
+    """L, tokens of a prompt; the original has 10 on CIFAR-100, its ports 5."""
+    top_k: int = 5
+    """Prompts a picture gets; the original has 4 on CIFAR-100, its ports 5."""
+    pull: float = 0.1
+    """λ; 1 in the original code, 0.1 in its ports. Keys have no other gradient, so Adam makes little of the size."""
+    prompt_range: float = 1.0
+    """Prompts start from U(−r, r); the reference's. They pass a layer norm at once, so r hardly matters."""
+    key_range: float = 1.0
+    """Keys start from U(−r, r); the reference's. The cosine ignores r, but a key takes about r/lr steps of Adam to
+    turn: with few pictures it must be small."""
+    head_input: Literal["class", "prompts"] = "class"
+    """What the head reads. class: the projected class token, the one vector CLIP was trained to be read by, as the CLIP
+    port does; prompts: the mean of the prompt tokens after the last norm, as in the original, whose ViT is read freely.
+    On CLIP the latter starts from tokens that nothing ever read, and costs the whole of the last layer."""
+    vote_in_training: bool = False
+    """Whether a training batch votes on one set of prompts, as the published code does. Never at test time."""
+
+    def __post_init__(self) -> None:
+        within("length", self.length, 1)
+        within("top_k", self.top_k, 1)
+        within("pull", self.pull, 0)
+        within("prompt_range", self.prompt_range, 0)
+        within("key_range", self.key_range, 0)
+        if self.pool < self.top_k:
+            raise UserError(f"setting 'pool' is {self.pool}; it must be at least top_k, which is {self.top_k}")
+
+
+@register
+class L2P(Method):
+    name = "l2p"
+    title = "L2P"
+    Config = L2PConfig
+    config: L2PConfig
+
+    def __init__(self, config: L2PConfig, clip: CLIP, session: Session) -> None:
+        super().__init__(config, clip, session)
+        dim, width, device = clip.config.dim, clip.config.vision.width, session.device
+        self.prompts = uniform(config.pool, config.length, width, limit=config.prompt_range, device=device)
+        self.keys = uniform(config.pool, dim, limit=config.key_range, device=device)
+        self.head = GrowingHead(dim if config.head_input == "class" else width, device)
+
+    def grow(self, names: Sequence[str]) -> None:
+        super().grow(names)
+        self.head.grow(len(names))
+
+    def learn(self, task: Task) -> None:
+        self.grow(task.names)
+        pictures, queries = task.pictures, task.pictures.features
+        labels = pictures.labels - (self.seen - self.sizes[-1])
+
+        def loss(rows: Tensor) -> Tensor:
+            similarity = cosine(queries[rows], self.keys)  # (B, N)
+            chosen = choose(similarity, self.config.top_k, together=self.config.vote_in_training)
+            scores = self.head.current(self.encode(pictures[rows].pixels, chosen))
+            near = similarity.gather(1, chosen).sum(1).mean()
+            return cross_entropy(scores, labels[rows]) - self.config.pull * near
+
+        parameters = [self.prompts, self.keys, *self.head.newest()]
+        self.session.fit("train", parameters, len(pictures), loss, self.config.train)
+
+    def logits(self, batch: Pictures) -> Tensor:
+        chosen = choose(cosine(batch.features, self.keys), self.config.top_k)
+        scores: Tensor = self.head(self.encode(batch.pixels, chosen))
+        return scores
+
+    def encode(self, pixels: Tensor, chosen: Tensor) -> Tensor:
+        """The prompted pass: pictures with the prompts `chosen` (B, k) for them → what the head reads."""
+        tokens = self.prompts[chosen].flatten(1, 2)  # (B, k·L, width)
+        tower = self.clip.vision
+        if self.config.head_input == "class":
+            features: Tensor = tower(pixels, extra_tokens=tokens, class_only=True).features  # (B, dim)
+            return features
+        outputs = tower(pixels, extra_tokens=tokens).tokens[:, 1 : 1 + tokens.shape[1]]
+        mean: Tensor = tower.vision_model.post_layernorm(outputs).mean(dim=1)  # (B, width)
+        return mean
