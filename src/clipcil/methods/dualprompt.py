@@ -1,0 +1,139 @@
+"""DualPrompt, "Complementary Prompting for Rehearsal-free Continual Learning", on CLIP's vision tower.
+
+Two kinds of prompts by prefix tuning, that is (p_K, p_V) in front of a layer's keys and values:
+- the general prompt (G) at the first layers, one for all tasks and trained in all of them;
+- an expert prompt (E) at the layers after those, one for each task t, with a key k_t.
+
+    train:  loss = CE(head(f(x; G, E_t)), y; classes of task t) − λ · cos(q(x), k_t)
+    test:   t(x) = argmax_t cos(q(x), k_t),  scores = head(f(x; G, E_t(x))) over all classes seen
+
+q(x) is the picture's feature from the frozen tower without prompts. A new expert starts as a copy of the one before it,
+a new key starts afresh. Trained: G, E_t, k_t, the head's rows of task t. Kept of old pictures: nothing.
+
+Where codes and descriptions differ:
+- Ports reshape the chosen experts without a permute, which mixes the pictures of a batch, and let a batch vote on its
+  task. Here each picture has the expert of its own nearest key, whatever else is in the batch.
+- A CLIP port freezes the general prompt at its random start together with the tower. Here it trains, as described.
+- The pool of the references has the size of the number of tasks known in advance. Here each task adds its expert.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from clipcil.clip import CLIP
+from clipcil.data.reader import Pictures
+from clipcil.data.stream import Task
+from clipcil.methods.base import Method
+from clipcil.methods.registry import register
+from clipcil.methods.training import Session, Training
+from clipcil.prompts.visual import GrowingHead, cosine, existing, missing_note, prefixes, uniform
+from clipcil.settings import within
+
+
+@dataclass(frozen=True)
+class DualPromptConfig:
+    train: Training = field(
+        default_factory=lambda: Training(
+            epochs=5, lr=2.8e-3, batch_size=24, optimizer="adam", weight_decay=0, schedule="constant", clip_norm=1
+        )
+    )
+    """The original's on CIFAR-100: Adam, 0.03 × batch 24 / 256, constant, 5 epochs, gradients no longer than 1."""
+    general_layers: tuple[int, ...] = (0, 1)
+    """Layers of the general prompt, from 0; the paper's. Layers a tower does not have are left out, and noted."""
+    general_length: int = 5
+    """Vectors for the keys, and as many for the values, at each of them; the paper's."""
+    expert_layers: tuple[int, ...] = (2, 3, 4)
+    """Layers of the expert prompts, from 0; the paper's. Layers a tower does not have are left out, and noted."""
+    expert_length: int = 5
+    """Vectors for the keys, and as many for the values; the original: 5 on CIFAR-100, 20 on ImageNet-R."""
+    pull: float = 1.0
+    """λ; the original's. Keys have no other gradient, so Adam makes little of the size."""
+    prompt_range: float = 1.0
+    """Prompts start from U(−r, r); the reference's."""
+    key_range: float = 1.0
+    """Keys start from U(−r, r); the reference's. The cosine ignores r, but a key takes about r/lr steps of Adam to
+    turn: with few pictures it must be small."""
+
+    def __post_init__(self) -> None:
+        within("general_length", self.general_length, 1)
+        within("expert_length", self.expert_length, 1)
+        within("pull", self.pull, 0)
+        within("prompt_range", self.prompt_range, 0)
+        within("key_range", self.key_range, 0)
+        for layer in (*self.general_layers, *self.expert_layers):
+            within("general_layers or expert_layers", layer, 0)
+
+
+@register
+class DualPrompt(Method):
+    name = "dualprompt"
+    title = "DualPrompt"
+    Config = DualPromptConfig
+    config: DualPromptConfig
+
+    def __init__(self, config: DualPromptConfig, clip: CLIP, session: Session) -> None:
+        super().__init__(config, clip, session)
+        depth = clip.config.vision.layers
+        self.general_layers = existing(config.general_layers, depth)
+        self.expert_layers = existing(config.expert_layers, depth)
+        self.general = self.new_prompt(len(self.general_layers), config.general_length)
+        self.experts = nn.ParameterList()  # a task each: (layers, 2·L, width)
+        self.keys = nn.ParameterList()  # a task each: (1, dim)
+        self.head = GrowingHead(clip.config.dim, session.device)
+
+    def new_prompt(self, layers: int, length: int) -> nn.Parameter:
+        """(layers, 2·L, width): at each layer L vectors for the keys, then L for the values."""
+        width = self.clip.config.vision.width
+        return uniform(layers, 2 * length, width, limit=self.config.prompt_range, device=self.session.device)
+
+    def grow(self, names: Sequence[str]) -> None:
+        super().grow(names)
+        expert = self.new_prompt(len(self.expert_layers), self.config.expert_length)
+        if len(self.experts):
+            expert.copy_(self.experts[-1])
+        self.experts.append(expert)
+        self.keys.append(uniform(1, self.clip.config.dim, limit=self.config.key_range, device=self.session.device))
+        self.head.grow(len(names))
+
+    def learn(self, task: Task) -> None:
+        self.grow(task.names)
+        pictures, queries = task.pictures, task.pictures.features
+        labels = pictures.labels - (self.seen - self.sizes[-1])
+
+        def loss(rows: Tensor) -> Tensor:
+            features = self.encode(pictures[rows].pixels, self.experts[-1].unsqueeze(1))
+            near = cosine(queries[rows], self.keys[-1]).mean()
+            return cross_entropy(self.head.current(features), labels[rows]) - self.config.pull * near
+
+        parameters = [self.general, self.experts[-1], self.keys[-1], *self.head.newest()]
+        self.session.fit("train", parameters, len(pictures), loss, self.config.train)
+
+    def logits(self, batch: Pictures) -> Tensor:
+        experts = torch.stack(list(self.experts), dim=1)  # (layers, K, 2·L, width)
+        scores: Tensor = self.head(self.encode(batch.pixels, experts[:, self.tasks(batch)]))
+        return scores
+
+    def tasks(self, batch: Pictures) -> Tensor:
+        """The task each picture is taken to belong to, (B,) int64: that of its nearest key."""
+        return cosine(batch.features, torch.cat(list(self.keys))).argmax(dim=1)
+
+    def encode(self, pixels: Tensor, experts: Tensor) -> Tensor:
+        """The prompted pass with `experts` (layers, B or 1, 2·L, width): (B, dim)."""
+        general = prefixes(self.general_layers, self.general.unsqueeze(1))
+        expert = prefixes(self.expert_layers, experts)
+        for layer in general.keys() & expert.keys():  # both kinds at one layer: one after the other
+            both = zip(general[layer], expert[layer], strict=True)
+            keys, values = (torch.cat([g.expand(len(e), -1, -1), e], dim=1) for g, e in both)
+            expert[layer] = (keys, values)
+        features: Tensor = self.clip.vision(pixels, prefixes=general | expert, class_only=True).features
+        return features
+
+    def notes(self) -> list[str]:
+        layers = (*self.config.general_layers, *self.config.expert_layers)
+        return missing_note(layers, self.clip.config.vision.layers)
