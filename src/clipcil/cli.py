@@ -16,15 +16,19 @@ from typing import Any
 import tyro
 
 from clipcil.commands.bench import bench
+from clipcil.commands.describe import describe
 from clipcil.commands.info import datasets, methods
 from clipcil.commands.run import run
+from clipcil.commands.sweep import sweep
 from clipcil.errors import UserError, nearest
 
 COMMANDS: dict[str, Callable[..., Any]] = {
     "run": run,
     "bench": bench,
+    "sweep": sweep,
     "methods": methods,
     "datasets": datasets,
+    "describe": describe,
 }
 DESCRIPTION = "Class-incremental learning with CLIP: DMC, DMC-OT and the methods they are compared with."
 

@@ -1,0 +1,72 @@
+"""`clipcil describe`: the descriptions ENGINE re-ranks with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from clipcil.commands.types import Folder
+
+
+def describe(
+    classes: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="DATASET|FILE")],
+    endpoint: Annotated[str, tyro.conf.arg(metavar="URL")],
+    model: Annotated[str, tyro.conf.arg(metavar="NAME")],
+    out: Annotated[Path, tyro.conf.arg(metavar="FILE")],
+    key_from: Annotated[str, tyro.conf.arg(metavar="VARIABLE", help_behavior_hint="")] = "",
+    jobs: int = 4,
+    data_root: Folder = None,
+) -> None:
+    """Ask a language model what tells each pair of classes apart, and keep the answers for ENGINE.
+
+    One question per pair: 4,950 for 100 classes. What was answered is kept; the same command goes on after a stop.
+    Examples: clipcil describe emoji --endpoint http://localhost:8000/v1 --model NAME --out emoji.json; then clipcil
+    run engine --set descriptions=emoji.json.
+
+    Args:
+        classes: A dataset (`clipcil datasets` lists them), or a text file with one class name a line.
+        endpoint: Address of an OpenAI-compatible API, such as http://localhost:8000/v1.
+        model: Name of the model there.
+        out: JSON file for the answers; an existing one is continued.
+        key_from: Environment variable that holds the API key. The key is never printed or written.
+        jobs: Questions under way at the same time.
+        data_root: Folder that holds the dataset.
+    """
+    import os
+
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from clipcil.engine.describe import Endpoint
+    from clipcil.engine.describe import describe as ask_all
+    from clipcil.errors import UserError
+    from clipcil.settings import within
+
+    within("jobs", jobs, 1, 64)
+    key = os.environ.get(key_from, "").strip() if key_from else ""
+    if key_from and not key:
+        raise UserError(f"the environment variable {key_from} is empty or not set; put the API key there")
+    names = class_names(classes, data_root)
+    where = Endpoint(endpoint, model, key)
+    console = Console(highlight=False, soft_wrap=True)
+    with Progress(console=console, disable=not console.is_terminal) as bars:
+        bar = bars.add_task("pairs", total=None)
+        asked = ask_all(names, where, out, jobs, lambda done, total: bars.update(bar, completed=done, total=total))
+    console.print(f"{out}: {len(names)} classes, {len(names) * (len(names) - 1) // 2} pairs, {asked} asked now")
+
+
+def class_names(source: str, root: Path | None) -> list[str]:
+    """Names from a text file, one a line, or those of a dataset."""
+    from clipcil.data.dataset import open_dataset
+    from clipcil.errors import UserError
+
+    path = Path(source)
+    if not path.is_file():
+        return open_dataset(source, root).classes
+    try:
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path} cannot be read as a list of class names: {error}") from error
+    return [name for line in lines if (name := line.strip())]
