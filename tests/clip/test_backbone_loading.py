@@ -58,10 +58,12 @@ def test_mini_gives_the_reference_features(mini: CLIP) -> None:
 
 
 def test_mini_loads_fast() -> None:
-    load_clip("mini")
-    start = time.perf_counter()
-    load_clip("mini")
-    assert time.perf_counter() - start < 1.5  # about 0.2 s on an idle core
+    seconds = []
+    for _ in range(3):
+        start = time.process_time()  # of this process alone: a busy machine must not fail the test
+        load_clip("mini")
+        seconds.append(time.process_time() - start)
+    assert min(seconds) < 1.0  # about 0.2 s
 
 
 def test_a_folder_and_a_file_in_it_are_the_same_backbone(mini: CLIP, folder: Path) -> None:
