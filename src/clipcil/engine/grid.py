@@ -56,7 +56,7 @@ def plan(grid: Grid, out: Path) -> list[Planned]:
     table = read_table(grid.table) if grid.table else None
     rows = list(table.all_rows()) if table else [Row(kind.title, name) for name, kind in methods().items()]
     rows = _choose_rows(rows, grid.methods)
-    data = _datasets(grid.data) or (list(table.datasets) if table else ["emoji"])
+    data = known_datasets(grid.data) or (list(table.datasets) if table else ["emoji"])
     rows, data = _cut(rows, data, grid.only)
     check_settings(grid.settings, [row.method for row in rows])
     for key in (word.partition("=")[0].strip() for word in grid.settings):
@@ -122,7 +122,7 @@ def data_roots(words: Sequence[str], data: Iterable[str]) -> dict[str, Path | No
     """
     from clipcil.data.dataset import REGISTRY
 
-    _datasets(())  # fills the registry
+    known_datasets(())  # fills the registry
     own = {name: Path(folder) for name, equals, folder in (word.partition("=") for word in words) if equals}
     for name in own:
         if name not in REGISTRY:
@@ -139,7 +139,7 @@ def data_roots(words: Sequence[str], data: Iterable[str]) -> dict[str, Path | No
     return found
 
 
-def _datasets(names: Sequence[str]) -> list[str]:
+def known_datasets(names: Sequence[str]) -> list[str]:
     import clipcil.data.catalogue  # noqa: F401  (fills the registry)
     from clipcil.data.dataset import REGISTRY
 

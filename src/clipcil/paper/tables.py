@@ -87,8 +87,8 @@ def read_table(name: str) -> PaperTable:
 
 
 def _row(values: dict[str, Any]) -> Row:
-    lists = {key: tuple(values.pop(key, ())) for key in ("last", "average")}
-    return Row(**values, **lists)
+    last, average = tuple(values.pop("last", ())), tuple(values.pop("average", ()))
+    return Row(**values, last=last, average=average)
 
 
 def printed(method: str, settings: Mapping[str, Any], data: str, tasks: int, only: str = "") -> Printed | None:
