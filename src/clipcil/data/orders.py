@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -20,8 +21,8 @@ def class_order(spec: str, classes: list[str]) -> list[int]:
     if spec == "natural":
         return list(range(count))
     if spec.startswith("seed:"):
-        if not spec[5:].isdigit():
-            raise UserError(f"class order '{spec}': write seed:N with a whole number N, such as seed:1993")
+        if not (spec[5:].isascii() and spec[5:].isdigit() and int(spec[5:]) < 2**32):
+            raise UserError(f"class order '{spec}': write seed:N with a whole number N below 2^32, such as seed:1993")
         # The legacy generator, on purpose: its permutations are what published class orders are.
         return [int(i) for i in np.random.RandomState(int(spec[5:])).permutation(count)]
     if spec == "icarl":
@@ -34,18 +35,24 @@ def class_order(spec: str, classes: list[str]) -> list[int]:
 def _from_file(path: Path, classes: list[str]) -> list[int]:
     if not path.is_file():
         raise UserError(f"class order '{path}' is neither natural, seed:N, icarl nor a file that is there")
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"class order {path} cannot be read as text ({error})") from error
     place = {name: index for index, name in enumerate(classes)}
-    order = []
-    for line in path.read_text(encoding="utf-8").replace(",", "\n").splitlines():
-        word = line.strip()
-        if not word:
-            continue
-        index = place.get(word, int(word) if word.isdigit() else -1)
-        if not 0 <= index < len(classes):
-            raise UserError(f"{path}: '{word}' is neither a class name nor an index below {len(classes)}")
-        order.append(index)
+    order: list[int] = []
+    for line in text.splitlines():
+        # A whole line may be a name with a comma or a hyphen in it; else it is a list, also as YAML and JSON write it.
+        words = [line.strip()] if line.strip() in place else re.split(r"[,\[\]]|^\s*-\s+", line)
+        for word in filter(None, (word.strip().strip("'\"") for word in words)):
+            index = place.get(word, int(word) if word.isascii() and word.isdigit() else -1)
+            if not 0 <= index < len(classes):
+                raise UserError(f"{path}: '{word[:60]}' is neither a class name nor an index below {len(classes)}")
+            order.append(index)
     if sorted(order) != list(range(len(classes))):
-        raise UserError(f"{path}: every one of the {len(classes)} classes must stand there once; {len(order)} lines do")
+        wrong = next(i for i in range(len(classes)) if order.count(i) != 1)
+        times = f"'{classes[wrong]}' ({wrong}) stands there {order.count(wrong)} times"
+        raise UserError(f"{path}: every one of the {len(classes)} classes must stand there once; {times}")
     return order
 
 

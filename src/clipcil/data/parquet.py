@@ -12,6 +12,7 @@ from typing import Any, overload
 import numpy as np
 import torch
 
+from clipcil.data.names import clean_name
 from clipcil.data.pictures import PictureSet
 from clipcil.errors import UserError
 
@@ -32,7 +33,8 @@ class ArrowPictures(Sequence[bytes]):
     def __getitem__(self, index: int | slice) -> bytes | Sequence[bytes]:
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
-        return self.column[index].as_py() or b""
+        value = self.column[index].as_py()
+        return value if isinstance(value, bytes) else b""
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,8 @@ class ParquetTable:
     """Class names by label, where the file's metadata or a text label column has them."""
     columns: dict[str, list[Any]]
     """The other columns, by name."""
+    text_labels: bool = False
+    """Whether the label column holds names, of which the labels are the places in sorted order."""
 
 
 def read_parquet(
@@ -51,26 +55,44 @@ def read_parquet(
 ) -> ParquetTable:
     """Read pictures and labels; the columns are found by type where they are not named."""
     import pyarrow as pa
-    import pyarrow.parquet as pq
 
     if not files:
         raise UserError(f"{name}: no parquet files were found")
     try:
         # Not memory-mapped: a file taken away in mid-run must not take the process with it.
-        tables = [pq.read_table(file) for file in files]
+        # Chunks stay as they are: one array of bytes could not be longer than 2 GiB.
+        tables = [_read(file) for file in files]
         table = pa.concat_tables(tables) if len(tables) > 1 else tables[0]
-    except (OSError, pa.ArrowException) as error:
-        raise UserError(f"{files[0]} is not a parquet file that can be read ({str(error).splitlines()[0]})") from error
+    except pa.ArrowException as error:
+        raise UserError(f"{files[0]} and the files beside it have different columns ({_line(error)})") from error
     features = _hub_features(table.schema.metadata)
     image = _pick(image, files[0], "image", _picture_columns(table), table.column_names)
     label = _pick(label, files[0], "label", _label_columns(table, features), table.column_names)
     column = table[image]
     if pa.types.is_struct(column.type):
-        column = pa.chunked_array([chunk.field("bytes") for chunk in column.chunks], type=pa.binary())
+        kind = column.type.field("bytes").type
+        column = pa.chunked_array([chunk.field("bytes") for chunk in column.chunks], type=kind)
     labels, names = _labels(table[label], features.get(label, {}).get("names"), files[0], label)
-    pictures = PictureSet(name, ArrowPictures(column.combine_chunks()), labels, identity_of_tables(files))
+    pictures = PictureSet(name, ArrowPictures(column), labels, identity_of_tables(files))
     others = {key: table[key].to_pylist() for key in table.column_names if key not in (image, label)}
-    return ParquetTable(pictures, names, others)
+    text = not pa.types.is_integer(table[label].type)
+    return ParquetTable(pictures, names, others, text)
+
+
+def _read(file: Path) -> Any:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        # ParquetFile, not read_table: that would take a folder such as split=train/ for a column.
+        with pq.ParquetFile(file) as reader:
+            return reader.read()
+    except (OSError, pa.ArrowException) as error:
+        raise UserError(f"{file} is not a parquet file that can be read ({_line(error)})") from error
+
+
+def _line(error: BaseException) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0][:160]
 
 
 def identity_of_tables(files: Sequence[Path]) -> str:
@@ -112,8 +134,9 @@ def _label_columns(table: Any, features: dict[str, dict[str, Any]]) -> list[str]
     named = [key for key, value in features.items() if value.get("_type") == "ClassLabel"]
     if "fine_label" in named:  # CIFAR-100 has coarse labels too
         return ["fine_label"]
+    usual = [key for key in ("label", "fine_label", "labels", "class") if key in table.column_names]
     whole = [field.name for field in table.schema if pa.types.is_integer(field.type)]
-    return named or [key for key in ("label", "fine_label", "labels") if key in table.column_names] or whole
+    return named or usual[:1] or whole
 
 
 def _pick(given: str | None, file: Path, what: str, found: list[str], columns: list[str]) -> str:
@@ -123,7 +146,9 @@ def _pick(given: str | None, file: Path, what: str, found: list[str], columns: l
         return given
     if len(found) != 1:
         some = f"{len(found)} columns that could be ({', '.join(found)})" if found else "no column that could be"
-        raise UserError(f"{file} has {some} the {what}; name it with --{what}-column (columns: {', '.join(columns)})")
+        raise UserError(
+            f"{file} has {some} the {what}; name it with the data option {what}=NAME (columns: {', '.join(columns)})"
+        )
     return found[0]
 
 
@@ -133,14 +158,18 @@ def _labels(column: Any, names: list[str] | None, file: Path, key: str) -> tuple
     if column.null_count:
         raise UserError(f"{file}: column '{key}' has {column.null_count} empty labels")
     if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
-        values = column.to_pylist()
+        values = [clean_name(value) for value in column.to_pylist()]
         names = sorted(set(values))
         place = {value: index for index, value in enumerate(names)}
         return torch.tensor([place[value] for value in values], dtype=torch.int64), names
     if not pa.types.is_integer(column.type):
         raise UserError(f"{file}: column '{key}' holds {column.type}, not labels (whole numbers or names)")
     labels = torch.from_numpy(np.asarray(column.to_numpy(), dtype=np.int64).copy())
-    top = int(labels.max()) if len(labels) else -1
-    if int(labels.min() if len(labels) else 0) < 0 or (names is not None and top >= len(names)):
-        raise UserError(f"{file}: column '{key}' has the label {top}, outside the {len(names or [])} named classes")
-    return labels, names
+    low, top = (int(labels.min()), int(labels.max())) if len(labels) else (0, -1)
+    if low < 0:
+        raise UserError(
+            f"{file}: column '{key}' has the label {low}; these pictures have no labels to learn or test by"
+        )
+    if names is not None and top >= len(names):
+        raise UserError(f"{file}: column '{key}' has the label {top}, outside the {len(names)} named classes")
+    return labels, [clean_name(name) for name in names] if names is not None else None

@@ -93,6 +93,13 @@ class Reader:
             self.on_progress("encode", done + 1, len(missing))
         return table
 
+    def close(self) -> None:
+        """Let go of everything; what was on disk for this reader alone is deleted now."""
+        for store in self._stores.values():
+            store.close()
+        self._stores.clear()
+        self._encoded.clear()
+
     def forget(self, pictures: PictureSet) -> None:
         """Drop the features of a set that is done with, unless other runs are to share them."""
         if not self.shared:

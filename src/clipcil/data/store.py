@@ -13,6 +13,7 @@ import zlib
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import BinaryIO, cast
 
 import numpy as np
 import torch
@@ -21,7 +22,6 @@ from torch import Tensor
 from clipcil.clip.preprocess import Preprocess
 from clipcil.data.pictures import PictureSet
 from clipcil.errors import UserError
-from clipcil.files import whole_file
 
 CHUNK = 32
 """Pictures per pass through the preprocessing trunk. Always this many (the last chunk is filled up), so that a picture
@@ -53,6 +53,11 @@ class PixelStore:
         if missing:
             self._fill(pictures, missing, on_progress)
         return torch.from_numpy(self._data.values[places].astype(np.float32))
+
+    def close(self) -> None:
+        """Delete the files of a store that has no folder of its own."""
+        if self._temporary is not None:
+            self._temporary.cleanup()
 
     def _valid(self, place: int) -> bool:
         if not self._checked[place]:
@@ -86,26 +91,30 @@ class PixelStore:
 
 
 def _checksum(values: np.ndarray) -> int:
-    return zlib.crc32(memoryview(np.ascontiguousarray(values)).cast("B")) or 1  # 0 marks a row that was never written
+    return zlib.crc32(values.tobytes()) or 1  # 0 marks a row that was never written
 
 
 class _Rows:
-    """A file of equal rows: read through a memory map, written by ordinary writes.
+    """A file of equal rows: read through a memory map, written by ordinary writes to the same open file.
 
-    A write through the map to a full disk would kill the process; an ordinary write reports it.
+    A write through the map to a full disk would kill the process; an ordinary write reports it. The file is never
+    replaced, only made as long as it has to be (new bytes are zeros and take no room): a second process that opens it
+    at the same moment has the same file, not one that is about to vanish. In a folder that cannot be written, what is
+    there can still be read.
     """
 
     def __init__(self, path: Path, kind: np.dtype, shape: tuple[int, ...]) -> None:
         self.path = path
         size = int(np.prod(shape)) * kind.itemsize
         try:
-            if not path.exists() or path.stat().st_size != size:
-                with whole_file(path) as part, part.open("wb") as file:
-                    file.truncate(size)  # a sparse file: it takes room only as it fills
-            self._file = path.open("rb+", buffering=0)
-            self.values = np.memmap(path, dtype=kind, mode="r", shape=shape)
-        except (OSError, UserError) as error:
-            raise UserError(f"{_cannot_use(path)} ({error}); {_ADVICE}") from error
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = _open(path)
+            if os.fstat(self._file.fileno()).st_size < size:
+                os.truncate(self._file.fileno(), size)
+            self.values = np.memmap(self._file, dtype=kind, mode="r", shape=shape)
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise UserError(f"{_cannot_use(path)} ({reason}); {_ADVICE}") from error
 
     def write(self, place: int, values: np.ndarray | np.generic) -> None:
         data = values.tobytes()
@@ -114,6 +123,16 @@ class _Rows:
                 raise OSError("the disk is full")
         except OSError as error:
             raise UserError(f"{_cannot_use(self.path)} ({error.strerror or error}); {_ADVICE}") from error
+
+
+def _open(path: Path) -> BinaryIO:
+    try:
+        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        return cast(BinaryIO, os.fdopen(handle, "rb+", buffering=0))
+    except OSError:
+        if not path.is_file():
+            raise
+        return cast(BinaryIO, path.open("rb", buffering=0))
 
 
 _ADVICE = "free some room, or set CLIPCIL_CACHE to a folder that can be written"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 
@@ -37,23 +38,22 @@ def task_sizes(
             raise UserError(f"{what} is {value}; it must lie between 1 and the {classes} classes of the dataset")
     if tasks is not None and increment is not None:
         raise UserError("give the number of tasks or the increment, not both")
-    sizes = [base] if base else []
-    rest = classes - sum(sizes)
+    first = [base] if base is not None else []
+    rest = classes - sum(first)
+    if increment is not None:
+        return first + [min(increment, rest - done) for done in range(0, rest, increment)]
+    parts = (tasks if tasks is not None else max(1, min(10, classes))) - len(first)
+    if tasks is None and base is not None:
+        parts = min(parts, rest)  # nobody asked for ten tasks
+    if parts < 0 or (parts == 0) != (rest == 0) or parts > rest:
+        raise UserError(f"{tasks or 10} tasks do not fit a base task of {base} of {classes} classes: {rest} are left")
     if rest == 0:
-        return sizes
-    if increment is None:
-        parts = (tasks or 10) - len(sizes)
-        if parts < 1:
-            raise UserError(f"{tasks} tasks leave none after a base task of {base} classes; ask for more tasks")
-        increment = -(-rest // parts)
-    while rest > 0:
-        sizes.append(min(increment, rest))
-        rest -= sizes[-1]
-    if tasks is not None and len(sizes) != tasks:
-        # Rounding up used the classes too early (100 classes in 30 tasks): spread what is left evenly instead.
-        parts, left = tasks - bool(base), classes - (base or 0)
-        sizes = ([base] if base else []) + [left // parts + (i < left % parts) for i in range(parts)]
-    return sizes
+        return first
+    size = -(-rest // parts)
+    if size * (parts - 1) < rest:
+        return first + [min(size, rest - done) for done in range(0, rest, size)]
+    # Rounding up would use the classes too early (100 classes in 30 tasks): spread what is left evenly instead.
+    return first + [rest // parts + (i < rest % parts) for i in range(parts)]
 
 
 class TaskStream:
@@ -63,6 +63,10 @@ class TaskStream:
         self.dataset, self.sizes = dataset, list(sizes)
         self.names = [dataset.classes[index] for index in order]
         self._reader = reader
+        if sorted(order) != list(range(len(dataset.classes))) or sum(sizes) != len(order) or min(sizes) < 1:
+            raise UserError(
+                f"tasks of {list(sizes)} classes do not cover the {len(dataset.classes)} of {dataset.name} once"
+            )
         bounds = torch.cumsum(torch.tensor([0, *sizes]), 0).tolist()
         self._train = _by_task(dataset.train, order, bounds)
         self._test = _by_task(dataset.test, order, bounds)
@@ -70,6 +74,11 @@ class TaskStream:
             task = next(t for t, end in enumerate(bounds[1:]) if index < end)
             if not bool((self._train[task].labels == index).any()):
                 raise UserError(f"class '{name}' of {dataset.name} has no training pictures")
+            if not len(self._test[task]):
+                raise UserError(
+                    f"no class of task {task + 1} of {dataset.name} ('{name}', …) has a test picture to measure it by;"
+                    " give it some, or make the tasks larger"
+                )
         self._bounds = bounds
 
     def __len__(self) -> int:
@@ -95,11 +104,11 @@ class TaskStream:
 
 
 def _by_task(pictures: PictureSet, order: Sequence[int], bounds: Sequence[int]) -> list[PictureSet]:
-    place = torch.full((max(order) + 1,), -1)
+    place = torch.empty(len(order), dtype=torch.int64)
     place[torch.tensor(list(order))] = torch.arange(len(order))
     labels = place[pictures.labels]
     tasks = []
-    for first, last in zip(bounds[:-1], bounds[1:], strict=True):
+    for first, last in pairwise(bounds):
         keep = torch.nonzero((labels >= first) & (labels < last)).flatten()
         keep = keep[torch.argsort(labels[keep], stable=True)]
         tasks.append(pictures.subset(keep, labels[keep]))
