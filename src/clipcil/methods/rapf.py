@@ -212,7 +212,7 @@ def fuse(old: Tensor, new: Tensor, bias: float) -> Tensor:
     left, values, right = torch.linalg.svd(old.double(), full_matrices=False)
     before, after = values[:, None] * right, left.T @ new.double()
     change = (after - before).abs()
-    if not bool(change.max() > 0):
+    if not bool(change.max() > 1e-12 * values.max()):  # a change of rounding alone
         return old.clone()
     mask = (change / change.max() + bias).clamp(max=1)
     fused: Tensor = left @ (mask * after + (1 - mask) * before)
