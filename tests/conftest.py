@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-for folder in ("clip", "contract"):
+for folder in ("clip", "contract", "faults"):
     sys.path.insert(0, str(Path(__file__).parent / folder))
 
 from helpers import make_tiny_clip

@@ -9,12 +9,14 @@ import signal
 import tempfile
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from signal import SIGINT, SIGTERM
-from typing import Any
+from typing import IO, Any
 
 from clipcil.errors import UserError
+
+LOCK = ".lock"
 
 
 @contextmanager
@@ -23,25 +25,39 @@ def whole_file(path: Path) -> Iterator[Path]:
 
     A crash at any moment leaves either the old file or the new one, never a part of either.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent)
-    os.close(handle)
-    part = Path(name)
+    part: Path | None = None
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(prefix=f".{path.name[:100]}.", suffix=".part", dir=path.parent)
+        part = Path(name)
+        os.close(handle)
         yield part
         with part.open("rb+") as file:
             os.fsync(file.fileno())
         part.chmod(0o644)
         part.replace(path)
+        _flush_folder(path.parent)
     except OSError as error:
         raise UserError(f"cannot write {path}: {error.strerror or error}") from error
     finally:
-        part.unlink(missing_ok=True)
+        if part is not None:
+            with suppress(OSError):
+                part.unlink(missing_ok=True)
+
+
+def _flush_folder(folder: Path) -> None:
+    """Make a rename outlive a power cut. Not every file system can; the file is whole either way."""
+    with suppress(OSError):
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
 
 
 def write_text(path: Path, text: str) -> None:
     with whole_file(path) as part:
-        part.write_text(text, encoding="utf-8")
+        part.write_text(text, encoding="utf-8", errors="backslashreplace")  # file names need not be UTF-8
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -79,17 +95,45 @@ def uninterrupted() -> Iterator[None]:
 
 @contextmanager
 def run_lock(folder: Path) -> Iterator[None]:
-    """Hold `folder` for one writer. The lock ends with the process, however it ends."""
+    """Hold `folder` for one writer. The lock ends with the process, however it ends.
+
+    What a killed process left half written is swept away. A folder in which nothing was written is taken away again:
+    a command that was refused leaves no trace.
+    """
+    fresh = not folder.exists()
+    with _hold(folder):
+        for part in (*folder.glob(".*.part"), *folder.glob("checkpoint/**/.*.part")):
+            with suppress(OSError):
+                part.unlink()
+        try:
+            yield
+        finally:
+            if fresh:
+                with suppress(OSError):
+                    if os.listdir(folder) == [LOCK]:
+                        (folder / LOCK).unlink()
+                        folder.rmdir()
+
+
+@contextmanager
+def _hold(folder: Path) -> Iterator[None]:
     import fcntl
 
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        file = (folder / ".lock").open("w")
+        file = _open_for_good(folder / LOCK)
     except OSError as error:
         raise UserError(f"cannot write to {folder}: {error.strerror or error}") from error
     with file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.fstat(file.fileno()).st_ino != (folder / LOCK).stat().st_ino:
+                raise OSError("its last holder has just taken it away")
         except OSError as error:
             raise UserError(f"{folder} is in use by another process; wait for it, or take another folder") from error
         yield
+
+
+def _open_for_good(path: Path) -> IO[bytes]:
+    # Without O_NOFOLLOW a lock that is a link to somebody's file would empty that file.
+    return os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644), "rb+")

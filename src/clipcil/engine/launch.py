@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import datetime
+import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from clipcil.engine.checkpoint import first_difference
 from clipcil.engine.display import Display
-from clipcil.engine.outcome import Outcome
+from clipcil.engine.outcome import Outcome, check_start
 from clipcil.engine.run import run
-from clipcil.engine.spec import RunSpec, method_settings
+from clipcil.engine.spec import RunSpec, as_table, method_settings
 from clipcil.errors import UserError
-from clipcil.files import run_lock
+from clipcil.report.runs import read_run
 from clipcil.settings import build, merge, parse_words, read_toml
 
 
@@ -22,23 +24,42 @@ def launch(given: Mapping[str, Any], words: Iterable[str], preset: bool, out: Pa
     spec = build(RunSpec, only_given(given))
     config = method_settings(spec, parse_words(words), preset)
     out = out or fresh_folder(f"{spec.method}-{spec.data}")
-    with run_lock(out), says_how_to_go_on(out):
+    with says_how_to_go_on(out):
         outcome = run(spec, config, out, display)
-    close(outcome, out)
+    close(outcome.as_dict(), out)
     return outcome
 
 
-def resume_run(folder: Path, given: Mapping[str, Any], words: Iterable[str], display: Display) -> Outcome:
+def resume_run(folder: Path, given: Mapping[str, Any], words: Iterable[str], display: Display) -> None:
     """Go on with the run in `folder`. Its own settings hold; one given again must say the same."""
-    if not (folder / "config.toml").is_file():
+    path = folder / "config.toml"
+    if not path.is_file():
         raise UserError(f"{folder} holds no run (there is no config.toml in it)")
-    table = read_toml(folder / "config.toml")
-    spec = build(RunSpec, merge(table.get("run", {}), only_given(given)))
-    config = method_settings(spec, merge(table.get("method", {}), parse_words(words)), preset=False)
-    with run_lock(folder), says_how_to_go_on(folder):
+    kept = read_toml(path)
+    for part in ("run", "method"):
+        if not isinstance(kept.get(part), dict):
+            raise UserError(f"{path} is damaged: it has no table [{part}]; put the right one back or start anew")
+    spec = build(RunSpec, merge(kept["run"], only_given(given)))
+    config = method_settings(spec, merge(kept["method"], parse_words(words)), preset=False)
+    check_start(folder, as_table(spec, config), resume=True)
+    if (whole := finished(folder, as_table(spec, config))) is not None:
+        print(f"{folder} is complete; nothing is left to do")
+        close(whole, folder)
+        return
+    with says_how_to_go_on(folder):
         outcome = run(spec, config, folder, display, resume=True)
-    close(outcome, folder)
-    return outcome
+    close(outcome.as_dict(), folder)
+
+
+def finished(folder: Path, table: dict[str, Any]) -> dict[str, Any] | None:
+    """The results of the run in `folder` if they are whole and of these settings; all four files must be there."""
+    if not all((folder / name).is_file() for name in ("matrix.csv", "predictions.csv", "steps.jsonl")):
+        return None
+    try:
+        values = read_run(folder).values
+    except UserError:  # damaged results are made again from the last checkpoint
+        return None
+    return None if first_difference(values["config"], table) else values
 
 
 @contextmanager
@@ -46,15 +67,18 @@ def says_how_to_go_on(folder: Path) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt as stop:
-        raise KeyboardInterrupt(f"stopped; go on with: clipcil run --resume {folder}") from stop
+        if not (folder / "config.toml").is_file():
+            raise KeyboardInterrupt("stopped before anything was learnt") from stop
+        raise KeyboardInterrupt(f"stopped; go on with: clipcil run --resume {shlex.quote(str(folder))}") from stop
 
 
 def only_given(given: Mapping[str, Any]) -> dict[str, Any]:
     """What was said on the command line: the values that are not the defaults."""
     usual = RunSpec()
-    return {
-        key: value for key, value in given.items() if value not in (None, ()) and value != getattr(usual, key, None)
-    }
+    said = {key: value for key, value in given.items() if value not in (None, ()) and value != getattr(usual, key)}
+    if words := said.get("data_options"):
+        said["data_options"] = parse_words(words)
+    return said
 
 
 def fresh_folder(what: str) -> Path:
@@ -67,16 +91,15 @@ def fresh_folder(what: str) -> Path:
     raise UserError("runs/ holds ten thousand runs of today; name a folder with --out")
 
 
-def close(outcome: Outcome, out: Path) -> None:
-    """The paper's two numbers, and where the rest is."""
-    metrics = outcome.metrics
-    print(f"A_B {metrics.last:.2f} %   Ā {metrics.average:.2f} %   (over pictures: {metrics.last_weighted:.2f} %)")
-    print(f"forgetting {metrics.forgetting:.2f}   backward transfer {metrics.backward_transfer:.2f}")
-    if (drift := outcome.drift[-1]) is not None:
+def close(results: Mapping[str, Any], out: Path) -> None:
+    """The paper's two numbers, and where the rest is. `results` is what `results.json` holds."""
+    print("A_B {last:.2f} %   Ā {average:.2f} %   (over pictures: {last_weighted:.2f} %)".format(**results))
+    print("forgetting {forgetting:.2f}   backward transfer {backward_transfer:.2f}".format(**results))
+    if (drift := results["drift"][-1]) is not None:
         print(
             "drift of the stored means (1 − cosine) after the last task:"
             f" {drift['cosine_before']:.4f} before calibration, {drift['cosine_after']:.4f} after"
         )
-    for note in outcome.notes:
+    for note in results["notes"]:
         print(f"note: {note}")
     print(f"results in {out}; clipcil report {out} makes a page of them")

@@ -9,12 +9,14 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 import torch
 from torch import Tensor
 
 from clipcil.engine.checkpoint import SnapshotFolder
 from clipcil.engine.display import Display
+from clipcil.errors import UserError
 from clipcil.methods.training import Monitor, Snapshot
 
 
@@ -25,20 +27,48 @@ class RunMonitor(Monitor):
         self.display, self.snapshots = display, snapshots
         self.seconds: dict[str, float] = {}
         self.peak_megabytes: dict[str, float] = {}
-        self.task = 0
+        self._task = 0
+        self._place = -1
         self._log = log
         self._waiting: list[tuple[str, int, int, Tensor, float]] = []
         self._depth: list[str] = []
         self._since = 0.0
         self.log_size = 0
         """Bytes of the log that belong to the state we stand at."""
-        log.touch()
+
+    @property
+    def task(self) -> int:
+        """Which task is under way."""
+        return self._task
+
+    @task.setter
+    def task(self, index: int) -> None:
+        self._task, self._place = index, -1
 
     def cut_log(self) -> None:
         """Take back lines written after the state we stand at: a resumed log reads as if never stopped."""
-        os.truncate(self._log, self.log_size)
+        with self._open_log() as file:
+            self._cut(file)
+
+    @contextmanager
+    def _open_log(self) -> Iterator[BinaryIO]:
+        try:
+            with self._log.open("ab") as file:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())  # before the snapshot that counts on it
+        except OSError as error:
+            raise UserError(f"cannot write {self._log}: {error.strerror or error}") from error
+
+    def _cut(self, file: BinaryIO) -> None:
+        there = file.seek(0, os.SEEK_END)
+        if there < self.log_size:  # no reason to lose a run of hours: the log is for people, the results stand elsewhere
+            self.display.tell(f"{self._log} was taken away or shortened; the losses before this point are lost")
+            self.log_size = there
+        file.truncate(self.log_size)
 
     def begin(self, stage: str, epochs: int, steps: int) -> None:
+        self._place += 1
         self.display.stage(stage, epochs * steps)
         self._since = time.perf_counter()
 
@@ -48,21 +78,21 @@ class RunMonitor(Monitor):
 
     def finish_epoch(self, stage: str, epoch: int, last: bool, snapshot: Callable[[], Snapshot]) -> None:
         losses = torch.stack([row[3].float() for row in self._waiting]).tolist() if self._waiting else []
-        self.cut_log()
-        with self._log.open("a", encoding="utf-8") as file:
+        with self._open_log() as file:
+            self._cut(file)
             for (name, at, step, _, rate), loss in zip(self._waiting, losses, strict=True):
                 line = {"task": self.task, "stage": name, "epoch": at, "step": step, "loss": loss, "rate": rate}
-                file.write(json.dumps(line) + "\n")
+                file.write(json.dumps(line).encode() + b"\n")
         self.log_size = self._log.stat().st_size
         self._waiting = []
         now = time.perf_counter()
         self._count(stage, now - self._since)
         self._since = now
         if self.snapshots is not None:
-            self.snapshots.save(self.task, stage, snapshot(), self.log_size)
+            self.snapshots.save(self.task, self._place, stage, snapshot(), self.log_size)
 
     def restore(self, stage: str) -> Snapshot | None:
-        found = self.snapshots.load(self.task, stage) if self.snapshots is not None else None
+        found = self.snapshots.load(self.task, self._place) if self.snapshots is not None else None
         if found is None:
             return None
         snapshot, self.log_size = found

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 import math
 import os
 import platform
@@ -21,15 +20,18 @@ from typing import TYPE_CHECKING, Any
 import tomli_w
 import torch
 
+from clipcil.engine.checkpoint import first_difference
 from clipcil.engine.evaluate import Record
 from clipcil.errors import UserError
-from clipcil.files import write_json, write_text
+from clipcil.files import LOCK, write_json, write_text
 from clipcil.report.metrics import Metrics, compute_metrics
 from clipcil.settings import read_toml
 
 if TYPE_CHECKING:
+    from clipcil.clip import CLIP
     from clipcil.data.stream import TaskStream
     from clipcil.engine.monitor import RunMonitor
+    from clipcil.engine.spec import RunSpec
 
 
 @dataclass
@@ -68,20 +70,37 @@ class Outcome:
         }
 
 
-def write_start(out: Path, table: dict[str, Any], resume: bool) -> None:
-    """Claim the folder for this run. A folder that holds another run is not written to."""
+def check_start(out: Path, table: dict[str, Any], resume: bool) -> None:
+    """Refuse a folder that holds another run, before anything is loaded or written."""
     path = out / "config.toml"
-    if path.exists():
-        found = read_toml(path)
-        difference = _difference(found, table)
-        if difference:
-            raise UserError(f"{out} holds another run ({difference}); give --out another folder")
-        if not resume:
-            raise UserError(
-                f"{out} holds this very run already; go on with --resume {out}, or give --out another folder"
-            )
-    write_text(path, tomli_w.dumps(table))
+    if not path.exists():
+        if not resume and out.is_dir() and any(entry.name != LOCK for entry in out.iterdir()):
+            raise UserError(f"{out} is not empty and holds no run; give --out a new folder")
+        return
+    if difference := first_difference(read_toml(path), table):
+        raise UserError(f"{out} holds another run ({difference}); give --out another folder")
+    if not resume:
+        raise UserError(f"{out} holds this very run already; go on with --resume {out}, or give --out another folder")
+
+
+def write_start(out: Path, table: dict[str, Any]) -> None:
+    """Claim the folder for this run."""
+    write_text(out / "config.toml", tomli_w.dumps(table))
     write_json(out / "environment.json", environment())
+
+
+def identity(spec: RunSpec, table: dict[str, Any], clip: CLIP, stream: TaskStream) -> dict[str, Any]:
+    """What a checkpoint belongs to: every choice, and the very weights, pictures and class order they led to."""
+    data = stream.dataset
+    return {
+        "method": spec.method,
+        "backbone": clip.fingerprint,
+        "preprocessing": clip.preprocess.fingerprint,
+        "dataset": {"name": spec.data, "train": data.train.key, "test": data.test.key},
+        "classes": stream.names,
+        "sizes": stream.sizes,
+        "config": table,
+    }
 
 
 def write_outcome(out: Path, outcome: Outcome, stream: TaskStream, monitor: RunMonitor) -> None:
@@ -122,15 +141,3 @@ def _predictions(outcome: Outcome, stream: TaskStream) -> str:
             where = (task + 1, int(pictures.rows[index]), pictures.describe(index))
             writer.writerow([*where, true, outcome.names[guess]])
     return text.getvalue()
-
-
-def _difference(found: dict[str, Any], asked: dict[str, Any], where: str = "") -> str:
-    """The first setting in which two tables differ, in words; empty where they agree."""
-    for key in sorted({*found, *asked}):
-        a, b = found.get(key), asked.get(key)
-        if isinstance(a, dict) and isinstance(b, dict):
-            if inner := _difference(a, b, f"{where}{key}."):
-                return inner
-        elif json.dumps(a) != json.dumps(b):
-            return f"its {where}{key} is {a}, not {b}"
-    return ""

@@ -16,15 +16,15 @@ from clipcil.data.dataset import Dataset, full_options, open_dataset
 from clipcil.data.orders import class_order
 from clipcil.data.reader import Reader
 from clipcil.data.stream import TaskStream, task_sizes
-from clipcil.engine.checkpoint import CheckpointFolder, SnapshotFolder
+from clipcil.engine.checkpoint import CheckpointFolder, SnapshotFolder, run_mark
 from clipcil.engine.display import Display
 from clipcil.engine.drift import copy_memory, measure_drift
 from clipcil.engine.evaluate import Record, evaluate
 from clipcil.engine.monitor import RunMonitor
-from clipcil.engine.outcome import Outcome, write_outcome, write_start
+from clipcil.engine.outcome import Outcome, check_start, identity, write_outcome, write_start
 from clipcil.engine.spec import RunSpec, as_table
 from clipcil.errors import UserError
-from clipcil.files import cache_folder
+from clipcil.files import cache_folder, run_lock
 from clipcil.methods.base import Method
 from clipcil.methods.registry import find_method
 from clipcil.methods.training import Session
@@ -122,23 +122,31 @@ def run(
     resume: bool = False,
     shared: Shared | None = None,
 ) -> Outcome:
-    """Learn the whole stream and write the results to the folder `out`."""
-    display = display or Display()
+    """Learn the whole stream and write the results to the folder `out`, which no other process may be writing to."""
+    with run_lock(out):
+        return _run(spec, config, out, display or Display(), resume, shared)
+
+
+def _run(spec: RunSpec, config: Any, out: Path, display: Display, resume: bool, shared: Shared | None) -> Outcome:
     table = as_table(spec, config)
-    checkpoints = CheckpointFolder(out / "checkpoint")
     snapshots = SnapshotFolder(out / "checkpoint", display.tell)
-    write_start(out, table, resume)
+    check_start(out, table, resume)
     monitor = RunMonitor(out / "steps.jsonl", display, snapshots)
     session = Session(make_fabric(spec.device, spec.precision), monitor)
     with monitor.phase("loading"):
         setting = make_ready(spec, config, session, shared)
     method, stream = setting.method, setting.stream
+    belongs = identity(spec, table, method.clip, stream)
+    checkpoints, snapshots.mark = CheckpointFolder(out / "checkpoint", belongs), run_mark(belongs)
+    loaded = checkpoints.newest(display.tell) if resume else None
+    snapshots.clear(keep=loaded.tasks if loaded else 0 if resume else None)
+    write_start(out, table)  # only now: a run that could not begin has claimed nothing
     for note in setting.notes:
         display.tell(note)
     setting.reader.on_progress = display.progress
     records: list[Record] = []
     drifts: list[dict[str, float] | None] = []
-    if resume and (loaded := checkpoints.newest(display.tell)) is not None:
+    if loaded is not None:
         checkpoints.restore(loaded, method)
         records = [Record(**record) for record in loaded.facts["records"]]
         drifts = loaded.facts["drift"]

@@ -138,6 +138,7 @@ class Session:
             if each_epoch is not None:
                 each_epoch()
             self._epoch(stage, epoch, steps, groups, flat, count, loss, how, optimizer)
+            _guard_parameters(stage, epoch, flat, how)
             last = epoch + 1 == how.epochs
 
             def take(done: int = epoch + 1, last: bool = last) -> Snapshot:
@@ -219,6 +220,15 @@ def _guard(stage: str, epoch: int, start: int, losses: list[Tensor], how: Traini
         step = start + int(bad[0])
         raise UserError(
             f"training diverged: the loss of stage '{stage}' is {values[bad[0]]:g} at epoch {epoch + 1}, step {step + 1}"
+            f" (learning rate {how.lr:g}); try a lower {stage}.lr, or {stage}.clip_norm=1"
+        )
+
+
+def _guard_parameters(stage: str, epoch: int, flat: list[nn.Parameter], how: Training) -> None:
+    """The last step of an epoch can break what no later loss would show before it is kept."""
+    if flat and not bool(torch.stack([torch.isfinite(parameter).all() for parameter in flat]).all()):
+        raise UserError(
+            f"training diverged: stage '{stage}' has a NaN or an infinity in its parameters after epoch {epoch + 1}"
             f" (learning rate {how.lr:g}); try a lower {stage}.lr, or {stage}.clip_norm=1"
         )
 

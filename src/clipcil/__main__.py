@@ -1,0 +1,5 @@
+"""`python -m clipcil` is `clipcil`."""
+
+from clipcil.cli import main
+
+main()

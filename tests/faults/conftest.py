@@ -1,0 +1,26 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from short_runs import Runner, few_classes
+
+from clipcil.clip import CLIP
+
+
+@pytest.fixture(scope="session")
+def runner(mini: CLIP) -> Runner:
+    return Runner(mini, few_classes(6))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def picture_cache(tmp_path_factory: pytest.TempPathFactory) -> object:
+    """Preprocessed pictures are shared by the tests of this folder and by nobody else."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CLIPCIL_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    return tmp_path / "run"

@@ -1,0 +1,105 @@
+"""Runs that are over in a moment, and that can be stopped as a kill would stop them."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from clipcil.clip import CLIP
+from clipcil.data.dataset import Dataset, open_dataset
+from clipcil.engine import run as engine
+from clipcil.engine.display import Display
+from clipcil.engine.run import Shared, run
+from clipcil.engine.spec import RunSpec, method_settings
+from clipcil.methods.training import Training
+
+SAME = ("config.toml", "results.json", "matrix.csv", "predictions.csv", "steps.jsonl")
+"""The files of a run that must be the same bytes however often it was stopped."""
+
+
+class Killed(BaseException):
+    """Stands for SIGKILL: nothing in the package catches it, and nothing is written after it."""
+
+
+class Told(Display):
+    """Keeps what a person would have been told."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def tell(self, line: str) -> None:
+        self.lines.append(line)
+
+
+def few_classes(count: int) -> Dataset:
+    """The first classes of the embedded pictures."""
+    data = open_dataset("emoji")
+    train, test = (part.subset(torch.nonzero(part.labels < count).flatten()) for part in (data.train, data.test))
+    return replace(data, classes=data.classes[:count], train=train, test=test)
+
+
+class Runner:
+    """Runs methods on six classes in three tasks, sharing the backbone and the pictures."""
+
+    def __init__(self, clip: CLIP, data: Dataset, epochs: int = 2) -> None:
+        self.clip, self.data, self.epochs = clip, data, epochs
+
+    def shared(self) -> Shared:
+        """A new process would share nothing but the frozen backbone and the files on disk."""
+        return Shared(clips={"mini": self.clip})
+
+    def settings(self, method: str, **changes: Any) -> tuple[RunSpec, Any]:
+        spec = RunSpec(method=method, increment=2, **changes)
+        config = method_settings(spec, {})
+        short = {
+            field.name: dataclasses.replace(getattr(config, field.name), epochs=self.epochs, batch_size=8)
+            for field in dataclasses.fields(config)
+            if isinstance(getattr(config, field.name), Training)
+        }
+        return spec, dataclasses.replace(config, **short)
+
+    def run(self, method: str, out: Path, resume: bool = False, display: Display | None = None, **changes: Any) -> None:
+        spec, config = self.settings(method, **changes)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(engine, "open_dataset", lambda *_: self.data)
+            run(spec, config, out, display, resume, self.shared())
+
+    def interrupted(self, method: str, out: Path, stop_at: Callable[[int], bool]) -> int:
+        """Run, being killed after the n-th checkpoint or snapshot wherever `stop_at(n)`; returns the kills."""
+        from clipcil.engine import checkpoint
+
+        whole = checkpoint.save_tensors
+        written = kills = 0
+
+        def save_and_die(path: Path, *args: Any) -> None:
+            nonlocal written
+            whole(path, *args)
+            written += 1
+            if stop_at(written):
+                raise Killed
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(checkpoint, "save_tensors", save_and_die)
+            for attempt in range(100):
+                try:
+                    self.run(method, out, resume=attempt > 0)
+                    return kills
+                except Killed:
+                    kills += 1
+        raise AssertionError("the run does not get any further")
+
+
+def digest(folder: Path, names: tuple[str, ...] = SAME) -> dict[str, str]:
+    return {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in names}
+
+
+def tree(folder: Path) -> dict[str, bytes]:
+    """Every file below `folder` with its contents."""
+    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
