@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from clipcil.clip import CLIP
 from clipcil.data.reader import Pictures
 from clipcil.data.stream import Task
+from clipcil.errors import UserError
 from clipcil.methods.training import Session
 
 
@@ -68,6 +69,40 @@ class Method(nn.Module, ABC):
     def logits(self, batch: Pictures) -> Tensor:
         """(B, classes seen so far). A row depends on its own picture alone."""
 
+    def learn_again(self, task: Task) -> None:
+        """More pictures of classes already seen; the labels of `task` are their places in `names`. Few methods can."""
+        raise UserError(f"{self.title} cannot learn more pictures of a class it knows; {_who_can('learn_again')} can")
+
+    def forget(self, index: int) -> None:
+        """Lose class `index`; the labels of the classes after it move down by one. Few methods can."""
+        raise UserError(f"{self.title} cannot forget a class; {_who_can('forget')} can")
+
+    def drop_name(self, index: int) -> tuple[int, int]:
+        """Take class `index` out of `names` and `sizes`; returns (its task, its place in the task).
+
+        A task that loses its last class goes too, so that loading never replays `grow` for no class at all.
+        """
+        task, place = 0, index
+        while place >= self.sizes[task]:
+            place -= self.sizes[task]
+            task += 1
+        del self.names[index]
+        self.sizes[task] -= 1
+        if not self.sizes[task]:
+            del self.sizes[task]
+        return task, place
+
     def notes(self) -> list[str]:
         """What a report should say beside the numbers, such as a part that was left out."""
         return []
+
+
+def _who_can(hook: str) -> str:
+    """Names of the methods that have a `hook` of their own."""
+    kinds, found = [Method], set()
+    while kinds:
+        kind = kinds.pop()
+        kinds += kind.__subclasses__()
+        if getattr(kind, hook) is not getattr(Method, hook):
+            found.add(kind.name)
+    return ", ".join(sorted(found)) or "no method"

@@ -7,9 +7,9 @@ moves (optimal transport) and adds a task prompt to the class prompts. The ablat
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -141,6 +141,38 @@ class DMC(Method):
         with torch.no_grad():
             self.classifier, self.task_texts = self.text_classifier(all_classes=True)
 
+    def learn_again(self, task: Task) -> None:
+        """More pictures of known classes: their Gaussians become those of the union and the prompts train on, with all
+        classes replayed, these too: one new picture must not outweigh the many of before. The tower rests, so nothing
+        drifts. The paper has no such case."""
+        features, labels = normalize(task.pictures.features, dim=-1), task.pictures.labels
+        for label in torch.unique(labels).tolist():
+            self.memory.merge(label, features[labels == label].double())
+        parameters = self.prompt_parameters(every=True)
+        self.fit_prompts("stage2", task.pictures, lambda rows: features[rows], parameters, again=True)
+        with torch.no_grad():
+            self.classifier, self.task_texts = self.text_classifier(all_classes=True)
+
+    @torch.no_grad()
+    def forget(self, index: int) -> None:
+        task, place = self.drop_name(index)
+        self.memory.remove(index)
+        self.classifier = torch.cat([self.classifier[:index], self.classifier[index + 1 :]])
+        prompts = self.class_prompts[task]
+        left = torch.cat([prompts[:place], prompts[place + 1 :]])
+        if len(left):
+            first = sum(self.sizes[:task])
+            names = self.names[first : first + self.sizes[task]]
+            self.class_prompts[task] = nn.Parameter(left, requires_grad=False)
+            self.class_texts[task] = PromptTexts(self.clip, names, self.config.prompt_length, self.config.suffix)
+            return
+        keep = [other for other in range(len(self.class_prompts)) if other != task]
+        self.class_prompts = nn.ParameterList(self.class_prompts[other] for other in keep)
+        self.task_prompts = nn.ParameterList(self.task_prompts[other] for other in keep)
+        self.class_texts = nn.ModuleList(self.class_texts[other] for other in keep)
+        if self.config.task_prompt:
+            self.task_texts = self.task_texts[keep]
+
     def logits(self, batch: Pictures) -> Tensor:
         return self.clip.scale * normalize(batch.features, dim=-1) @ self.classifier.T
 
@@ -192,14 +224,27 @@ class DMC(Method):
             self.fit_prompts("stage2", pictures, features, groups)
         self.clip.touch()
 
-    def prompt_parameters(self) -> list[nn.Parameter]:
+    def prompt_parameters(self, every: bool = False) -> list[nn.Parameter]:
+        """The prompts that train: of all tasks, or of the newest alone where the old ones rest."""
+        every = every or self.config.train_old_prompts
         lists = [self.class_prompts, self.task_prompts] if self.config.task_prompt else [self.class_prompts]
-        return [prompts for group in lists for prompts in (group if self.config.train_old_prompts else group[-1:])]
+        return [prompts for group in lists for prompts in (group if every else group[-1:])]
 
-    def fit_prompts(self, stage: str, pictures: Pictures, features, parameters) -> None:  # type: ignore[no-untyped-def]
+    def fit_prompts(
+        self,
+        stage: str,
+        pictures: Pictures,
+        features: Callable[[Tensor], Tensor],
+        parameters: Sequence[nn.Parameter] | Sequence[dict[str, Any]],
+        again: bool = False,
+    ) -> None:
+        """Eq. (7) on `features(rows)` of `pictures`, the old classes replayed; `again`: all classes are old."""
         labels, how = pictures.labels, self.config.stage2
+        every = again or self.config.train_old_prompts
         new, old = self.sizes[-1], self.seen - self.sizes[-1]
-        share = new / self.seen  # every class weighs the same, new or old
+        if again:
+            new, old = len(torch.unique(labels)), self.seen
+        share = new / (new + old)  # every class weighs the same, new or old
         replayed = min(self.config.max_replay, -(-how.batch_size * old // new))
         steps = -(-len(pictures) // how.batch_size)
         drawn: list[tuple[Tensor, Tensor]] = []
@@ -214,7 +259,7 @@ class DMC(Method):
                 drawn[:] = zip(samples.split(replayed), classes.split(replayed), strict=True)
 
         def loss(rows: Tensor) -> Tensor:
-            texts, tasks = self.text_classifier(self.config.train_old_prompts)
+            texts, tasks = self.text_classifier(every)
             weights = self.clip.scale * texts.T
             value = share * cross_entropy(features(rows) @ weights, labels[rows])
             if old:
