@@ -18,6 +18,7 @@ import tyro
 from clipcil.commands.bench import bench
 from clipcil.commands.describe import describe
 from clipcil.commands.info import datasets, methods
+from clipcil.commands.report import report
 from clipcil.commands.run import run
 from clipcil.commands.sweep import sweep
 from clipcil.errors import UserError, nearest
@@ -26,6 +27,7 @@ COMMANDS: dict[str, Callable[..., Any]] = {
     "run": run,
     "bench": bench,
     "sweep": sweep,
+    "report": report,
     "methods": methods,
     "datasets": datasets,
     "describe": describe,

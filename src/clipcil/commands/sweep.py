@@ -25,6 +25,7 @@ def sweep(
     data_root: Annotated[tuple[str, ...], tyro.conf.arg(metavar="FOLDER|DATASET=FOLDER…")] = (),
     data_set: Words = (),
     set: Words = (),
+    skip_broken: bool = False,
     device: str | None = None,
     precision: str | None = None,
     out: Path = Path("runs/bench"),
@@ -52,6 +53,7 @@ def sweep(
         data_root: A folder with a folder for each dataset, or words dataset=folder.
         data_set: Options of the datasets, such as split=random.
         set: Other settings of the method, the same in all runs.
+        skip_broken: Leave out pictures that cannot be decoded instead of stopping.
         device: cpu, cuda, mps or auto. Default: cpu.
         precision: 32-true, bf16-mixed or 16-mixed. Default: 32-true.
         out: Folder that holds a folder for each run, and results.jsonl.
@@ -71,10 +73,10 @@ def sweep(
 
     chosen = {
         "tasks": tasks, "increment": increment, "order": order, "backbone": backbone, "shots": shrink,
-        "data_options": data_set, "device": device, "precision": precision,
+        "skip_broken": skip_broken or None, "device": device, "precision": precision,
     }  # fmt: skip
-    run = {name: value for name, value in chosen.items() if value not in (None, ())}
-    grid = Grid(None, (method,), split(data), (), seeds, data_root, set, run)
+    run = {name: value for name, value in chosen.items() if value is not None}
+    grid = Grid(None, (method,), split(data), (), seeds, data_root, set, data_set, run)
     planned = plan_sweep(method, key, values, grid, out)
     console = Console(highlight=False, soft_wrap=True)
 

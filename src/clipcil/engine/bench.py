@@ -58,7 +58,11 @@ def run_grid(
         state = "done before"
         if result is None:
             state = "done"
-            result, error = _attempt(each, shared, make_display)
+            try:
+                result, error = _attempt(each, shared, make_display)
+            except KeyboardInterrupt as stop:
+                where = f"stopped in run {number} of {len(planned)}"
+                raise KeyboardInterrupt(f"{where}; the same command goes on from there") from stop
             if result is None:
                 ended[each.folder] = Finished(each, None, error)
                 finished.append(ended[each.folder])

@@ -34,6 +34,8 @@ class Grid:
     """A folder with a folder for each dataset, or words dataset=folder."""
     settings: tuple[str, ...] = ()
     """Words key=value for the methods; a method that has no such setting goes without it."""
+    data_settings: tuple[str, ...] = ()
+    """Words key=value for the datasets; a dataset that has no such option goes without it."""
     run: Mapping[str, Any] = field(default_factory=dict)
     """Choices outside the methods, as fields of `RunSpec`."""
 
@@ -65,13 +67,13 @@ def plan(grid: Grid, out: Path) -> list[Planned]:
     run = {"tasks": table.tasks, "backbone": table.backbone, **grid.run} if table else dict(grid.run)
     if "increment" in run:
         run.pop("tasks", None)
-    roots = data_roots(grid.roots, data)
+    roots, options = data_roots(grid.roots, data), data_options(grid.data_settings, data)
     planned = []
     for name in data:
         for row in rows:
             for seed in range(grid.seeds):
                 where = {"method": row.method, "data": name, "data_root": roots[name], "seed": seed}
-                spec = build(RunSpec, {**run, **where})
+                spec = build(RunSpec, {**run, **where, "data_options": options[name]})
                 planned.append(resolve(row.label, spec, row.settings, grid.settings, out))
     return planned
 
@@ -80,9 +82,9 @@ def resolve(label: str, spec: RunSpec, settings: Mapping[str, Any], words: Seque
     """The run with all its settings, and the folder that belongs to exactly them."""
     try:
         config = method_settings(spec, merge(parse_words(known_words(spec.method, words)), settings))
+        text = json.dumps(as_table(spec, config), sort_keys=True)
     except UserError as error:
         return Planned(label, spec, None, out / f"{spec.data}-{spec.method}-seed{spec.seed}-refused", str(error))
-    text = json.dumps(as_table(spec, config), sort_keys=True)
     digest = hashlib.sha256(text.encode()).hexdigest()[:8]
     return Planned(label, spec, config, out / f"{spec.data}-{spec.method}-seed{spec.seed}-{digest}")
 
@@ -136,6 +138,25 @@ def data_roots(words: Sequence[str], data: Iterable[str]) -> dict[str, Path | No
         if root is None and general and name in REGISTRY and REGISTRY[name].needs != "nothing":
             root = general[0] / name if (general[0] / name).exists() else general[0]
         found[name] = root
+    return found
+
+
+def data_options(words: Sequence[str], data: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """The options of each dataset among these words; a word that fits none of them is refused."""
+    from clipcil.data.dataset import REGISTRY
+
+    known_datasets(())
+    kinds = {name: REGISTRY[name].options() for name in data if name in REGISTRY}
+    for word in words:
+        key = word.partition("=")[0].strip()
+        if kinds and not any(has_setting(options, key) for options in kinds.values()):
+            every = sorted({item.name for options in kinds.values() for item in dataclasses.fields(options)})
+            raise UserError(f"none of the datasets has an option '{key}'{nearest(key, every)}")
+    found: dict[str, dict[str, Any]] = {name: {} for name in data}
+    for name, options in kinds.items():
+        own = [word for word in words if has_setting(options, word.partition("=")[0].strip())]
+        found[name] = parse_words(own)
+        override(options, found[name])
     return found
 
 

@@ -9,7 +9,16 @@ from pathlib import Path
 from typing import Any
 
 from clipcil.engine.bench import Finished
-from clipcil.engine.grid import Grid, Planned, check_settings, data_roots, has_setting, known_datasets, resolve
+from clipcil.engine.grid import (
+    Grid,
+    Planned,
+    check_settings,
+    data_options,
+    data_roots,
+    has_setting,
+    known_datasets,
+    resolve,
+)
 from clipcil.engine.spec import RunSpec
 from clipcil.errors import UserError, nearest
 from clipcil.methods.registry import find_method
@@ -19,6 +28,9 @@ from clipcil.settings import build, parse_words, within
 
 SYMBOLS = {"M": "prompt_length", "β": "beta", "λ": "ortho", "lambda": "ortho"}
 """The paper's names of three settings of DMC-OT."""
+
+OWN = {"method", "data", "data_root", "data_options", "seed"}
+"""Choices outside the method that a sweep has its own words for."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +54,7 @@ def plan_sweep(method: str, key: str, values: Sequence[str], grid: Grid, out: Pa
     within("seeds", grid.seeds, 1, 1000)
     config = find_method(method).Config()
     key = SYMBOLS.get(key, key) if not has_setting(config, key) else key
-    outside = key in {item.name for item in dataclasses.fields(RunSpec)} - {"method", "data", "data_root", "seed"}
+    outside = key in {item.name for item in dataclasses.fields(RunSpec)} - OWN
     if not has_setting(config, key) and not outside:
         known = [item.name for item in dataclasses.fields(config)]
         raise UserError(f"{method} has no setting '{key}'{nearest(key, known)}")
@@ -51,13 +63,14 @@ def plan_sweep(method: str, key: str, values: Sequence[str], grid: Grid, out: Pa
         raise UserError(f"a sweep needs at least two values of '{key}'; write them one after the other")
     check_settings(grid.settings, [method])
     data = known_datasets(grid.data or ("emoji",))
-    roots = data_roots(grid.roots, data)
+    roots, options = data_roots(grid.roots, data), data_options(grid.data_settings, data)
     planned = []
     for name in data:
         for value in dict.fromkeys(chosen):
             for seed in range(grid.seeds):
-                where = {"method": method, "data": name, "data_root": roots[name], "seed": seed}
-                spec = build(RunSpec, {**grid.run, **where, **({key: value} if outside else {})})
+                where: dict[str, Any] = {"method": method, "data": name, "data_root": roots[name], "seed": seed}
+                where |= {"data_options": options[name], **({key: value} if outside else {})}
+                spec = build(RunSpec, {**grid.run, **where})
                 settings: dict[str, Any] = {} if outside else parse_words([f"{key}={value}"])
                 planned.append(resolve(value, spec, settings, grid.settings, out))
     for each in planned:

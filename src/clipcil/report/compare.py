@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -40,10 +39,7 @@ class Group:
 
     @property
     def stream(self) -> tuple[str, int, str, str]:
-        """What has to be equal for two groups to stand in one figure: data, tasks, backbone, and the rest."""
-        ignored = ("method", "data", "backbone", "seed", "device", "precision")
-        rest = {key: value for key, value in self.first.run.items() if key not in ignored}
-        return self.first.data, self.first.tasks, self.first.backbone, json.dumps(rest, sort_keys=True)
+        return self.first.stream
 
     def spread(self, what: Callable[[RunResult], float]) -> Spread:
         return spread(what(run) for run in self.runs)
@@ -83,10 +79,10 @@ def title_of(method: str) -> str:
 
 
 def _labels(runs: Sequence[RunResult]) -> list[str]:
-    """The method's title, with the settings by which it differs from others of that method on the same data."""
+    """The method's title, with the settings by which it differs from others of that method on the same stream."""
     labels = []
     for run in runs:
-        others = [other for other in runs if (other.method, other.data) == (run.method, run.data) and other is not run]
+        others = [other for other in runs if (other.method, other.stream) == (run.method, run.stream)]
         own = flatten(run.settings)
         differ = sorted({key for other in others for key in _differing(own, flatten(other.settings))})
         words = ", ".join(f"{key}={show(own.get(key))}" for key in differ)

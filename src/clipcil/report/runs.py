@@ -68,6 +68,13 @@ class RunResult:
         return float(sum(phases.get(name, 0.0) for name in WHOLE))
 
     @cached_property
+    def stream(self) -> tuple[str, int, str, str]:
+        """What has to be equal for two runs to stand in one figure: data, tasks, backbone, and the rest."""
+        ignored = ("method", "data", "backbone", "tasks", "seed", "device", "precision")
+        rest = {key: value for key, value in self.run.items() if key not in ignored}
+        return self.data, self.tasks, self.backbone, json.dumps(rest, sort_keys=True)
+
+    @cached_property
     def key(self) -> str:
         """The same for runs that differ in the seed alone."""
         run = {name: value for name, value in self.run.items() if name != "seed"}

@@ -87,7 +87,7 @@ def figure_style(theme: Theme) -> Iterator[Any]:
         "legend.frameon": False, "legend.fontsize": 9, "axes.grid": True, "grid.linewidth": 0.7,
         "axes.spines.top": False, "axes.spines.right": False, "axes.titlelocation": "left", "axes.titlesize": 11,
         "font.size": 10, "figure.dpi": 160, "savefig.dpi": 160, "axes.axisbelow": True, "lines.linewidth": 1.8,
-        "lines.markersize": 5, "figure.constrained_layout.use": True,
+        "lines.markersize": 5, "legend.handlelength": 3.2, "figure.constrained_layout.use": True,
     }  # fmt: skip
     with matplotlib.rc_context(style):
         try:

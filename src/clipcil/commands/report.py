@@ -1,0 +1,42 @@
+"""`clipcil report`: a page about runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+
+def report(
+    runs: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN…")],
+    out: Path | None = None,
+    tensorboard: bool = False,
+) -> None:
+    """Write one HTML file about runs, with everything inside it, and its figures as PNGs beside it.
+
+    Accuracy after each task, the R matrix, forgetting, drift before and after calibration, confusion between tasks,
+    seconds per phase, measured beside paper, settings, and pictures with right and wrong predictions.
+    Examples: clipcil report runs/2026-01-31-dmc-ot-emoji; clipcil report runs/bench --out report.html.
+
+    Args:
+        runs: Folders of runs, or folders that hold them, such as that of a bench.
+        out: The file. Default: report.html in the folder named, or here where several are named.
+        tensorboard: Write TensorBoard event files too (needs the extra tensorboard).
+    """
+    from clipcil.errors import UserError
+    from clipcil.report.page import write_report
+    from clipcil.report.runs import find_runs
+
+    if not runs:
+        raise UserError("name at least one folder of a run; clipcil run and clipcil bench print theirs")
+    found = find_runs(runs)
+    path = out or (runs[0] / "report.html" if len(runs) == 1 else Path("report.html"))
+    figures = write_report(found, path)
+    print(f"{path}: {len(found)} runs, {len(figures)} figures (also in {path.with_name(f'{path.stem}-figures')})")
+    if tensorboard:
+        from clipcil.report.tensorboard import write_tensorboard
+
+        folder = path.with_name(f"{path.stem}-tensorboard")
+        write_tensorboard(found, folder)
+        print(f"event files in {folder}; tensorboard --logdir {folder}")

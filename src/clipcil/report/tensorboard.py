@@ -1,0 +1,44 @@
+"""The runs as TensorBoard event files, for whoever looks at everything there."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from clipcil.errors import UserError
+from clipcil.report.runs import RunResult
+
+
+def write_tensorboard(runs: Sequence[RunResult], folder: Path) -> None:
+    """A folder of events for each run: accuracy by task, R, drift, and the loss of every step."""
+    if importlib.util.find_spec("tensorboard") is None:
+        raise UserError("--tensorboard needs the package tensorboard; pip install 'clipcil[tensorboard]'")
+    from torch.utils.tensorboard import SummaryWriter
+
+    for run in runs:
+        writer = SummaryWriter(str(folder / run.folder.resolve().name))
+
+        def add(tag: str, value: float, step: int, writer: SummaryWriter = writer) -> None:
+            writer.add_scalar(tag, value, step)
+
+        for k, value in enumerate(run.values["after"]):
+            add("accuracy/A_k", value, k + 1)
+        for k, row in enumerate(run.values["matrix"]):
+            for i, value in enumerate(row):
+                if value is not None:
+                    add(f"R/task {i + 1}", value, k + 1)
+        for k, drift in enumerate(run.values.get("drift", [])):
+            for name, value in (drift or {}).items():
+                add(f"drift/{name}", value, k + 1)
+        for step, (stage, loss) in enumerate(_losses(run.folder / "steps.jsonl")):
+            add(f"loss/{stage}", loss, step)
+        writer.close()
+
+
+def _losses(path: Path) -> list[tuple[str, float]]:
+    if not path.is_file():
+        return []
+    lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line]
+    return [(str(line["stage"]), float(line["loss"])) for line in lines]
