@@ -1,0 +1,96 @@
+"""Exemplars: a few training pictures of every class, kept for the tasks to come.
+
+The methods that keep exemplars have a frozen vision tower, so all they ever read of a picture is its feature, and that
+never changes: keeping the raw feature is the same as keeping the picture and encoding it again. The budget counts
+pictures, as the literature does.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from clipcil.memory.herding import herd
+from clipcil.settings import within
+
+
+@dataclass(frozen=True)
+class Budget:
+    """How many pictures may be kept."""
+
+    pictures: int = 2000
+    """Pictures in all, or of each class."""
+    per: Literal["dataset", "class"] = "dataset"
+    """dataset: `pictures` in all, shared equally among the classes seen, so that old sets shrink as classes come;
+    class: `pictures` of each class, for good."""
+
+    def __post_init__(self) -> None:
+        within("memory.pictures", self.pictures, 0)
+
+    def of_each(self, classes: int) -> int:
+        """m: pictures of each class when `classes` have been seen; ⌊total / classes⌋ where the total is fixed."""
+        return self.pictures if self.per == "class" else self.pictures // max(1, classes)
+
+    def in_all(self, classes: int) -> int:
+        """The most pictures there may be when `classes` have been seen."""
+        return self.pictures * classes if self.per == "class" else self.pictures
+
+
+class ExemplarMemory(nn.Module):
+    """Features of the pictures kept, class after class, each class in the order in which herding chose them.
+
+    Herding is greedy: the first m of a longer choice are the choice for m, so shrinking a class is cutting its tail.
+    All state is in buffers; a fresh memory loads the state of any other.
+    """
+
+    features: Tensor  # (n, dim): raw, as the tower gave them
+    labels: Tensor  # (n,) int64, ascending
+    classes: Tensor  # 0-d int64: classes seen, those of which nothing could be kept included
+
+    def __init__(self, dim: int, budget: Budget) -> None:
+        super().__init__()
+        self.budget = budget
+        self.register_buffer("features", torch.zeros(0, dim))
+        self.register_buffer("labels", torch.zeros(0, dtype=torch.int64))
+        self.register_buffer("classes", torch.zeros((), dtype=torch.int64))
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    @property
+    def limit(self) -> int:
+        """The most pictures the budget allows today."""
+        return self.budget.in_all(int(self.classes))
+
+    @torch.no_grad()
+    def add(self, features: Tensor, labels: Tensor) -> None:
+        """Choose exemplars of new classes from raw features (n, dim) and labels (n,); shrink the old sets to fit."""
+        new = torch.unique(labels)
+        if bool(torch.isin(new, self.labels).any()):
+            raise ValueError("a class of this task already has exemplars")
+        self.classes = self.classes + len(new)  # not in place: a state_dict taken earlier must not change
+        each = self.budget.of_each(int(self.classes))
+        kept = self._rank() < each
+        chosen = [torch.nonzero(labels == label).flatten() for label in new]
+        picked = torch.cat([rows[herd(features[rows], each)] for rows in chosen])
+        self.features = torch.cat([self.features[kept], features[picked].to(self.features)])
+        self.labels = torch.cat([self.labels[kept], labels[picked]])
+
+    def join(self, features: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """D_k ∪ memory: the pictures of a task followed by the exemplars of the classes before it."""
+        return torch.cat([features, self.features]), torch.cat([labels, self.labels])
+
+    def _rank(self) -> Tensor:
+        """(n,): the how-manieth exemplar of its class each row is."""
+        first = torch.searchsorted(self.labels, self.labels)
+        return torch.arange(len(self), device=self.labels.device) - first
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:
+        """Take the sizes from the file, so that an empty memory can load any other."""
+        for name, value in list(self.named_buffers(recurse=False)):
+            if prefix + name in state_dict:
+                setattr(self, name, value.new_empty(state_dict[prefix + name].shape))
+        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)

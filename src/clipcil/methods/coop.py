@@ -1,0 +1,102 @@
+"""CoOp with memory: one learnt context in front of every class name, carried from task to task.
+
+CoOp was made for one dataset; there is no official class-incremental version. As in the comparisons of this field, the
+context of the last task goes on training on the new pictures and the exemplars, over all classes seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, normalize
+
+from clipcil.clip import CLIP
+from clipcil.data.reader import Pictures
+from clipcil.data.stream import Task
+from clipcil.memory.exemplars import Budget, ExemplarMemory
+from clipcil.methods.base import Method
+from clipcil.methods.registry import register
+from clipcil.methods.training import Session, Training
+from clipcil.prompts.shared import encode_shared
+from clipcil.prompts.text import PromptTexts
+from clipcil.settings import within
+
+
+@dataclass(frozen=True)
+class CoOpConfig:
+    """CoOp's own values where it has them; epochs and memory are those of its class-incremental versions."""
+
+    train: Training = field(
+        default_factory=lambda: Training(
+            epochs=10, lr=2e-3, batch_size=32, optimizer="sgd", weight_decay=5e-4, momentum=0.9, warmup=0.1
+        )
+    )
+    """CoOp: SGD 2e-3, batch 32, cosine, one epoch of warm-up (at a constant 1e-5; here the rate rises from 0 over as
+    long). Its 50 to 200 epochs are for a few shots; with whole datasets 10 are usual."""
+    context_length: int = 16
+    """M, CoOp's main setting."""
+    context_std: float = 0.02
+    """Spread of the first context vectors, CoOp's."""
+    suffix: str = "."
+    """What follows the class name; CoOp ends the sentence."""
+    memory: Budget = field(default_factory=Budget)
+    """Exemplars, chosen by herding."""
+
+    def __post_init__(self) -> None:
+        within("context_length", self.context_length, 1)
+        within("context_std", self.context_std, 0)
+
+
+@register
+class CoOp(Method):
+    """score(x, c) = s · cos(v(x), f_t([SOS] V_1 … V_M name_c . [EOS])), V shared by all classes.
+
+    Trained: V alone, by cross-entropy over all classes seen on D_k ∪ exemplars. The texts of all classes are encoded
+    once a step, and their common beginning [SOS] V_1 … V_M only once for all of them (`encode_shared`).
+    """
+
+    name = "coop"
+    title = "CoOp"
+    Config = CoOpConfig
+    keeps_exemplars = True
+    config: CoOpConfig
+    classifier: Tensor  # (C, dim): texts of all classes seen, unit length
+
+    def __init__(self, config: CoOpConfig, clip: CLIP, session: Session) -> None:
+        super().__init__(config, clip, session)
+        self.memory = ExemplarMemory(clip.config.dim, config.memory)
+        first = torch.randn(1, config.context_length, clip.config.text.width) * config.context_std
+        self.context = nn.Parameter(first.to(session.device), requires_grad=False)  # (1, M, width)
+        self.class_texts = PromptTexts(clip, [""], config.context_length)
+        self.register_buffer("classifier", torch.zeros(0, clip.config.dim, device=session.device))
+
+    def grow(self, names: Sequence[str]) -> None:
+        super().grow(names)
+        self.class_texts = PromptTexts(self.clip, self.names, self.config.context_length, self.config.suffix)
+        self.classifier = torch.cat([self.classifier, self.classifier.new_zeros(len(names), self.classifier.shape[1])])
+
+    def learn(self, task: Task) -> None:
+        self.grow(task.names)
+        new, new_labels = task.pictures.features, task.pictures.labels
+        features, labels = self.memory.join(new, new_labels)
+        features = self.clip.scale * normalize(features, dim=-1)
+
+        def loss(rows: Tensor) -> Tensor:
+            return cross_entropy(features[rows] @ self.texts().T, labels[rows])
+
+        self.session.fit("train", [self.context], len(labels), loss, self.config.train)
+        with torch.no_grad():
+            self.classifier = self.texts()
+        self.memory.add(new, new_labels)
+
+    def texts(self) -> Tensor:
+        """Unit texts of all classes seen, (C, dim), with today's context."""
+        texts = self.class_texts
+        beginning = torch.cat([texts.start[:1], self.context], dim=1)
+        return normalize(encode_shared(self.clip, beginning, texts.rest, texts.ends), dim=-1)
+
+    def logits(self, batch: Pictures) -> Tensor:
+        return self.clip.scale * normalize(batch.features, dim=-1) @ self.classifier.T
