@@ -57,7 +57,7 @@ def test_missing_or_damaged_file(tmp_path: Path) -> None:
 
 
 def test_a_missing_pair_is_named() -> None:
-    with pytest.raises(UserError, match="'bird' from 'cat'|'cat' from 'bird'"):
+    with pytest.raises(UserError, match=r"'bird' from 'cat'|'cat' from 'bird'"):
         Descriptions(TABLE).require(["cat", "dog", "bird"])
 
 

@@ -10,7 +10,7 @@ import json
 import string
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from itertools import combinations, islice
@@ -29,6 +29,8 @@ LARGEST = 1 << 20
 """Bytes of an answer that are read at the most."""
 LONGEST_WAIT = 60.0
 """Seconds waited between two attempts at the most, whatever the server asks for."""
+HOPELESS = 10
+"""Unusable answers in a row after which no more are asked for: the model does not do what is wanted."""
 
 QUESTION = """Two classes of an image dataset are easily confused: "{first}" and "{second}".
 Name {count} short visual features that a picture of {first} shows and a picture of {second} does not, and {count} the \
@@ -157,7 +159,7 @@ def describe(
 ) -> int:
     """Fill the file `out` with D[a][b] for all pairs of `classes`; returns how many questions were answered now.
 
-    A pair whose answers stay unusable is left out and named at the end; a server that refuses or cannot be reached
+    A pair whose answers stay unusable is left out and named at the end (ten in a row end it); a server that refuses or cannot be reached
     stops everything at once. Either way, and when interrupted, what was answered is in the file.
     """
     repeated = {name for name in classes if list(classes).count(name) > 1}
@@ -167,13 +169,18 @@ def describe(
     table: Table = read_table(out) if out.exists() else {}
     total = len(classes) * (len(classes) - 1) // 2
     missing = [(a, b) for a, b in combinations(classes, 2) if not (table.get(a, {}).get(b) and table.get(b, {}).get(a))]
-    done, failed, unsaved = total - len(missing), [], 0
+    done, failed, unsaved, in_a_row = total - len(missing), [], 0, 0
     on_progress(done, total)
+    answers = _answers(missing, endpoint, jobs)
     try:
-        for (a, b), answer in _answers(missing, endpoint, jobs):
+        for (a, b), answer in answers:
             if isinstance(answer, AnswerError):
                 failed.append((a, b, answer))
+                in_a_row += 1
+                if in_a_row == HOPELESS:
+                    break
                 continue
+            in_a_row = 0
             table.setdefault(a, {})[b], table.setdefault(b, {})[a] = answer
             done, unsaved = done + 1, unsaved + 1
             if unsaved >= SAVE_EVERY:
@@ -181,13 +188,14 @@ def describe(
                 unsaved = 0
             on_progress(done, total)
     finally:
+        answers.close()
         if unsaved:
             write_json(out, table)
     if failed:
         a, b, reason = failed[0]
         raise UserError(
             f"{len(failed)} of {total} pairs have no usable answer, the first '{a}' and '{b}': {reason};"
-            " the others are saved, run the same command again for these"
+            " what was answered is saved, run the same command again for the rest"
         )
     return len(missing)
 
@@ -196,7 +204,7 @@ Pair = tuple[str, str]
 Answer = tuple[list[str], list[str]]
 
 
-def _answers(pairs: Sequence[Pair], endpoint: Endpoint, jobs: int) -> Iterator[tuple[Pair, Answer | AnswerError]]:
+def _answers(pairs: Sequence[Pair], endpoint: Endpoint, jobs: int) -> Generator[tuple[Pair, Answer | AnswerError]]:
     """Answers as they come, `jobs` questions under way at a time and none waiting: stopping is quick."""
     coming, stop = iter(pairs), Event()
     pool = ThreadPoolExecutor(max(1, jobs), thread_name_prefix="describe")
