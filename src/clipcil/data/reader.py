@@ -85,7 +85,7 @@ class Reader:
         for done, block in enumerate(missing):
             inside = torch.arange(block * BLOCK, min((block + 1) * BLOCK, len(pictures)))
             with torch.no_grad():
-                output = self.clip.vision(self.pixels(pictures, inside))
+                output = self.clip.vision(self.pixels(pictures, inside), class_only=True)
             table.features[inside] = output.features.float()
             table.pooled[inside] = output.pooled.float()
             table.done[block] = True

@@ -188,7 +188,7 @@ class DMC(Method):
         labels = task.pictures.labels - first
 
         def loss(rows: Tensor) -> Tensor:
-            features = normalize(self.tower(task.pictures[rows].pixels).features, dim=-1)
+            features = normalize(self.tower(task.pictures[rows].pixels, class_only=True).features, dim=-1)
             return clip_loss(scale * features @ texts.T, labels[rows])
 
         with tuned(self.tower, self.config.tuned, self.config.tuned_blocks, self.config.lora_rank) as parameters:
@@ -214,7 +214,7 @@ class DMC(Method):
         """Ablation: the loss of stage 2 with the tower free to move."""
 
         def features(rows: Tensor) -> Tensor:
-            return normalize(self.tower(pictures[rows].pixels).features, dim=-1)
+            return normalize(self.tower(pictures[rows].pixels, class_only=True).features, dim=-1)
 
         with tuned(self.tower, self.config.tuned, self.config.tuned_blocks, self.config.lora_rank) as tower:
             groups = [
