@@ -159,8 +159,8 @@ def describe(
 ) -> int:
     """Fill the file `out` with D[a][b] for all pairs of `classes`; returns how many questions were answered now.
 
-    A pair whose answers stay unusable is left out and named at the end (ten in a row end it); a server that refuses or cannot be reached
-    stops everything at once. Either way, and when interrupted, what was answered is in the file.
+    A pair whose answers stay unusable is left out and named at the end. Ten such in a row, or a server that refuses or
+    cannot be reached, stop everything at once. In any case, and when interrupted, what was answered is in the file.
     """
     repeated = {name for name in classes if list(classes).count(name) > 1}
     if repeated or len(classes) < 2:

@@ -61,7 +61,7 @@ class RAPFConfig:
     """Whether the Gaussians are widened before they are drawn from (the code's `shrink`, on for ImageNet-R and CUB)."""
 
     def __post_init__(self) -> None:
-        within("replay_classes", self.replay_classes, 0)
+        within("replay_classes", self.replay_classes, 1)
         within("replay_each", self.replay_each, 1)
         within("threshold", self.threshold, 0)
         within("pair_each", self.pair_each, 1)
