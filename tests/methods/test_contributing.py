@@ -1,0 +1,57 @@
+"""The example in CONTRIBUTING is a whole method: it is found by the registry and keeps the contract."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import checks
+import pytest
+import torch
+
+from clipcil.clip import CLIP
+from clipcil.data.dataset import open_dataset
+from clipcil.methods import registry
+
+PAGE = Path(__file__).parents[2] / "CONTRIBUTING.md"
+
+
+@pytest.fixture
+def example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> type[registry.Method]:
+    (code,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), flags=re.DOTALL)
+    file = tmp_path / "mine.py"
+    file.write_text(code, encoding="utf-8")
+    spec = importlib.util.spec_from_file_location("mine_example", file)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "mine_example", module)
+    monkeypatch.setattr(registry, "REGISTRY", dict(registry.methods()))
+    spec.loader.exec_module(module)
+    return registry.find_method("mine")
+
+
+def test_the_example_is_found_and_keeps_the_contract(example: type[registry.Method], mini: CLIP, tmp_path: Path) -> None:
+    data = open_dataset("emoji")
+    train, test = (part.subset(torch.nonzero(part.labels < 5).flatten()) for part in (data.train, data.test))
+    data = replace(data, classes=data.classes[:5], train=train, test=test)
+    checks.run_all(example, mini, data, (3, 1, 1), tmp_path / "cache", tmp_path / "state")
+
+
+def test_a_method_that_looks_at_its_batch_is_caught(example: type[registry.Method], mini: CLIP, tmp_path: Path) -> None:
+    """The contract can fail: a method that centres the batch is refused."""
+
+    class Leaky(example):  # type: ignore[misc, valid-type]
+        name = "leaky"
+
+        def logits(self, batch):  # type: ignore[no-untyped-def]
+            scores = super().logits(batch)
+            return scores - scores.mean(dim=0)
+
+    data = open_dataset("emoji")
+    train, test = (part.subset(torch.nonzero(part.labels < 3).flatten()) for part in (data.train, data.test))
+    data = replace(data, classes=data.classes[:3], train=train, test=test)
+    with pytest.raises(AssertionError, match="give other scores"):
+        checks.check_batch_independence(checks.set_up(Leaky, mini, data, (2, 1), tmp_path))
