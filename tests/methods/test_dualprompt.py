@@ -16,7 +16,7 @@ from clipcil.errors import UserError
 from clipcil.methods.dualprompt import DualPrompt, DualPromptConfig
 from clipcil.methods.training import Session
 
-CONFIG = DualPromptConfig(train=FAST, general_length=2, expert_length=3, key_range=0.01)
+CONFIG = DualPromptConfig(train=FAST, general_length=2, expert_length=3)
 
 
 @pytest.mark.parametrize("general", [(0, 1), (1, 2)])  # at layer 2 both kinds meet
