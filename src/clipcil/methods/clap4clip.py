@@ -1,0 +1,243 @@
+"""CLAP4CLIP: every class text becomes a Gaussian around it, moved by what the picture shows.
+
+Where the reference code looks at the whole test batch (its attention asks all pictures of the batch, and test batches
+are of one task), a picture here is judged alone, in training as at test. Sampling at test is off unless asked for:
+the mean of the logits over many samples is the logit of the mean, without the noise.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, gelu, linear, normalize, softplus
+
+from clipcil.clip import CLIP
+from clipcil.data.reader import Pictures
+from clipcil.data.stream import Task
+from clipcil.memory.exemplars import Budget, ExemplarMemory
+from clipcil.methods.base import Method
+from clipcil.methods.registry import register
+from clipcil.methods.training import Session, Training
+from clipcil.prompts.templates import encode_sentences, ensemble
+from clipcil.settings import within
+
+CHUNK = 2**24
+"""Numbers in the largest tensor of a forward pass at test: 64 MB."""
+
+
+@dataclass(frozen=True)
+class CLAP4CLIPConfig:
+    """The reference's values; its README trains 5 + 2 epochs, its script 1 + 1: the README is followed."""
+
+    train: Training = field(
+        default_factory=lambda: Training(
+            epochs=5, lr=1.6e-3, batch_size=32, optimizer="sgd", weight_decay=0.0, momentum=0.0, warmup=0.3
+        )
+    )
+    """Attention and the new adapters, on the task's pictures and the exemplars. The reference: SGD without momentum,
+    1e-3 · batch / 20, cosine down to a thousandth (here: to 0), 30 % warm-up."""
+    balance: Training = field(
+        default_factory=lambda: Training(
+            epochs=2, lr=1.6e-4, batch_size=32, optimizer="sgd", weight_decay=0.0, momentum=0.0
+        )
+    )
+    """All adapters, on the exemplars of all classes; a tenth of the rate, no warm-up. From the second task on."""
+    samples: int = 20
+    """M, samples of each class while training."""
+    test_samples: int = 0
+    """Samples of each class at test; 0: the mean, which needs none. The same ones for every picture."""
+    test_seed: int = 0
+    """Seed of the samples at test."""
+    kl: float = 1e-3
+    """Weight of KL(q ‖ N(0, I))."""
+    language: float = 15.0
+    """β, weight of the loss that keeps the sampled residuals near the texts."""
+    hidden: int = 2048
+    """Hidden width of the attention layer's MLP; PyTorch's default, which the reference keeps."""
+    dropout: float = 0.1
+    """In the attention layer."""
+    memory: Budget = field(default_factory=Budget)
+    """Exemplars, chosen by herding. The reference's default takes the first pictures of each class (it calls that
+    random) and offers herding; all methods here choose alike."""
+
+    def __post_init__(self) -> None:
+        for name, low in (("samples", 1), ("test_samples", 0), ("kl", 0), ("language", 0), ("hidden", 1)):
+            within(name, getattr(self, name), low)
+        within("dropout", self.dropout, 0, 0.99)
+
+
+class VisualGuidedAttention(nn.Module):
+    """One layer of a transformer decoder: class texts look at the texts of their own task, then at one picture.
+
+    Equal to nn.TransformerDecoderLayer on targets (B, C, d) and memory (B, 1, d), and computed in less: the texts'
+    attention among themselves does not depend on the picture, and attention to a single token is its value.
+    """
+
+    def __init__(self, dim: int, hidden: int, dropout: float) -> None:
+        super().__init__()
+        self.layer = nn.TransformerDecoderLayer(dim, 1, hidden, dropout, activation=gelu, batch_first=True)
+
+    def forward(self, texts: Tensor, blocked: Tensor, pictures: Tensor) -> Tensor:
+        """Texts (C, d), blocked (C, C) True where a class may not look, pictures (B, d) → (B, C, d)."""
+        layer, dim = self.layer, texts.shape[1]
+        mixed, _ = layer.self_attn(texts[None], texts[None], texts[None], attn_mask=blocked, need_weights=False)
+        around = layer.norm1(texts + layer.dropout1(mixed[0]))  # (C, d), the same for all pictures
+        cross = layer.multihead_attn
+        value = linear(pictures, cross.in_proj_weight[2 * dim :], cross.in_proj_bias[2 * dim :])
+        seen = layer.dropout2(cross.out_proj(value))[:, None]  # (B, 1, d)
+        hidden = layer.norm2(around + seen)  # (B, C, d)
+        inner = layer.linear2(layer.dropout(gelu(layer.linear1(hidden))))
+        out: Tensor = layer.norm3(hidden + layer.dropout3(inner))
+        return out
+
+
+class Adapter(nn.Module):
+    """q(z | h) of one task: μ(h) = A h + a, σ(h) = 0.001 + 0.999 softplus(S h + s)."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.mean, self.spread = nn.Linear(dim, dim), nn.Linear(dim, dim)
+
+    def forward(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        return self.mean(hidden), 0.001 + 0.999 * softplus(self.spread(hidden))
+
+    @torch.no_grad()
+    def start_from(self, sentences: Tensor) -> None:
+        """A = EᵀE/d with E (C, d) the mean sentence of every class seen; S likewise from their spread over templates.
+
+        The description says nothing of the biases; 0 makes the first residual a function of the texts alone.
+        """
+        means, spreads = sentences.mean(1), sentences.std(1, correction=0)
+        for linear_map, texts in ((self.mean, means), (self.spread, spreads)):
+            linear_map.weight.copy_(texts.T @ texts / texts.shape[1])
+            linear_map.bias.zero_()
+
+
+class Residuals(NamedTuple):
+    """What `CLAP4CLIP.residuals` gives for B pictures: each (B, C, d)."""
+
+    hidden: Tensor  # h = t̂ + VGA
+    mean: Tensor  # μ(h)
+    spread: Tensor  # σ(h)
+
+
+@register
+class CLAP4CLIP(Method):
+    """For class c of task i: h_c = t̂_c + VGA_c(x), z ~ N(μ_i(h_c), σ_i(h_c)²), score = s · v̂(x)·(h_c + z).
+
+    Loss: CE over all classes, averaged over M samples, + kl · KL(q ‖ N(0, I)) + language · L_lang. A score is linear in
+    z, so its samples are drawn as what they are, Gaussians with variance s² Σ v̂² σ²: B·C numbers a sample, not B·C·d.
+    """
+
+    name = "clap4clip"
+    title = "CLAP4CLIP"
+    Config = CLAP4CLIPConfig
+    keeps_exemplars = True
+    config: CLAP4CLIPConfig
+    sentences: Tensor  # (C, T, dim): unit texts of all templates; not in the checkpoint, they follow from the names
+
+    def __init__(self, config: CLAP4CLIPConfig, clip: CLIP, session: Session) -> None:
+        super().__init__(config, clip, session)
+        self.memory = ExemplarMemory(clip.config.dim, config.memory)
+        self.attention = VisualGuidedAttention(clip.config.dim, config.hidden, config.dropout).requires_grad_(False)
+        self.adapters = nn.ModuleList()  # a task each
+        self.register_buffer("sentences", torch.zeros(0, 0, clip.config.dim, device=session.device), persistent=False)
+
+    def grow(self, names: Sequence[str]) -> None:
+        super().grow(names)
+        sentences = encode_sentences(self.clip, names, self.templates)
+        self.sentences = torch.cat([self.sentences, sentences]) if len(self.sentences) else sentences
+        adapter = Adapter(self.clip.config.dim).to(self.session.device).requires_grad_(False)
+        adapter.start_from(self.sentences)
+        self.adapters.append(adapter)
+
+    def learn(self, task: Task) -> None:
+        """Stage 1 on D_k ∪ memory; stage 2, from the second task on, on the exemplars of all classes alone."""
+        self.grow(task.names)
+        new, new_labels = task.pictures.features, task.pictures.labels
+        features, labels = self.memory.join(new, new_labels)
+        self.memory.add(new, new_labels)
+        trained = [*self.attention.parameters(), *self.adapters[-1].parameters()]
+        self.train()
+        self.fit("train", trained, features, labels, self.config.train, self.seen - self.sizes[-1])
+        if len(self.sizes) > 1 and len(self.memory):
+            self.attention.eval()  # frozen from here on, dropout too
+            adapters = list(self.adapters.parameters())
+            self.fit("balance", adapters, self.memory.features, self.memory.labels, self.config.balance, 0)
+        self.eval()
+
+    def fit(
+        self, stage: str, trained: list[nn.Parameter], features: Tensor, labels: Tensor, how: Training, first: int
+    ) -> None:
+        """Train on rows of raw features; KL and L_lang take the classes from `first` on."""
+        unit, texts = normalize(features, dim=-1), self.sentences.mean(1)[first:]
+
+        def loss(rows: Tensor) -> Tensor:
+            found = self.residuals(unit[rows])
+            mean, deviation = self.score(unit[rows], found)
+            draws = torch.randn(self.config.samples, *mean.shape, device=mean.device)
+            scores = mean + deviation * draws  # (M, B, C)
+            value = cross_entropy(scores.flatten(0, 1), labels[rows].repeat(self.config.samples))
+            mu, sigma = found.mean[:, first:], found.spread[:, first:]
+            value = value + self.config.kl * gaussian_kl(mu, sigma)
+            return value + self.config.language * language_loss(texts, mu, sigma, self.config.samples)
+
+        self.session.fit(stage, trained, len(labels), loss, how)
+
+    def residuals(self, unit: Tensor) -> Residuals:
+        """h, μ, σ for unit features (B, d) and all classes seen."""
+        texts = ensemble(self.sentences)
+        sizes = torch.tensor(self.sizes, device=texts.device)
+        tasks = torch.repeat_interleave(torch.arange(len(sizes), device=texts.device), sizes)
+        hidden = texts + self.attention(texts, tasks[:, None] != tasks, unit)  # (B, C, d)
+        parts = [adapter(part) for adapter, part in zip(self.adapters, torch.split(hidden, self.sizes, 1), strict=True)]
+        mean, spread = (torch.cat(group, dim=1) for group in zip(*parts, strict=True))
+        return Residuals(hidden, mean, spread)
+
+    def score(self, unit: Tensor, found: Residuals) -> tuple[Tensor, Tensor]:
+        """Mean s·v̂·(h + μ) and standard deviation s·√(Σ v̂² σ²) of the scores, each (B, C)."""
+        mean = torch.einsum("bd,bcd->bc", unit, found.hidden + found.mean)
+        variance = torch.einsum("bd,bcd->bc", unit.square(), found.spread.square())
+        return self.clip.scale * mean, self.clip.scale * variance.sqrt()
+
+    def logits(self, batch: Pictures) -> Tensor:
+        unit = normalize(batch.features, dim=-1)
+        noise = self.test_noise() if self.config.test_samples else None
+        size = max(1, CHUNK // (self.seen * max(self.config.hidden, unit.shape[1])))
+        return torch.cat([self._logits(part, noise) for part in torch.split(unit, size)])
+
+    def _logits(self, unit: Tensor, noise: Tensor | None) -> Tensor:
+        found = self.residuals(unit)
+        if noise is not None:
+            found = found._replace(mean=found.mean + found.spread * noise)
+        return self.score(unit, found)[0]
+
+    def test_noise(self) -> Tensor:
+        """Mean of the test samples' standard normal draws, (C, d). A task's draws depend on its place alone, so they
+        are the same in every batch and whatever tasks come later."""
+        count, dim, draws = self.config.test_samples, self.clip.config.dim, []
+        for task, size in enumerate(self.sizes):
+            generator = torch.Generator().manual_seed(self.config.test_seed + task)
+            draws.append(torch.randn(count, size, dim, generator=generator).mean(0))
+        return torch.cat(draws).to(self.session.device)
+
+
+def gaussian_kl(mean: Tensor, spread: Tensor) -> Tensor:
+    """KL(N(μ, σ²) ‖ N(0, I)), summed over dimensions, averaged over pictures and classes; (B, C, d) each."""
+    return 0.5 * (spread.square() + mean.square() - 1 - 2 * spread.log()).sum(-1).mean()
+
+
+def language_loss(texts: Tensor, mean: Tensor, spread: Tensor, samples: int) -> Tensor:
+    """CE with logits S[c, c'] = mean over templates and samples of text_c·z_c', target c' = c.
+
+    Texts (C, d) are means over templates. A mean of M samples is one draw of N(μ, σ²/M); it is drawn for every picture.
+    """
+    residual = mean + spread * torch.randn_like(spread) / math.sqrt(samples)  # (B, C, d)
+    scores = torch.einsum("cd,bed->bce", texts, residual)
+    target = torch.arange(len(texts), device=texts.device).repeat(len(scores))
+    return cross_entropy(scores.flatten(0, 1), target)

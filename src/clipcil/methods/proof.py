@@ -1,0 +1,203 @@
+"""PROOF: a projection of pictures and one of texts for every task, and an attention block that fuses them.
+
+Where the reference code and its description differ, the description is followed, because only then are old tasks left
+alone and test pictures judged one by one:
+- earlier projections are frozen, pictures' and texts' (the code goes on training those of texts: an option here);
+- a picture is scored with the texts and prototypes fused with that picture. The code averages the fused ones over the
+  test batch, so that a picture's score depends on its neighbours. Training here is per picture too;
+- at test the picture enters the fusion at unit length as in training (the code leaves it raw: an option here).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, linear, normalize
+
+from clipcil.clip import CLIP
+from clipcil.data.reader import Pictures
+from clipcil.data.stream import Task
+from clipcil.memory.exemplars import Budget, ExemplarMemory
+from clipcil.methods.base import Method
+from clipcil.methods.dmc import clip_loss
+from clipcil.methods.registry import register
+from clipcil.methods.training import Session, Training
+from clipcil.prompts.templates import fill
+from clipcil.settings import within
+
+CHUNK = 2**24
+"""Numbers in the largest tensor of a forward pass at test: 64 MB."""
+
+
+@dataclass(frozen=True)
+class PROOFConfig:
+    """The reference's values for CIFAR-100; the other datasets' are in the presets."""
+
+    train: Training = field(
+        default_factory=lambda: Training(
+            epochs=5, lr=1e-3, batch_size=64, optimizer="sgd", weight_decay=0.05, momentum=0.9
+        )
+    )
+    """SGD, cosine to 0, as the reference."""
+    context: int = 3
+    """Context prompts a task adds to the fusion."""
+    dropout: float = 0.1
+    """In the attention block."""
+    train_old_text_projections: bool = False
+    """Let the text projections of old tasks go on training, as the reference code does against its description."""
+    raw_feature_at_test: bool = False
+    """Put the picture into the fusion unnormalised at test, as the reference code does; training normalises it."""
+    memory: Budget = field(default_factory=Budget)
+    """Exemplars, chosen by herding."""
+
+    def __post_init__(self) -> None:
+        within("context", self.context, 0)
+        within("dropout", self.dropout, 0, 0.99)
+
+
+class Fusion(nn.Module):
+    """One-headed self-attention over [z; shared tokens], then a residual and LayerNorm, for many pictures at once.
+
+        y = LayerNorm(x + fc(softmax(q kᵀ/√d) v))
+
+    The shared tokens are the same for all pictures, and only one key differs. With Z_i = Σ_j exp(q_i·k_j/√d) over the
+    shared keys and O_i their attention output, token i of a picture with key k_z and value v_z has the output
+
+        (1 − α) O_i + α v_z,    α = sigmoid(q_i·k_z/√d − log Z_i),
+
+    exactly: nothing of size (pictures × tokens × d²) is computed. The reference does not say where its dropout sits; we
+    put it on the attention weights (the weights among shared tokens are dropped for the whole batch alike) and after
+    fc, as is usual for this block. Xavier's init, for the same reason.
+    """
+
+    def __init__(self, dim: int, dropout: float) -> None:
+        super().__init__()
+        self.query, self.key, self.value = (nn.Linear(dim, dim, bias=False) for _ in range(3))
+        self.out = nn.Linear(dim, dim)
+        self.norm = nn.LayerNorm(dim)
+        self.dropout = nn.Dropout(dropout)
+        for layer in (self.query, self.key, self.value, self.out):
+            nn.init.xavier_normal_(layer.weight)
+
+    def forward(self, pictures: Tensor, shared: Tensor, wanted: int) -> tuple[Tensor, Tensor]:
+        """Pictures (B, d), shared tokens (N, d) → pictures (B, d) and the first `wanted` tokens (B, wanted, d)."""
+        scale = 1 / math.sqrt(pictures.shape[1])
+        keys, values = self.key(shared), self.value(shared)  # (N, d)
+        own_keys, own_values = self.key(pictures), self.value(pictures)  # (B, d)
+        queries, own_queries = self.query(shared[:wanted]) * scale, self.query(pictures) * scale
+
+        own_scores = torch.cat([own_queries @ keys.T, (own_queries * own_keys).sum(1, keepdim=True)], 1)  # (B, N+1)
+        own_weights = self.dropout(own_scores.softmax(1))
+        attended = own_weights[:, :-1] @ values + own_weights[:, -1:] * own_values
+        fused = self.norm(pictures + self.dropout(self.out(attended)))
+
+        scores = queries @ keys.T  # (wanted, N)
+        alpha = torch.sigmoid(own_keys @ queries.T - scores.logsumexp(1))[..., None]  # (B, wanted, 1)
+        among = self.out(self.dropout(scores.softmax(1)) @ values)  # (wanted, d)
+        from_picture = self.out(own_values)[:, None]  # (B, 1, d); fc's bias is in both, and the weights add up to one
+        mixed = (1 - alpha) * among + self.dropout(alpha) * (from_picture - self.out.bias) + alpha * self.out.bias
+        return fused, self.norm(shared[:wanted] + self.dropout(mixed))
+
+
+@register
+class PROOF(Method):
+    """z(x) = Σ_b W_b v(x), w_c = Σ_b U_b t_c, p_c = Σ_b W_b (mean unit feature of class c), b over tasks.
+
+    Loss: clip(ẑ, ŵ) + CE(z̃·w̃ᵀ) + CE(z̃·p̃ᵀ), the tilde for what `Fusion` of [ẑ; ŵ; p̂; context prompts] gives; products
+    of LayerNorm outputs without a temperature. Score: z·ŵ + z̃·w̃ + z̃·p̃, with ŵ averaged over all templates.
+    """
+
+    name = "proof"
+    title = "PROOF"
+    Config = PROOFConfig
+    keeps_exemplars = True
+    config: PROOFConfig
+    sentences: Tensor  # (C, T, dim): raw texts of all templates; not in the checkpoint, they follow from the names
+    prototypes: Tensor  # (C, dim): mean unit feature of each class
+    tokens: Tensor  # (2C + contexts, dim): ŵ, p̂ and the context prompts as they stand after the last task
+
+    def __init__(self, config: PROOFConfig, clip: CLIP, session: Session) -> None:
+        super().__init__(config, clip, session)
+        dim, device = clip.config.dim, session.device
+        self.memory = ExemplarMemory(dim, config.memory)
+        self.image_projections, self.text_projections = nn.ModuleList(), nn.ModuleList()  # a task each
+        self.contexts = nn.ParameterList()  # a task each: (context, dim)
+        self.fusion = Fusion(dim, config.dropout).requires_grad_(False)
+        self.logit_scale = nn.Parameter(clip.logit_scale.detach().clone(), requires_grad=False)
+        self.register_buffer("sentences", torch.zeros(0, 0, dim, device=device), persistent=False)
+        self.register_buffer("prototypes", torch.zeros(0, dim, device=device))
+        self.register_buffer("tokens", torch.zeros(0, dim, device=device))
+
+    def grow(self, names: Sequence[str]) -> None:
+        super().grow(names)
+        dim, device = self.clip.config.dim, self.session.device
+        for projections in (self.image_projections, self.text_projections):
+            projections.append(nn.Linear(dim, dim).to(device).requires_grad_(False))
+        self.contexts.append(nn.Parameter(torch.randn(self.config.context, dim, device=device), requires_grad=False))
+        texts = self.clip.encode_texts([fill(template, name) for name in names for template in self.templates])
+        texts = texts.reshape(len(names), len(self.templates), dim)
+        self.sentences = torch.cat([self.sentences, texts]) if len(self.sentences) else texts
+        self.prototypes = torch.cat([self.prototypes, self.prototypes.new_zeros(len(names), dim)])
+        self.tokens = self.tokens.new_zeros(2 * self.seen + self.config.context * len(self.sizes), dim)
+
+    def learn(self, task: Task) -> None:
+        self.grow(task.names)
+        new, new_labels = task.pictures.features, task.pictures.labels
+        prototypes, unit = self.prototypes.clone(), normalize(new, dim=-1)
+        for label in range(self.seen - self.sizes[-1], self.seen):
+            prototypes[label] = unit[new_labels == label].mean(0)
+        self.prototypes = prototypes
+        features, labels = self.memory.join(new, new_labels)
+
+        def loss(rows: Tensor) -> Tensor:
+            pictures = normalize(project(features[rows], self.image_projections), dim=-1)
+            tokens = self.shared_tokens(self.sentences[:, :1])
+            matching = clip_loss(self.logit_scale.exp() * pictures @ tokens[: self.seen].T, labels[rows])
+            by_text, by_prototype = self.fused_scores(pictures, tokens)
+            return matching + cross_entropy(by_text, labels[rows]) + cross_entropy(by_prototype, labels[rows])
+
+        self.train()
+        self.session.fit("train", self.trained(), len(labels), loss, self.config.train)
+        self.eval()
+        with torch.no_grad():
+            self.tokens = self.shared_tokens(self.sentences)
+        self.memory.add(new, new_labels)
+
+    def trained(self) -> list[nn.Parameter]:
+        """The new projections and prompts, the fusion and the temperature."""
+        texts = self.text_projections if self.config.train_old_text_projections else self.text_projections[-1:]
+        modules = [self.image_projections[-1], *texts, self.fusion]
+        return [p for module in modules for p in module.parameters()] + [self.contexts[-1], self.logit_scale]
+
+    def shared_tokens(self, sentences: Tensor) -> Tensor:
+        """ŵ from sentences (C, T, dim): projected, normalised, averaged, normalised; then p̂, then the prompts."""
+        texts = normalize(normalize(project(sentences, self.text_projections), dim=-1).mean(1), dim=-1)
+        prototypes = normalize(project(self.prototypes, self.image_projections), dim=-1)
+        return torch.cat([texts, prototypes, *self.contexts])
+
+    def fused_scores(self, pictures: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """z̃·w̃ and z̃·p̃ of projected pictures (B, dim), each (B, C)."""
+        fused, around = self.fusion(pictures, tokens, 2 * self.seen)
+        scores = torch.einsum("bd,bnd->bn", fused, around)
+        return scores[:, : self.seen], scores[:, self.seen :]
+
+    def logits(self, batch: Pictures) -> Tensor:
+        projected = project(batch.features, self.image_projections)
+        size = max(1, CHUNK // self.tokens.numel())
+        return torch.cat([self._score(part) for part in torch.split(projected, size)])
+
+    def _score(self, projected: Tensor) -> Tensor:
+        inside = projected if self.config.raw_feature_at_test else normalize(projected, dim=-1)
+        by_text, by_prototype = self.fused_scores(inside, self.tokens)
+        return projected @ self.tokens[: self.seen].T + by_text + by_prototype
+
+
+def project(features: Tensor, projections: nn.ModuleList) -> Tensor:
+    """Σ_b (W_b x + c_b), the sum taken before the product: one d×d product however many tasks there are."""
+    weight = torch.stack([layer.weight for layer in projections]).sum(0)  # type: ignore[misc]
+    bias = torch.stack([layer.bias for layer in projections]).sum(0)  # type: ignore[misc]
+    return linear(features, weight, bias)

@@ -1,0 +1,140 @@
+"""PROOF: sums of projections, a fusion that sees one picture, old projections that stay."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from feature_helpers import (
+    accuracy,
+    assert_batch_invariant,
+    assert_survives_checkpoint,
+    learn_all,
+    make_tasks,
+    make_test,
+)
+from torch.nn.functional import normalize
+
+from clipcil.clip import CLIP
+from clipcil.memory.exemplars import Budget
+from clipcil.methods import proof
+from clipcil.methods.proof import PROOF, Fusion, PROOFConfig, project
+from clipcil.methods.training import Session, Training
+
+QUICK = Training(epochs=6, lr=0.02, optimizer="sgd", batch_size=16)
+
+
+def make(clip: CLIP, **options: object) -> PROOF:
+    torch.manual_seed(0)
+    settings = {"train": QUICK, "memory": Budget(3, "class"), **options}
+    method = PROOF(PROOFConfig(**settings), clip, Session())  # type: ignore[arg-type]
+    method.templates = ("a photo of a {}.", "a drawing of a {}.")
+    return method
+
+
+def plain_fusion(fusion: Fusion, picture: torch.Tensor, shared: torch.Tensor) -> torch.Tensor:
+    """The block as it is written: self-attention over the whole sequence of one picture."""
+    tokens = torch.cat([picture[None], shared])
+    scores = fusion.query(tokens) @ fusion.key(tokens).T / math.sqrt(tokens.shape[1])
+    return fusion.norm(tokens + fusion.out(scores.softmax(1) @ fusion.value(tokens)))
+
+
+def test_fusion_is_self_attention_over_the_whole_sequence() -> None:
+    torch.manual_seed(0)
+    fusion = Fusion(16, 0.1).double().eval()
+    torch.nn.init.normal_(fusion.out.bias)
+    torch.nn.init.normal_(fusion.norm.weight)
+    pictures, shared = torch.randn(5, 16).double() * 3, torch.randn(9, 16).double()
+    fused, around = fusion(pictures, shared, 7)
+    for index, picture in enumerate(pictures):
+        expected = plain_fusion(fusion, picture, shared)
+        torch.testing.assert_close(fused[index], expected[0])
+        torch.testing.assert_close(around[index], expected[1:8])
+
+
+@torch.no_grad()
+def test_dropout_keeps_the_mean() -> None:
+    torch.manual_seed(0)
+    fusion = Fusion(8, 0.2).double()
+    fusion.norm = torch.nn.Identity()  # type: ignore[assignment]
+    pictures, shared = torch.randn(2, 8).double(), torch.randn(4, 8).double()
+    fusion.eval()
+    exact = fusion(pictures, shared, 4)[1]
+    fusion.train()
+    drawn = torch.stack([fusion(pictures, shared, 4)[1] for _ in range(1500)])
+    assert float((drawn.mean(0) - exact).abs().max()) < 0.1
+    assert float(drawn.std(0).min()) > 0.01
+
+
+def test_scores_by_hand(tiny_clip: CLIP) -> None:
+    tasks, pictures = make_tasks(tiny_clip, [2, 3]), make_test(tiny_clip, 5, per_class=2)
+    method = learn_all(make(tiny_clip), tasks)
+    assert isinstance(method, PROOF)
+
+    def summed(x: torch.Tensor, projections: torch.nn.ModuleList) -> torch.Tensor:
+        return sum(layer(x) for layer in projections)  # type: ignore[return-value]
+
+    texts = []
+    for name in method.names:
+        both = tiny_clip.encode_texts([template.format(name) for template in method.templates])
+        texts.append(normalize(normalize(summed(both, method.text_projections), dim=-1).mean(0), dim=-1))
+    means = [
+        normalize(task.pictures.features[task.pictures.labels == label], dim=-1).mean(0)
+        for task in tasks
+        for label in task.pictures.labels.unique()
+    ]
+    w, p = torch.stack(texts), normalize(summed(torch.stack(means), method.image_projections), dim=-1)
+    shared = torch.cat([w, p, *method.contexts])
+    for index, feature in enumerate(pictures.features):
+        z = summed(feature, method.image_projections)
+        out = plain_fusion(method.fusion, normalize(z, dim=-1), shared)
+        expected = w @ z + out[1:6] @ out[0] + out[6:11] @ out[0]
+        torch.testing.assert_close(method.logits(pictures[index : index + 1])[0], expected, atol=1e-3, rtol=1e-4)
+
+
+def test_projections_add_up() -> None:
+    layers = torch.nn.ModuleList([torch.nn.Linear(6, 6) for _ in range(3)])
+    x = torch.randn(4, 6)
+    torch.testing.assert_close(project(x, layers), layers[0](x) + layers[1](x) + layers[2](x))
+
+
+@pytest.mark.parametrize("train_old_text_projections", [False, True])
+def test_what_is_frozen_stays(tiny_clip: CLIP, train_old_text_projections: bool) -> None:
+    tasks = make_tasks(tiny_clip, [2, 2])
+    method = make(tiny_clip, train_old_text_projections=train_old_text_projections)
+    learn_all(method, tasks[:1])
+    before = {name: value.clone() for name, value in method.state_dict().items()}
+    tower = {name: value.clone() for name, value in tiny_clip.state_dict().items()}
+    learn_all(method, tasks[1:])
+    after = method.state_dict()
+    for name in ("image_projections.0.weight", "image_projections.0.bias", "contexts.0"):
+        assert torch.equal(before[name], after[name])
+    assert torch.equal(before["prototypes"], after["prototypes"][:2])
+    assert torch.equal(before["text_projections.0.weight"], after["text_projections.0.weight"]) != (
+        train_old_text_projections
+    )
+    for name in ("fusion.query.weight", "logit_scale"):
+        assert not torch.equal(before[name], after[name])
+    assert all(torch.equal(value, tower[name]) for name, value in tiny_clip.state_dict().items())
+
+
+def test_learns_and_judges_pictures_one_by_one(tiny_clip: CLIP, monkeypatch: pytest.MonkeyPatch) -> None:
+    tasks, pictures = make_tasks(tiny_clip, [3, 1, 2]), make_test(tiny_clip, 6)
+    method = learn_all(make(tiny_clip), tasks)
+    assert isinstance(method, PROOF)
+    assert accuracy(method, pictures) > 0.6
+    assert len(method.memory) == 18 <= method.memory.limit
+    assert_batch_invariant(method, pictures)
+    assert_survives_checkpoint(method, make(tiny_clip), pictures)
+    whole = method.logits(pictures)
+    monkeypatch.setattr(proof, "CHUNK", 1)  # one picture at a time
+    torch.testing.assert_close(method.logits(pictures), whole, atol=1e-4, rtol=1e-5)
+
+
+def test_raw_feature_at_test_is_another_score(tiny_clip: CLIP) -> None:
+    tasks, pictures = make_tasks(tiny_clip, [3]), make_test(tiny_clip, 3)
+    unit = learn_all(make(tiny_clip), tasks).logits(pictures)
+    raw_method = learn_all(make(tiny_clip, raw_feature_at_test=True), tasks)
+    assert not torch.allclose(raw_method.logits(pictures), unit, atol=1e-2)
+    assert_batch_invariant(raw_method, pictures)
