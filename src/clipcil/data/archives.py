@@ -82,6 +82,10 @@ def _extract(archive: Path, into: Path) -> None:
                 shutil.copyfileobj(source, file, 1 << 20)
             # The archive's own time, so that what is cached about a picture is found again after unpacking again.
             os.utime(path, (member.mtime, member.mtime))
+        # A compressed file has its checksum at the end, behind the last member: read on, so that it is looked at.
+        for _ in range(1024):
+            if tar.fileobj is None or not tar.fileobj.read(1 << 20):
+                break
 
 
 def safe_name(archive: Path, name: str) -> PurePosixPath:

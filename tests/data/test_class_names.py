@@ -1,0 +1,66 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from clipcil.data.dataset import Dataset, open_dataset
+from clipcil.data.names import LONGEST, check_names, clean_name
+from clipcil.data.pictures import PictureSet
+from clipcil.errors import UserError
+
+
+@pytest.mark.parametrize(
+    ("raw", "options", "said"),
+    [
+        ("aquarium_fish", {}, "aquarium fish"),
+        ("  two \t words\n", {}, "two words"),
+        ("T-shirt", {}, "T-shirt"),
+        ("Black-footed_Albatross", {"hyphens": True}, "Black footed Albatross"),
+        ("ApplyEyeMakeup", {"camel": True}, "Apply Eye Makeup"),
+        ("YoYo", {"camel": True}, "Yo Yo"),
+        ("UCFSport", {"camel": True}, "UCF Sport"),
+        ("iPhone", {}, "iPhone"),
+        ("cafe\u0301", {}, "café"),
+        ("🐱", {}, "🐱"),
+    ],
+)
+def test_names_are_cleaned(raw: str, options: dict[str, bool], said: str) -> None:
+    assert clean_name(raw, **options) == said
+
+
+@pytest.mark.parametrize(
+    ("names", "said"),
+    [
+        ([], "no classes"),
+        (["cat", ""], "class 1 has an empty name"),
+        (["cat", "   "], "class 1 has an empty name"),
+        (["cat", "dog", "cat"], "'cat' stands there twice"),
+        (["Cat", "dog", "cat"], "'cat' and 'Cat' differ only in case"),
+        (["x" * 500], "(500 characters)' is too long"),
+    ],
+)
+def test_names_that_cannot_be_told_apart_are_refused_in_one_line(names: list[str], said: str) -> None:
+    with pytest.raises(UserError) as caught:
+        check_names("mine", names)
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 300
+
+
+def test_emoji_and_long_names_within_the_limit_are_let_through() -> None:
+    check_names("mine", ["🐱", "🐶", "ß", "x" * LONGEST])
+
+
+def test_a_label_outside_the_classes_is_refused() -> None:
+    pictures = PictureSet("mine", [b"", b""], torch.tensor([0, 2]), "x")
+    with pytest.raises(UserError, match="outside the 2 classes"):
+        Dataset("mine", ["a", "b"], pictures, pictures)
+
+
+def test_unknown_datasets_and_options_name_the_nearest() -> None:
+    with pytest.raises(UserError, match="did you mean 'cifar100'"):
+        open_dataset("cifar10")
+    with pytest.raises(UserError, match=r"'splt'; did you mean 'split'\? \(dataset cub200\)"):
+        open_dataset("cub200", None, {"splt": "random"})
+    with pytest.raises(UserError, match="nothing to choose"):
+        open_dataset("emoji", None, {"split": "random"})

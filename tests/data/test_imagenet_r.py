@@ -1,0 +1,92 @@
+from __future__ import annotations
+
+import tarfile
+from pathlib import Path
+
+import pytest
+from made_up import imagenet_r_tree, write_lines
+
+from clipcil.data.dataset import Dataset, open_dataset
+from clipcil.errors import UserError
+
+ALL = [f"{wnid}/art_{i}.jpg" for wnid in ("n01443537", "n01484850", "n02106662") for i in range(5)]
+
+
+def opened(root: Path, **options: object) -> Dataset:
+    return open_dataset("imagenet-r", root, {"check": "no", **options})
+
+
+def names(data: Dataset, part: str) -> list[str]:
+    pictures = getattr(data, part)
+    return ["/".join(Path(pictures.describe(i)).parts[-2:]) for i in range(len(pictures))]
+
+
+def test_folder_with_names_from_its_readme(tmp_path: Path) -> None:
+    home = imagenet_r_tree(tmp_path)
+    for root in (tmp_path, home):
+        data = opened(root)
+        assert data.classes == ["goldfish", "great white shark", "German shepherd dog"]
+        assert (len(data.train), len(data.test)) == (12, 3)
+        assert sorted(names(data, "train") + names(data, "test")) == ALL
+    assert names(opened(home, split_seed=1), "test") != names(data, "test")
+    with tarfile.open(tmp_path / "imagenet-r.tar", "w") as tar:
+        tar.add(home, "imagenet-r")
+    assert names(opened(tmp_path / "imagenet-r.tar"), "test") == names(data, "test")
+
+
+def test_yaml_lists(tmp_path: Path) -> None:
+    home = imagenet_r_tree(tmp_path)
+    lists = {}
+    for part, entries in (("train", ALL[3:]), ("test", ALL[:3])):
+        lines = ["data:", *(f"- data/imagenet-r/{part}/{entry}" for entry in entries)]
+        lines += ["targets:", *("- 7" for _ in entries)]
+        lists[f"{part}_list"] = write_lines(tmp_path / f"imagenet-r_{part}.yaml", lines)
+    data = opened(home, **lists)
+    assert names(data, "test") == ALL[:3]
+    assert names(data, "train") == ALL[3:]
+    assert data.test.labels.tolist() == [0, 0, 0], "the class is in the path; targets are not trusted"
+    assert data.notes == ()
+    flow = tmp_path / "flow.yaml"
+    flow.write_text(f"data: ['{ALL[0]}', \"{ALL[1]}\", {ALL[2]}]\ntargets: [0, 0, 0]\n")
+    assert names(opened(home, **{**lists, "test_list": flow}), "test") == ALL[:3]
+
+
+def test_one_text_list_with_a_stray_line(tmp_path: Path) -> None:
+    home = imagenet_r_tree(tmp_path)
+    path = write_lines(tmp_path / "split.txt", ["train", *ALL[5:], "n02106662/test_img_R.py", "test", *ALL[:4]])
+    data = opened(home, split_list=path)
+    assert names(data, "train") == ALL[5:]
+    assert names(data, "test") == ALL[:4]
+    assert len(data.notes) == 2
+    assert "passed over 'n02106662/test_img_R.py'" in data.notes[0]
+    assert "1 pictures of the folder are in neither part" in data.notes[1]
+
+
+def test_what_is_wrong_is_said_in_one_line(tmp_path: Path) -> None:
+    def says(text: str, root: Path = tmp_path, **options: object) -> None:
+        with pytest.raises(UserError) as caught:
+            opened(root, **options)
+        assert text in str(caught.value)
+        assert "\n" not in str(caught.value)
+
+    says("put the official imagenet-r.tar there", tmp_path / "nowhere")
+    says("has no folders such as n01443537")
+    home = imagenet_r_tree(tmp_path)
+    says("has 3 classes and 15 pictures, but ImageNet-R has 200 and 30000", check="yes")
+    says("go together", train_list="x")
+    says("not all three", train_list="x", test_list="y", split_list="z")
+    says("cannot be read (No such file or directory)", split_list=tmp_path / "none.txt")
+
+    def wrong(text: str, *lines: str) -> None:
+        says(text, split_list=write_lines(tmp_path / "list.txt", list(lines)))
+
+    wrong("names no train pictures", "nothing here")
+    wrong("names no test pictures", "train", ALL[0])
+    wrong("stands before any line", ALL[0])
+    wrong("1 test pictures are not there, the first is n01443537/art_99.jpg", "train", ALL[0], "test", "n01443537/art_99.jpg")
+    wrong("stands there twice", "train", ALL[0], ALL[0], "test", ALL[1])
+    wrong("1 pictures are in both parts", "train", ALL[0], "test", ALL[0])
+    write_lines(home / "README.txt", ["n01443537 goldfish"])
+    says("no name for the folder n01484850")
+    (home / "README.txt").unlink()
+    says("README.txt is missing")

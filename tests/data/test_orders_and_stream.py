@@ -1,0 +1,152 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from made_up import encoded
+
+from clipcil.clip import CLIP
+from clipcil.data.dataset import Dataset
+from clipcil.data.orders import ICARL, class_order
+from clipcil.data.pictures import PictureSet
+from clipcil.data.reader import Reader
+from clipcil.data.stream import TaskStream, task_sizes
+from clipcil.errors import UserError
+
+HUNDRED = [f"class {i}" for i in range(100)]
+
+
+def test_the_fields_orders() -> None:
+    assert class_order("seed:1993", HUNDRED)[:10] == [68, 56, 78, 8, 23, 84, 90, 65, 74, 76]
+    two_hundred = class_order("seed:1993", [str(i) for i in range(200)])
+    assert two_hundred[:10] == [168, 136, 51, 9, 183, 101, 171, 99, 42, 159]
+    assert class_order("natural", HUNDRED) == list(range(100))
+    assert class_order("icarl", HUNDRED)[:10] == [87, 0, 52, 58, 44, 91, 68, 97, 51, 15]
+    assert sorted(ICARL) == list(range(100))
+
+
+@pytest.mark.parametrize(
+    "text", ["2\n0\n1\n", "2,0,1", "[2, 0, 1]", "- 2\n- 0\n- 1\n", "c, d\na\nb-e", "\ufeffc, d\n\n a \n1\n"]
+)
+def test_orders_from_files(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "order.txt"
+    path.write_text(text, encoding="utf-8")
+    assert class_order(str(path), ["a", "b-e", "c, d"]) == [2, 0, 1]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (b"0\n1\n", "'c' (2) stands there 0 times"),
+        (b"0\n1\n1\n2\n", "'b' (1) stands there 2 times"),
+        (b"0\n1\n3\n", "'3' is neither a class name nor an index below 3"),
+        (b"0\n1\nzebra\n", "'zebra'"),
+        (b"\xff\xfe\x00", "cannot be read as text"),
+        (b"", "'a' (0) stands there 0 times"),
+    ],
+)
+def test_wrong_order_files(tmp_path: Path, text: bytes, said: str) -> None:
+    path = tmp_path / "order.txt"
+    path.write_bytes(text)
+    with pytest.raises(UserError) as caught:
+        class_order(str(path), ["a", "b", "c"])
+    assert said in str(caught.value)
+
+
+@pytest.mark.parametrize("spec", ["seed:", "seed:x", "seed:-1", "seed:²", f"seed:{2**32}", "icarl", "nowhere.txt"])
+def test_wrong_orders(spec: str) -> None:
+    with pytest.raises(UserError):
+        class_order(spec, ["a", "b"])
+
+
+@pytest.mark.parametrize(
+    ("given_", "sizes"),
+    [
+        ({"classes": 100}, [10] * 10),
+        ({"classes": 100, "tasks": 20}, [5] * 20),
+        ({"classes": 10, "tasks": 4}, [3, 3, 3, 1]),
+        ({"classes": 100, "tasks": 30}, [4] * 10 + [3] * 20),
+        ({"classes": 100, "base": 50, "increment": 10}, [50, 10, 10, 10, 10, 10]),
+        ({"classes": 100, "base": 50, "tasks": 6}, [50, 10, 10, 10, 10, 10]),
+        ({"classes": 7, "increment": 3}, [3, 3, 1]),
+        ({"classes": 3}, [1, 1, 1]),
+        ({"classes": 1}, [1]),
+        ({"classes": 5, "tasks": 1}, [5]),
+        ({"classes": 5, "base": 5}, [5]),
+        ({"classes": 5, "base": 5, "tasks": 1}, [5]),
+        ({"classes": 5, "base": 4}, [4, 1]),
+    ],
+)
+def test_task_sizes(given_: dict[str, int], sizes: list[int]) -> None:
+    assert task_sizes(**given_) == sizes
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"tasks": 0},
+        {"tasks": 101},
+        {"increment": 0},
+        {"base": 101},
+        {"tasks": 5, "increment": 5},
+        {"tasks": 1, "base": 50},
+        {"tasks": 10, "base": 98},
+        {"tasks": 5, "base": 100},
+    ],
+)
+def test_task_sizes_that_do_not_fit(wrong: dict[str, int]) -> None:
+    with pytest.raises(UserError):
+        task_sizes(100, **wrong)
+
+
+@given(st.integers(1, 60), st.integers(1, 60), st.none() | st.integers(1, 60))
+def test_task_sizes_cover_every_class(classes: int, tasks: int, base: int | None) -> None:
+    try:
+        sizes = task_sizes(classes, tasks, base=base)
+    except UserError:
+        assert tasks > classes or (base is not None and (base > classes or tasks - 1 > classes - base or tasks == 1))
+        return
+    assert sum(sizes) == classes
+    assert len(sizes) == tasks
+    assert min(sizes) >= 1
+    assert base is None or sizes[0] == base
+
+
+def dataset(train: list[int], test: list[int], classes: int = 4) -> Dataset:
+    def make(name: str, labels: list[int]) -> PictureSet:
+        return PictureSet(name, [encoded(i) for i in range(len(labels))], torch.tensor(labels, dtype=torch.int64), name)
+
+    return Dataset("made", [f"name {i}" for i in range(classes)], make("train", train), make("test", test))
+
+
+def test_stream_hands_out_each_class_once_with_labels_in_order(tiny_clip: CLIP) -> None:
+    data = dataset([0, 1, 2, 3, 0, 1, 2, 3], [3, 2, 1, 0])
+    stream = TaskStream(data, Reader(tiny_clip, None), [2, 0, 3, 1], [1, 3])
+    seen = []
+    for task in stream.tasks():
+        seen.append((task.names, task.pictures.labels.tolist(), stream.test(task.index).labels.tolist()))
+        last = task
+    assert seen == [(["name 2"], [0, 0], [0]), (["name 0", "name 3", "name 1"], [1, 1, 2, 2, 3, 3], [1, 2, 3])]
+    with pytest.raises(UserError, match="cannot be read again"):
+        _ = last.pictures.pixels
+
+
+def test_stream_refuses_what_cannot_be_learnt_or_measured(tiny_clip: CLIP) -> None:
+    reader = Reader(tiny_clip, None)
+    with pytest.raises(UserError, match="'name 1' of made has no training pictures"):
+        TaskStream(dataset([0, 2, 3], [0, 1, 2, 3]), reader, [0, 1, 2, 3], [2, 2])
+    with pytest.raises(UserError, match="task 2 of made"):
+        TaskStream(dataset([0, 1, 2, 3], [0, 1]), reader, [0, 1, 2, 3], [2, 2])
+    with pytest.raises(UserError, match="do not cover"):
+        TaskStream(dataset([0, 1, 2, 3], [0, 1, 2, 3]), reader, [0, 1, 2, 3], [2, 1])
+
+
+def test_shots_keep_that_many_and_the_whole_test_set() -> None:
+    data = dataset([0] * 5 + [1] * 2 + [2] * 3 + [3], [0, 1, 2, 3]).shrink(2, seed=1)
+    assert torch.bincount(data.train.labels).tolist() == [2, 2, 2, 1]
+    assert len(data.test) == 4
+    with pytest.raises(UserError, match="shots is 0"):
+        data.shrink(0, seed=1)
