@@ -16,14 +16,25 @@ from typing import Any
 import tyro
 
 from clipcil.commands.bench import bench
+from clipcil.commands.change import forget, rename
 from clipcil.commands.describe import describe
+from clipcil.commands.export import export
 from clipcil.commands.info import datasets, methods
+from clipcil.commands.learn import learn
+from clipcil.commands.predict import predict
 from clipcil.commands.report import report
 from clipcil.commands.run import run
+from clipcil.commands.show import show
 from clipcil.commands.sweep import sweep
 from clipcil.errors import UserError, nearest
 
 COMMANDS: dict[str, Callable[..., Any]] = {
+    "learn": learn,
+    "predict": predict,
+    "show": show,
+    "forget": forget,
+    "rename": rename,
+    "export": export,
     "run": run,
     "bench": bench,
     "sweep": sweep,

@@ -256,7 +256,7 @@ class DMC(Method):
                 classes = torch.cat([torch.randperm(old) for _ in range(turns)])[: steps * replayed]
                 classes = classes.to(self.session.device)
                 samples = normalize(self.memory.sample(classes), dim=-1)
-                drawn[:] = zip(samples.split(replayed), classes.split(replayed), strict=True)
+                drawn[:] = zip(torch.split(samples, replayed), torch.split(classes, replayed), strict=True)
 
         def loss(rows: Tensor) -> Tensor:
             texts, tasks = self.text_classifier(every)

@@ -220,7 +220,7 @@ class Classifier:
         self._known[index].name = " ".join(new.split())
 
     def save(self, folder: str | Path) -> None:
-        """Write the model to `folder`: whole, or not at all. A model there is replaced unless another has changed it."""
+        """Write the model to `folder`, whole or not at all; a model there is replaced unless another changed it."""
         folder = Path(folder)
         with run_lock(folder):
             self.write(folder)
@@ -296,4 +296,3 @@ def load(folder: str | Path, *, backbone: str | None = None, device: str = "cpu"
     model._build(read_weights(folder, facts), {"names": [known.text for known in facts.known], "sizes": facts.sizes})
     model._source = (folder.resolve(), facts.sha256)
     return model
-

@@ -91,7 +91,9 @@ def read_model(folder: Path) -> Facts:
     """What `model.toml` says; a UserError where it cannot be used by this program."""
     path = folder / MODEL
     if not path.is_file():
-        raise UserError(f"{folder} holds no model (there is no {MODEL} in it); make one with: clipcil learn {folder} FOLDER")
+        raise UserError(
+            f"{folder} holds no model (there is no {MODEL} in it); make one with: clipcil learn {folder} FOLDER"
+        )
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
         major = int(str(table["format"]).split(".")[0])
@@ -117,7 +119,9 @@ def read_model(folder: Path) -> Facts:
             sha256=str(table["sha256"]),
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UserError(f"{path} is damaged ({type(error).__name__}: {error}); bring back the folder from a copy") from error
+        raise UserError(
+            f"{path} is damaged ({type(error).__name__}: {error}); bring back the folder from a copy"
+        ) from error
 
 
 def read_weights(folder: Path, facts: Facts) -> dict[str, Tensor]:
@@ -127,7 +131,9 @@ def read_weights(folder: Path, facts: Facts) -> dict[str, Tensor]:
             raise UserError(f"{path} does not match its checksum in {MODEL}; bring back the folder from a copy")
         return load_file(path)
     except (OSError, ValueError, SafetensorError) as error:
-        raise UserError(f"{path} is damaged or missing ({type(error).__name__}); bring back the folder from a copy") from error
+        raise UserError(
+            f"{path} is damaged or missing ({type(error).__name__}); bring back the folder from a copy"
+        ) from error
 
 
 def to_toml(facts: Facts) -> str:

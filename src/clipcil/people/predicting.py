@@ -110,4 +110,6 @@ def _outcome(future: Future[Tensor]) -> Tensor | UserError:
 
 
 def _called(thing: Any) -> str:
-    return str(thing) if isinstance(thing, str) or hasattr(thing, "__fspath__") else f"a picture ({type(thing).__name__})"
+    return (
+        str(thing) if isinstance(thing, str) or hasattr(thing, "__fspath__") else f"a picture ({type(thing).__name__})"
+    )

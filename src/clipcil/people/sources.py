@@ -101,7 +101,5 @@ def _from_array(array: np.ndarray) -> Image.Image:
     return Image.fromarray((array * 255).round().astype(np.uint8))
 
 
-def _learnable(
-    name: str, classes: list[str], train: PictureSet, templates: tuple[str, ...] = (TEMPLATE,)
-) -> Dataset:
+def _learnable(name: str, classes: list[str], train: PictureSet, templates: tuple[str, ...] = (TEMPLATE,)) -> Dataset:
     return Dataset(name, classes, train, train.subset(torch.empty(0, dtype=torch.int64)), templates)

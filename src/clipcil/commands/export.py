@@ -1,0 +1,35 @@
+"""`clipcil export`: a model for other programs."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import tyro
+
+from clipcil.commands.learn import Choice, Model
+from clipcil.commands.types import Folder
+
+
+def export(
+    model: Model,
+    out: Folder = None,
+    format: Annotated[Literal["pt2", "onnx"], tyro.conf.arg(help_behavior_hint="(default: pt2)")] = "pt2",
+    backbone: Choice = None,
+) -> None:
+    """Write a model as one file that runs without clipcil: vision tower and classifier in one.
+
+    pt2 is read by torch.export.load, onnx by any ONNX runtime. Beside it lie classes.json (names, preprocessing,
+    temperature, threshold) and classifier.safetensors (a vector for each class).
+    Example: clipcil export birds/ --out birds-onnx/ --format onnx.
+
+    Args:
+        model: Folder of the model.
+        out: Folder for the files. Default: the model's name with -export behind it.
+        format: pt2 or onnx.
+        backbone: Where the model's backbone lies on this machine, if elsewhere.
+    """
+    from clipcil.people.classifier import load
+    from clipcil.people.export import export as write
+
+    folder = out if out is not None else model.resolve().with_name(f"{model.resolve().name}-export")
+    print(f"written: {write(load(model, backbone=backbone), folder, format)}, classes.json beside it")

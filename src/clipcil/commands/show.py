@@ -1,0 +1,24 @@
+"""`clipcil show`: what a model knows."""
+
+from __future__ import annotations
+
+from clipcil.commands.learn import Model
+
+
+def show(model: Model, json: bool = False) -> None:
+    """Show what a model knows: its classes, when and from how many pictures each was learnt, its size.
+
+    Example: clipcil show birds/.
+
+    Args:
+        model: Folder of the model.
+        json: Print it as JSON.
+    """
+    from clipcil.people.describe import describe, print_description
+
+    if json:
+        from json import dumps
+
+        print(dumps(describe(model), indent=1, ensure_ascii=False))
+    else:
+        print_description(model)
