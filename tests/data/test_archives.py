@@ -59,7 +59,9 @@ def test_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_damaged_archives(tmp_path: Path) -> None:
     whole = make_tar(tmp_path / "a.tgz", [("a", os.urandom(50_000))]).read_bytes()
     middle = len(whole) // 2
-    for number, content in enumerate((b"", b"not an archive", whole[:middle], whole[:middle] + b"#" + whole[middle + 1 :])):
+    for number, content in enumerate(
+        (b"", b"not an archive", whole[:middle], whole[:middle] + b"#" + whole[middle + 1 :])
+    ):
         path = tmp_path / f"cut{number}.tgz"
         path.write_bytes(content)
         with pytest.raises(UserError, match="not a whole archive"):

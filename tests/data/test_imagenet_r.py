@@ -83,7 +83,13 @@ def test_what_is_wrong_is_said_in_one_line(tmp_path: Path) -> None:
     wrong("names no train pictures", "nothing here")
     wrong("names no test pictures", "train", ALL[0])
     wrong("stands before any line", ALL[0])
-    wrong("1 test pictures are not there, the first is n01443537/art_99.jpg", "train", ALL[0], "test", "n01443537/art_99.jpg")
+    wrong(
+        "1 test pictures are not there, the first is n01443537/art_99.jpg",
+        "train",
+        ALL[0],
+        "test",
+        "n01443537/art_99.jpg",
+    )
     wrong("stands there twice", "train", ALL[0], ALL[0], "test", ALL[1])
     wrong("1 pictures are in both parts", "train", ALL[0], "test", ALL[0])
     write_lines(home / "README.txt", ["n01443537 goldfish"])

@@ -142,7 +142,9 @@ def test_a_read_only_cache_is_read_and_not_written(tmp_path: Path, monkeypatch: 
     assert torch.equal(read(tmp_path, Small(), torch.arange(10)), expected()[:10])
     with pytest.raises(UserError, match="cannot be used"):
         read(tmp_path, Small(), torch.arange(20))
-    with pytest.raises(UserError, match=r"cannot be used \(Read-only file system\); free some room, or set CLIPCIL_CACHE"):
+    with pytest.raises(
+        UserError, match=r"cannot be used \(Read-only file system\); free some room, or set CLIPCIL_CACHE"
+    ):
         read(tmp_path / "new", Small())
 
 

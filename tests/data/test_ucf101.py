@@ -17,7 +17,9 @@ def frames_tree(root: Path) -> Path:
         folder = {"HandStandPushups": "Handstand_Pushups"}.get(name, name)
         for group in range(1, 11):
             for clip in (1, 2):
-                picture(root / "frames" / folder / f"v_{name}_g{group:02}_c{clip:02}.jpg", number * 100 + group * 2 + clip)
+                picture(
+                    root / "frames" / folder / f"v_{name}_g{group:02}_c{clip:02}.jpg", number * 100 + group * 2 + clip
+                )
     return root
 
 

@@ -1,0 +1,131 @@
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import pickle
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+from made_up import make_tar, shared_data
+
+from clipcil.data import cifar_python
+from clipcil.data.cifar_python import ARCHIVE, _load
+from clipcil.data.dataset import open_dataset
+from clipcil.errors import UserError
+
+
+def test_real_parquet_files() -> None:
+    data = open_dataset("cifar100", shared_data("cifar100"))
+    assert (len(data.classes), len(data.train), len(data.test)) == (100, 50_000, 10_000)
+    assert data.classes[:3] == ["apple", "aquarium fish", "baby"]
+    assert data.train.labels.bincount().tolist() == [500] * 100
+    assert data.test.labels.bincount().tolist() == [100] * 100
+    assert data.test.image(9_999).size == (32, 32)
+
+
+class Python2Pickler(pickle._Pickler):  # type: ignore[name-defined]
+    """Writes text and bytes alike as strings of Python 2, as the official files have them."""
+
+    dispatch = dict(pickle._Pickler.dispatch)  # type: ignore[attr-defined]
+
+    def save_string(self, value: str | bytes) -> None:
+        data = value.encode() if isinstance(value, str) else value
+        self.write(pickle.BINSTRING + struct.pack("<i", len(data)) + data)
+
+    dispatch[str] = dispatch[bytes] = save_string
+
+
+def python2(value: object) -> bytes:
+    file = io.BytesIO()
+    Python2Pickler(file, protocol=2).dump(value)
+    return file.getvalue().replace(b"cnumpy._core.multiarray", b"cnumpy.core.multiarray")
+
+
+def made_up() -> dict[str, bytes]:
+    """Pickles of the form the official ones have."""
+    random = np.random.default_rng(0)
+    names = [f"class_{i}".encode() for i in range(100)]
+    contents = {"meta": {b"fine_label_names": names, b"coarse_label_names": []}}
+    for part, count in (("train", 200), ("test", 100)):
+        contents[part] = {
+            b"data": random.integers(0, 256, (count, 3072), dtype=np.uint8),
+            b"fine_labels": [i % 100 for i in range(count)],
+            b"filenames": [b"x.png"] * count,
+        }
+    return {name: python2(value) for name, value in contents.items()}
+
+
+@pytest.fixture
+def official(monkeypatch: pytest.MonkeyPatch) -> dict[str, bytes]:
+    contents = made_up()
+    sums = {name: hashlib.md5(content).hexdigest() for name, content in contents.items()}
+    monkeypatch.setattr(cifar_python, "MD5", {**cifar_python.MD5, **sums})
+    return contents
+
+
+def write(folder: Path, contents: dict[str, bytes]) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, content in contents.items():
+        (folder / name).write_bytes(content)
+    return folder
+
+
+def test_folder_and_archive(tmp_path: Path, official: dict[str, bytes], monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = write(tmp_path / "cifar-100-python", official)
+    (tmp_path / "a").mkdir()
+    archive = make_tar(tmp_path / "a" / ARCHIVE, [(f"cifar-100-python/{name}", official[name]) for name in official])
+    sums = {**cifar_python.MD5, ARCHIVE: hashlib.md5(archive.read_bytes()).hexdigest()}
+    monkeypatch.setattr(cifar_python, "MD5", sums)
+    for root in (folder, tmp_path, archive, archive.parent):
+        data = open_dataset("cifar100", root)
+        assert data.classes[:2] == ["class 0", "class 1"]
+        assert (len(data.train), len(data.test)) == (200, 100)
+        assert data.train.labels[:3].tolist() == [0, 1, 2]
+    rows = pickle.loads(official["train"], encoding="bytes")[b"data"]
+    red_green_blue = np.asarray(data.train.image(5))
+    assert np.array_equal(red_green_blue[:, :, 1].reshape(-1), rows[5, 1024:2048])
+
+
+def test_a_file_with_another_checksum_is_not_opened(tmp_path: Path, official: dict[str, bytes]) -> None:
+    mark = tmp_path / "it ran"
+
+    class Evil:
+        def __reduce__(self) -> tuple[object, tuple[str]]:
+            return os.system, (f"touch '{mark}'",)
+
+    write(tmp_path / "x", {**official, "train": pickle.dumps(Evil())})
+    with pytest.raises(UserError, match="is not the official file of CIFAR-100"):
+        open_dataset("cifar100", tmp_path / "x")
+    with pytest.raises(UserError, match=r"not opened \(it asks for posix\.system\)"):
+        _load(pickle.dumps(Evil()), tmp_path / "x")
+    assert not mark.exists()
+    (tmp_path / ARCHIVE).write_bytes(b"not it")
+    with pytest.raises(UserError, match="is not the official file"):
+        open_dataset("cifar100", tmp_path / ARCHIVE)
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"garbage", pickle.dumps([1, 2]), pickle.dumps(Path("x")), pickle.dumps(np.dtype("O").type)]
+)
+def test_pickles_of_anything_else(content: bytes, tmp_path: Path) -> None:
+    with pytest.raises(UserError):
+        _load(content, tmp_path)
+
+
+def test_missing_and_partial(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"put cifar-100-python\.tar\.gz there"):
+        open_dataset("cifar100", tmp_path)
+    write(tmp_path / "half", {"train": b"", "test": b""})
+    with pytest.raises(UserError, match=r"put cifar-100-python\.tar\.gz there"):
+        open_dataset("cifar100", tmp_path / "half")
+
+
+def test_an_archive_without_its_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    archive = make_tar(tmp_path / ARCHIVE, [("cifar-100-python/train", b"x")])
+    sums = {**cifar_python.MD5, ARCHIVE: hashlib.md5(archive.read_bytes()).hexdigest()}
+    monkeypatch.setattr(cifar_python, "MD5", sums)
+    with pytest.raises(UserError, match="cannot be read"):
+        open_dataset("cifar100", tmp_path)

@@ -1,0 +1,190 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from made_up import encoded, write_lines
+
+from clipcil.data import hub_set
+from clipcil.data.dataset import Dataset, open_dataset
+from clipcil.errors import UserError
+
+
+def write(path: Path, labels: list[Any], names: list[str] | None = None, **columns: list[Any]) -> Path:
+    """A file as Hugging Face writes it: {bytes, path} pictures; class names in the metadata."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    images = [{"bytes": encoded(i), "path": f"{i}.png"} for i in range(len(labels))]
+    table = pa.table({"image": images, "label": labels, **columns})
+    if names is not None:
+        features = {"image": {"_type": "Image"}, "label": {"_type": "ClassLabel", "names": names}}
+        table = table.replace_schema_metadata({"huggingface": json.dumps({"info": {"features": features}})})
+    pq.write_table(table, path)
+    return path
+
+
+def opened(root: Path, **options: object) -> Dataset:
+    return open_dataset("parquet", root, options)
+
+
+@pytest.mark.parametrize(
+    ("train", "test"),
+    [
+        ("train-00000-of-00001.parquet", "test-00000-of-00001.parquet"),
+        ("data/train.parquet", "data/validation.parquet"),
+        ("default/train/0000.parquet", "default/test/0000.parquet"),
+        ("split=train/0.parquet", "split=test/0.parquet"),
+    ],
+)
+def test_parts_by_file_name(tmp_path: Path, train: str, test: str) -> None:
+    write(tmp_path / train, [0, 1, 1], ["big_cat", "dog"])
+    write(tmp_path / test, [1], ["big_cat", "dog"])
+    data = opened(tmp_path)
+    assert data.classes == ["big cat", "dog"]
+    assert data.train.labels.tolist() == [0, 1, 1]
+    assert data.test.labels.tolist() == [1]
+    assert data.train.image(2).size == (8, 8)
+
+
+def test_several_files_are_one_part(tmp_path: Path) -> None:
+    for number in range(3):
+        write(tmp_path / f"train-{number}.parquet", [number], ["a", "b", "c"])
+    write(tmp_path / "test-0.parquet", [0, 1, 2], ["a", "b", "c"])
+    data = opened(tmp_path)
+    assert data.train.labels.tolist() == [0, 1, 2]
+    assert [data.train.image(i).size for i in range(3)] == [(8, 8)] * 3
+
+
+def test_text_labels_of_both_parts_make_one_list(tmp_path: Path) -> None:
+    write(tmp_path / "train.parquet", ["owl", "cat", "dog"])
+    write(tmp_path / "test.parquet", ["owl", "dog"])
+    data = opened(tmp_path)
+    assert data.classes == ["cat", "dog", "owl"]
+    assert data.train.labels.tolist() == [2, 0, 1]
+    assert data.test.labels.tolist() == [2, 1]
+
+
+def test_a_split_column_or_a_split_by_seed(tmp_path: Path) -> None:
+    write(tmp_path / "a.parquet", ["x", "y"] * 5, split=["train"] * 8 + ["test"] * 2)
+    assert (len(opened(tmp_path).train), len(opened(tmp_path).test)) == (8, 2)
+    write(tmp_path / "b" / "all.parquet", ["x", "y"] * 5)
+    data = opened(tmp_path / "b" / "all.parquet", test_share=0.4)
+    assert data.test.labels.bincount().tolist() == [2, 2]
+
+
+def test_bare_numbers_need_names(tmp_path: Path) -> None:
+    write(tmp_path / "a.parquet", [0, 0, 1, 1])
+    with pytest.raises(UserError, match="names=FILE"):
+        opened(tmp_path)
+    names = write_lines(tmp_path / "names.txt", ["cat", "dog"])
+    assert opened(tmp_path, names=names).classes == ["cat", "dog"]
+    with pytest.raises(UserError, match="has 1 names, but there is a label 1"):
+        opened(tmp_path, names=write_lines(tmp_path / "few.txt", ["cat"]))
+    with pytest.raises(UserError, match="cannot be read"):
+        opened(tmp_path, names=tmp_path / "none.txt")
+
+
+def test_columns(tmp_path: Path) -> None:
+    write(tmp_path / "a.parquet", ["x", "y", "x", "y"], photo=[encoded(9)] * 4)
+    with pytest.raises(UserError, match=r"2 columns that could be \(image, photo\) the image; .* image=NAME"):
+        opened(tmp_path)
+    assert len(opened(tmp_path, image="photo").train) == 2
+    with pytest.raises(UserError, match="has no column 'pic'; it has: image, label, photo"):
+        opened(tmp_path, image="pic")
+    with pytest.raises(UserError, match="not labels"):
+        opened(tmp_path, image="photo", label="image")
+
+
+@pytest.mark.parametrize(
+    ("labels", "names", "said"),
+    [
+        ([0, 1, None], ["a", "b"], "1 empty labels"),
+        ([0, -1], ["a", "b"], "have no labels"),
+        ([0, 2], ["a", "b"], "outside the 2 named classes"),
+        ([0.5, 1.5], None, "not labels"),
+        ([0, 1], ["a", "A"], "differ only in case"),
+        ([0, 1], ["a", ""], "empty name"),
+    ],
+)
+def test_wrong_labels(tmp_path: Path, labels: list[Any], names: list[str] | None, said: str) -> None:
+    write(tmp_path / "a.parquet", labels, names)
+    with pytest.raises(UserError) as caught:
+        opened(tmp_path)
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_wrong_files(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"no \*.parquet files"):
+        opened(tmp_path)
+    (tmp_path / "a.parquet").write_bytes(b"PAR1 and nothing else PAR1")
+    with pytest.raises(UserError, match=r"a\.parquet is not a parquet file"):
+        opened(tmp_path)
+    pq.write_table(pa.table({"text": ["a"]}), tmp_path / "a.parquet")
+    with pytest.raises(UserError, match="no column that could be the image"):
+        opened(tmp_path)
+    write(tmp_path / "a.parquet", [0, 1], ["a", "b"])
+    write(tmp_path / "b.parquet", ["a", "b"])
+    with pytest.raises(UserError, match="have different columns"):
+        opened(tmp_path)
+    (tmp_path / "b.parquet").unlink()
+    write(tmp_path / "train.parquet", [0], ["a", "b"])
+    write(tmp_path / "test.parquet", [0], ["b", "a"])
+    with pytest.raises(UserError, match="name their classes differently"):
+        opened(tmp_path)
+
+
+def test_a_null_picture_is_a_broken_picture(tmp_path: Path) -> None:
+    images = [{"bytes": encoded(0), "path": "a"}, {"bytes": None, "path": "b.png"}]
+    pq.write_table(pa.table({"image": images, "label": ["a", "a"]}), tmp_path / "x.parquet")
+    data = opened(tmp_path)
+    with pytest.raises(UserError, match=r"picture 1 of .* is not a picture"):
+        (data.train if int(data.train.rows[0]) == 1 else data.test).image(0)
+
+
+class Hub:
+    """Stands for the hub: a folder for each revision."""
+
+    def __init__(self, folders: dict[str | None, Path]) -> None:
+        self.folders, self.asked = folders, list[Any]()
+
+    def __call__(self, repo: str, revision: str | None, **how: Any) -> str:
+        self.asked.append((repo, revision, how["repo_type"], how["allow_patterns"]))
+        if revision not in self.folders:
+            raise OSError("no such revision\nand many more lines")
+        return str(self.folders[revision])
+
+
+def test_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    empty, full = tmp_path / "main", tmp_path / "converted"
+    empty.mkdir()
+    write(full / "default/train/0000.parquet", [0, 1], ["a", "b"])
+    write(full / "default/test/0000.parquet", [0, 1], ["a", "b"])
+    hub = Hub({None: empty, hub_set.CONVERTED: full})
+    monkeypatch.setattr("huggingface_hub.snapshot_download", hub)
+    data = open_dataset("hub", None, {"repo": "some/birds"})
+    assert data.classes == ["a", "b"]
+    assert [asked[:3] for asked in hub.asked] == [("some/birds", r, "dataset") for r in (None, hub_set.CONVERTED)]
+    write(full / "extra/train/0000.parquet", [0, 1], ["a", "b"])
+    with pytest.raises(UserError, match="configurations default, extra; choose one with config=NAME"):
+        open_dataset("hub", None, {"repo": "some/birds"})
+    assert len(open_dataset("hub", None, {"repo": "some/birds", "config": "default"}).train) == 2
+    with pytest.raises(UserError, match="no parquet files of configuration 'nope'"):
+        open_dataset("hub", None, {"repo": "some/birds", "config": "nope"})
+    with pytest.raises(UserError, match=r"\(no such revision\); download its parquet files by hand"):
+        open_dataset("hub", None, {"repo": "some/birds", "revision": "v9"})
+    with pytest.raises(UserError, match="write repo=owner/name"):
+        open_dataset("hub", None, {"repo": "birds"})
+
+
+def test_hub_offline_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import huggingface_hub.constants
+
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
+    with pytest.raises(UserError, match="cannot get dataset 'some/birds' from the hub") as caught:
+        open_dataset("hub", None, {"repo": "some/birds"})
+    assert "\n" not in str(caught.value)
