@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from clipcil.paper import Printed, printed
+from clipcil.paper import Printed, printed, read_table
 from clipcil.report.runs import RunResult
 
 
@@ -62,12 +63,22 @@ class Group:
 
 
 def group_runs(runs: Sequence[RunResult]) -> list[Group]:
-    """Groups in the order in which they appear. A run that stands in two folders counts once."""
+    """Groups in the order of the paper's table. A run that stands in two folders counts once."""
     by_key: dict[str, dict[int, RunResult]] = {}
     for run in runs:
         by_key.setdefault(run.key, {}).setdefault(run.seed, run)
     groups = [tuple(by_seed[seed] for seed in sorted(by_seed)) for by_seed in by_key.values()]
-    return [Group(label, members) for label, members in zip(_labels([g[0] for g in groups]), groups, strict=True)]
+    labels = _labels([members[0] for members in groups])
+    return sorted((Group(label, members) for label, members in zip(labels, groups, strict=True)), key=_place)
+
+
+def _place(group: Group) -> tuple[int, str, list[tuple[int, float, str]]]:
+    """The paper's order of methods, then the others by name; variants by their numbers (0.5 before 10)."""
+    known = [row.method for row in read_table("table1").rows]
+    method = group.first.method
+    parts = re.split(r"(\d+(?:\.\d+)?(?:e-?\d+)?)", group.label)
+    words = [(0, float(part), "") if index % 2 else (1, 0.0, part) for index, part in enumerate(parts)]
+    return known.index(method) if method in known else len(known), method, words
 
 
 def title_of(method: str) -> str:

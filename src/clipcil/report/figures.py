@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 
 from clipcil.report.compare import Group
 from clipcil.report.runs import WHOLE
-from clipcil.report.style import DASHES, INKS, Theme, figure_style, look_of, series_look
+from clipcil.report.style import DASHES, INKS, MARKERS, Look, Theme, figure_style, look_of, series_look
 
 MOST_LINES = 12
-WIDTH = 5.6
+WIDTH = 4.8
 """Inches: narrow enough for its letters to be read on a phone."""
 
 
@@ -29,8 +29,7 @@ def accuracy(groups: Sequence[Group], theme: Theme) -> bytes:
     groups = best(groups)
     with figure_style(theme) as pyplot:
         figure, axes = pyplot.subplots(figsize=(WIDTH, 3.4 + 0.2 * -(-len(groups) // 2)))
-        for group, dash in zip(groups, _dashes(groups), strict=True):
-            look = look_of(group.first.method)
+        for group, (look, dash) in zip(groups, _looks(groups), strict=True):
             values = np.array([run.values["after"] for run in group.runs])
             across = np.arange(1, values.shape[1] + 1)
             mean, std = values.mean(0), values.std(0, ddof=1) if len(values) > 1 else np.zeros(values.shape[1])
@@ -41,7 +40,7 @@ def accuracy(groups: Sequence[Group], theme: Theme) -> bytes:
         axes.set_xlabel("tasks learnt")
         axes.set_ylabel("accuracy over all classes seen, %")
         axes.set_xticks(across if len(across) <= 12 else across[:: -(-len(across) // 10)])
-        axes.set_ylim(bottom=0)
+        axes.set_ylim(0, 1.04 * axes.get_ylim()[1])
         long = max(len(group.label) for group in groups) > 24
         figure.legend(loc="outside lower center", ncols=1 if long else 2)
         return _png(figure)
@@ -66,13 +65,13 @@ def forgetting(groups: Sequence[Group], theme: Theme) -> bytes:
     groups = best(groups, 2 * MOST_LINES)
     with figure_style(theme) as pyplot:
         figure, axes = pyplot.subplots(figsize=(WIDTH, 0.9 + 0.32 * len(groups)))
-        for place, group in enumerate(groups):
+        for place, (group, (look, _)) in enumerate(zip(groups, _looks(groups), strict=True)):
             spread = group.spread(lambda run: float(run.values["forgetting"]))
-            colour = look_of(group.first.method).colour(theme)
+            colour = look.colour(theme)
             axes.barh(place, spread.mean, color=colour, height=0.65)
             if spread.std is not None:
                 axes.errorbar(spread.mean, place, xerr=spread.std, color=INKS[theme].text, capsize=3, linewidth=1.2)
-            edge = max(spread.mean, 0) + (spread.std or 0)
+            edge = max(spread.mean + (spread.std or 0), 0)
             axes.annotate(f"{spread.mean:.1f}", (edge, place), (5, 0), textcoords="offset points", va="center")
         axes.set_yticks(range(len(groups)), [_wrap(group.label) for group in groups])
         axes.tick_params(axis="y", labelcolor=INKS[theme].text, length=0)
@@ -94,15 +93,16 @@ def drift(groups: Sequence[Group], theme: Theme) -> bytes:
         height = 4.6 + 0.22 * len(groups)
         figure, panels = pyplot.subplots(2, 1, figsize=(WIDTH, height), sharex=True)
         for panel, key, name in zip(panels, ("cosine", "w2"), ("1 − cosine of means", "W₂ of Gaussians"), strict=True):
-            for index, group in enumerate(groups):
-                look = look_of(group.first.method) if _alone(group, groups) else series_look(index)
-                for when, dash in (("before", ":"), ("after", "-")):
+            for group, (look, _) in zip(groups, _looks(groups), strict=True):
+                ink = look.colour(theme)
+                # A ring around the dot: both can be seen where calibration changed nothing.
+                rings, dots = {"ls": ":", "mfc": INKS[theme].page, "ms": 9}, {"ls": "-", "ms": 4}
+                for when, how in (("before", rings), ("after", dots)):
                     across, mean = _drift_line(group, f"{key}_{when}")
-                    fill = look.colour(theme) if when == "after" else INKS[theme].page
                     label = f"{group.label}: {when} calibration" if key == "cosine" else None
-                    panel.plot(across, mean, dash, color=look.colour(theme), marker=look.marker, mfc=fill, label=label)
+                    panel.plot(across, mean, color=ink, marker=look.marker, label=label, **how)
             panel.set_ylabel(name)
-            panel.set_ylim(bottom=0)
+            panel.set_ylim(0, 1.06 * panel.get_ylim()[1])
         panels[-1].set_xlabel("tasks learnt")
         panels[-1].xaxis.get_major_locator().set_params(integer=True)
         figure.legend(loc="outside lower center", ncols=1)
@@ -179,19 +179,20 @@ def _heat(values: NDArray[np.float64], across: str, down: str, what: str, theme:
         return _png(figure)
 
 
-def _dashes(groups: Sequence[Group]) -> list[str]:
-    """Variants of one method share its colour; the line tells them apart."""
-    seen: dict[str, int] = {}
-    dashes = []
-    for group in groups:
-        number = seen.get(group.first.method, 0)
-        seen[group.first.method] = number + 1
-        dashes.append(DASHES[number % len(DASHES)])
-    return dashes
-
-
-def _alone(group: Group, groups: Sequence[Group]) -> bool:
-    return sum(other.first.method == group.first.method for other in groups) == 1
+def _looks(groups: Sequence[Group]) -> list[tuple[Look, str]]:
+    """Colour, marker and line of each. Variants of one method among others share its colour and differ in line and
+    marker; where all are variants of one method, colour can tell them apart better.
+    """
+    names = [group.first.method for group in groups]
+    if len(set(names)) == 1 and len(names) > 1:
+        return [(series_look(index), "-") for index in range(len(groups))]
+    looks = []
+    for index, name in enumerate(names):
+        variant = names[:index].count(name)
+        look = look_of(name)
+        marker = look.marker if not variant else MARKERS[variant % len(MARKERS)]
+        looks.append((look._replace(marker=marker), DASHES[variant % len(DASHES)]))
+    return looks
 
 
 def _wrap(label: str, width: int = 22) -> str:

@@ -135,8 +135,9 @@ def comparison(groups: Sequence[Group]) -> str:
     most = {key: max(getattr(group, key).mean for group in groups) for key in ("last", "average")}
     rows = []
     for group, paper in zip(groups, papers, strict=True):
-        colour = look_of(group.first.method).light
-        cells = [f'<span class="swatch" style="background:{colour}"></span>{html.text(group.label)}']
+        look = look_of(group.first.method)
+        swatch = f'<span class="swatch" style="--light:{look.light};--dark:{look.dark}"></span>'
+        cells = [f"{swatch}{html.text(group.label)}"]
         cells.append(str(len(group.runs)))
         for key in ("last", "average"):
             ours: Spread = getattr(group, key)

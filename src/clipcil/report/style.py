@@ -58,6 +58,7 @@ LOOKS: dict[str, Look] = {
 OTHERS = (Look("#aa3377", "#e68cc0", "d"), Look("#117733", "#58c07d", "X"), Look("#44709d", "#93bfec", "H"))
 SERIES = ("dmc-ot", "dmc", "proof", "clap4clip", "l2p", "engine", "simplecil", "dualprompt", "coda-prompt", "rapf")
 """Looks lent to what is not a method, such as the datasets of a sweep or the phases of a run."""
+MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 DASHES = ("-", "--", ":", "-.")
 """Variants of one method share its colour and differ in the line."""
 

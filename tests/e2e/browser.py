@@ -1,0 +1,82 @@
+"""A headless Chromium, driven over the WebDriver protocol by the standard library alone."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+import shutil
+import subprocess
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+DRIVER = shutil.which("chromedriver")
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+MISSING = "needs Chromium and its driver (Debian: apt-get install chromium chromium-driver)"
+ARGUMENTS = ["--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars"]
+
+
+class Browser:
+    """One window. Used as a context, which ends the processes it started."""
+
+    def __enter__(self) -> Browser:
+        assert DRIVER and CHROMIUM, MISSING
+        self._process = subprocess.Popen([DRIVER, "--port=0"], stdout=subprocess.PIPE, text=True)
+        assert self._process.stdout is not None
+        port = next(
+            found[1] for line in self._process.stdout if (found := re.search(r"successfully on port (\d+)", line))
+        )
+        self._base = f"http://127.0.0.1:{port}/session"
+        options = {"args": ARGUMENTS, "binary": CHROMIUM}
+        wanted = {"goog:chromeOptions": options, "goog:loggingPrefs": {"browser": "ALL"}}
+        self._base += "/" + self._call("", {"capabilities": {"alwaysMatch": wanted}})["sessionId"]
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        try:
+            self._call("", method="DELETE")
+        finally:
+            self._process.terminate()
+            self._process.wait(10)
+            assert self._process.stdout is not None
+            self._process.stdout.close()
+
+    def show(self, page: Path, width: int, height: int = 900, scheme: str = "light") -> None:
+        """Open the file in a window of this size and colour scheme."""
+        media = {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
+        self.cdp("Emulation.setEmulatedMedia", media)
+        metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600}
+        self.cdp("Emulation.setDeviceMetricsOverride", metrics)
+        self._call("/url", {"url": page.resolve().as_uri()})
+
+    def run(self, script: str) -> Any:
+        """The value of a JavaScript function body."""
+        return self._call("/execute/sync", {"script": script, "args": []})
+
+    def console(self) -> list[dict[str, Any]]:
+        """What the page said on its console since the last call."""
+        return list(self._call("/se/log", {"type": "browser"}))
+
+    def picture(self, path: Path, whole: bool = True) -> None:
+        shot = self.cdp(
+            "Page.captureScreenshot", {"format": "png", "captureBeyondViewport": whole, **self._clip(whole)}
+        )
+        path.write_bytes(base64.b64decode(shot["data"]))
+
+    def cdp(self, command: str, parameters: dict[str, Any]) -> Any:
+        return self._call("/goog/cdp/execute", {"cmd": command, "params": parameters})
+
+    def _clip(self, whole: bool) -> dict[str, Any]:
+        if not whole:
+            return {}
+        size = self.run("const e = document.documentElement; return [e.clientWidth, e.scrollHeight]")
+        return {"clip": {"x": 0, "y": 0, "width": size[0], "height": size[1], "scale": 1}}
+
+    def _call(self, path: str, body: dict[str, Any] | None = None, method: str = "POST") -> Any:
+        content = json.dumps(body or {}).encode() if method == "POST" else None
+        headers = {"Content-Type": "application/json"}
+        request = urllib.request.Request(self._base + path, content, headers, method=method)
+        straight = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # this machine, whatever proxy is set
+        with straight.open(request, timeout=60) as answer:
+            return json.load(answer)["value"]

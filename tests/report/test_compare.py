@@ -1,0 +1,71 @@
+"""Reading runs back, and taking seeds together."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from finished_runs import write_run
+from rich.console import Console
+
+from clipcil.errors import UserError
+from clipcil.report.compare import group_runs, spread
+from clipcil.report.console import Line, print_comparison
+from clipcil.report.runs import find_runs, read_run
+
+
+def test_spread_is_mean_and_sample_deviation() -> None:
+    assert spread([70.0, 72.0, 74.0]) == (72.0, 2.0)
+    assert str(spread([70.0, 72.0, 74.0])) == "72.00 ± 2.00"
+    assert str(spread([70.0])) == "70.00"
+
+
+def test_seeds_stand_together_and_settings_apart(tmp_path: Path) -> None:
+    for seed in (1, 0):
+        write_run(tmp_path / f"a{seed}", "dmc-ot", seed)
+        write_run(tmp_path / f"b{seed}", "dmc-ot", seed, 0.7, "beta=10")
+    write_run(tmp_path / "c", "zero-shot", 0, 0.2)
+    write_run(tmp_path / "again", "zero-shot", 0, 0.2)
+    groups = group_runs(find_runs([tmp_path]))
+    assert [group.label for group in groups] == ["Zero-shot CLIP", "DMC-OT (beta=0.1)", "DMC-OT (beta=10)"]
+    assert [[run.seed for run in group.runs] for group in groups] == [[0], [0, 1], [0, 1]]
+    assert groups[1].last.std is not None and groups[0].last.std is None
+
+
+def test_variants_on_another_stream_do_not_lengthen_a_label(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", "dmc-ot", 0)
+    write_run(tmp_path / "b", "dmc-ot", 0, 0.8, "beta=1", tasks=4)
+    assert [group.label for group in group_runs(find_runs([tmp_path]))] == ["DMC-OT", "DMC-OT"]
+
+
+def test_seconds_count_nested_phases_once(tmp_path: Path) -> None:
+    assert read_run(write_run(tmp_path / "a")).seconds == 9.0
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"last": 3}', '{"config": {"run": {}, "method": {}}}'])
+def test_a_damaged_file_is_named(tmp_path: Path, content: str) -> None:
+    folder = write_run(tmp_path / "a")
+    (folder / "results.json").write_text(content)
+    with pytest.raises(UserError, match=r"results\.json is not the results of a run"):
+        find_runs([tmp_path])
+
+
+def test_a_folder_without_runs_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="holds no finished run"):
+        find_runs([tmp_path])
+    with pytest.raises(UserError, match="is not a folder"):
+        find_runs([tmp_path / "nowhere"])
+
+
+def test_the_terminal_table_has_the_paper_s_numbers_and_the_difference(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "a", "simplecil", data="cifar100", tasks=10)
+    values = json.loads((folder / "results.json").read_text())
+    (folder / "results.json").write_text(json.dumps({**values, "last": 70.0, "average": 74.0}))
+    group = group_runs([read_run(folder)])[0]
+    console = Console(record=True, width=160)
+    lines = [Line("SimpleCIL", "cifar100", 10, group, group.printed()), Line("L2P", "cifar100", 10, None, None, 2)]
+    print_comparison(lines, "", console)
+    said = console.export_text()
+    assert "68.73  +1.27" in said and "74.52  -0.52" in said
+    assert "0 (+2 failed)" in said and "these are of mini" in said
