@@ -27,8 +27,19 @@ def methods(
         print_settings(method, data)
 
 
-def datasets() -> None:
-    """List the datasets, and what each needs to be there."""
-    from clipcil.engine.catalogue import print_datasets
+def datasets(
+    data: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="[DATASET]", help_behavior_hint="")] = "",
+) -> None:
+    """List the datasets and what each needs to be there, or the options of one.
 
-    print_datasets()
+    Examples: clipcil datasets; clipcil datasets cub200.
+
+    Args:
+        data: Show the options of this dataset, for --data-set key=value.
+    """
+    from clipcil.engine.catalogue import print_data_options, print_datasets
+
+    if data:
+        print_data_options(data)
+    else:
+        print_datasets()

@@ -41,7 +41,7 @@ def run(
         method: Which method; `clipcil methods` lists them.
         data: Which dataset; `clipcil datasets` lists them.
         data_root: Folder that holds the dataset.
-        data_set: Options of the dataset, such as split=random.
+        data_set: Options of the dataset, such as split=random; `clipcil datasets NAME` lists them.
         tasks: Number of tasks. Default: 10.
         increment: Classes per task, instead of a number of tasks.
         base: Classes in the first task, where it is larger than the rest.

@@ -11,6 +11,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from clipcil.data.dataset import REGISTRY, find_dataset
 from clipcil.engine.spec import RunSpec, method_settings
 from clipcil.methods.registry import find_method, methods
 
@@ -38,12 +39,22 @@ def print_settings(name: str, data: str) -> None:
 
 def print_datasets() -> None:
     import clipcil.data.catalogue  # noqa: F401  (fills the registry)
-    from clipcil.data.dataset import REGISTRY
 
     table = Table("name", "what", "needs", box=None)
     for name, entry in REGISTRY.items():
         table.add_row(name, entry.summary, entry.needs)
     Console().print(table)
+
+
+def print_data_options(name: str) -> None:
+    """Every option of a dataset with its value and reason."""
+    entry = find_dataset(name)
+    table = Table("option", "value", "what it is", box=None)
+    for key, value, reason in _settings(entry.options(), ""):
+        table.add_row(key, value, reason)
+    console = Console()
+    console.print(f"{name}: {entry.summary}; needs {entry.needs}. Options for --data-set key=value:")
+    console.print(table)
 
 
 def _settings(config: Any, prefix: str) -> list[tuple[str, str, str]]:
