@@ -169,7 +169,7 @@ class ENGINE(Method):
         def encode(block: Pictures) -> Tensor:
             pixels = block.pixels
             noisy = pixels + self.config.pixel_noise * torch.randn_like(pixels)
-            return normalize(self.clip.vision(noisy).features.float(), dim=-1)
+            return normalize(self.clip.vision(noisy, class_only=True).features.float(), dim=-1)
 
         return torch.stack(
             [torch.cat([encode(block) for block in pictures.batches(NOISY_BLOCK)]) for _ in range(self.config.views)]
