@@ -30,9 +30,10 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for seed in (0, 1):
         write_run(folder / f"ot{seed}", "dmc-ot", seed, 0.8, notes=[f"a note with {NASTY}"])
         write_run(folder / f"simple{seed}", "simplecil", seed, 0.6)
-    write_run(folder / "paper", "dmc-ot", 0, 0.9, data="cifar100", tasks=10, data_root=folder / "nowhere")
+    absent = {"data": "cifar100", "tasks": 10, "data_root": folder / "nowhere"}
+    write_run(folder / "paper", "dmc-ot", 0, 0.9, **absent)
     names = [f"{NASTY} {index}" for index in range(20)]
-    write_run(folder / "nasty", "simplecil", 0, 0.9, data="cifar100", tasks=10, names=names, data_root=folder / "nowhere")
+    write_run(folder / "nasty", "simplecil", 0, 0.9, names=names, **absent)
     write_report(find_runs([folder]), folder / "report.html")
     return folder / "report.html"
 
