@@ -52,7 +52,7 @@ class ExemplarMemory(nn.Module):
 
     def __init__(self, dim: int, budget: Budget) -> None:
         super().__init__()
-        self.budget = budget
+        self.allowed = budget
         self.register_buffer("features", torch.zeros(0, dim))
         self.register_buffer("labels", torch.zeros(0, dtype=torch.int64))
         self.register_buffer("classes", torch.zeros((), dtype=torch.int64))
@@ -60,10 +60,9 @@ class ExemplarMemory(nn.Module):
     def __len__(self) -> int:
         return len(self.labels)
 
-    @property
-    def limit(self) -> int:
-        """The most pictures the budget allows today."""
-        return self.budget.in_all(int(self.classes))
+    def budget(self, classes: int) -> int:
+        """The most pictures there may be when `classes` classes have been seen."""
+        return self.allowed.in_all(classes)
 
     @torch.no_grad()
     def add(self, features: Tensor, labels: Tensor) -> None:
@@ -72,7 +71,7 @@ class ExemplarMemory(nn.Module):
         if bool(torch.isin(new, self.labels).any()):
             raise ValueError("a class of this task already has exemplars")
         self.classes = self.classes + len(new)  # not in place: a state_dict taken earlier must not change
-        each = self.budget.of_each(int(self.classes))
+        each = self.allowed.of_each(int(self.classes))
         kept = self._rank() < each
         chosen = [torch.nonzero(labels == label).flatten() for label in new]
         picked = torch.cat([rows[herd(features[rows], each)] for rows in chosen])
