@@ -20,8 +20,8 @@ def model_card(facts: Facts) -> str:
         threshold = "No picture is called unknown: there were no held-out pictures to set a threshold on."
     else:
         threshold = (
-            f"A picture whose score lies below {unknown.threshold:.4g} is called unknown. On {unknown.pictures}"
-            f" held-out pictures of known classes this was a false alarm for {unknown.false_alarms or 0:.1%}."
+            f"A picture whose likeliest class has less than {unknown.threshold:.1%} is called unknown. On"
+            f" {unknown.pictures} held-out pictures of known classes this was a false alarm for {unknown.false_alarms or 0:.1%}."
         )
     kept = (
         "It keeps features of some training pictures (exemplars), no picture itself."

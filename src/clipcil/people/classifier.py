@@ -28,9 +28,12 @@ from clipcil.people.lesson import Lesson, long_enough, split_held_out
 from clipcil.people.model_folder import Facts, Known, read_model, read_weights, today, write_model
 from clipcil.people.predicting import BatchReader, Prediction, rank, stream_logits
 from clipcil.people.sources import TEMPLATE, Source, read_source
-from clipcil.people.unknown import Calibration, calibrate
+from clipcil.people.unknown import Calibration, calibrate, probabilities
 from clipcil.people.watch import LearnMonitor
 from clipcil.settings import override, to_dict
+
+HELD = "held_out"
+"""What the scores of held-out pictures are called among the weights."""
 
 
 class Classifier:
@@ -71,6 +74,7 @@ class Classifier:
         self._lessons = 0
         self._source: tuple[Path, str] | None = None  # the folder it was loaded from, and the weights that lay there
         self.calibration = Calibration()
+        self._held = torch.zeros(0, 2, dtype=torch.float64)  # class and score of every held-out picture
 
     def _build(self, tensors: dict[str, Tensor], shape: dict[str, Any]) -> None:
         """The method as `method_state` described it, or a fresh one."""
@@ -168,7 +172,9 @@ class Classifier:
             labels = held.labels.cpu()
             right = logits.argmax(dim=1) == labels
             lesson.held_out, lesson.accuracy = len(held), float(right.double().mean())
-            self.calibration = calibrate(logits, labels, self._plain_temperature(logits))
+            self.calibration = calibrate(logits, labels, self._held[:, 1], self._plain_temperature(logits))
+            scores = probabilities(logits, self.calibration.temperature).max(dim=1).values
+            self._held = torch.cat([self._held, torch.stack([labels.double(), scores], dim=1)])
         lesson.calibration = self.calibration
 
     def _plain_temperature(self, logits: Tensor) -> float:
@@ -209,6 +215,8 @@ class Classifier:
             raise UserError(f"'{name}' is the only class of the model; delete the model instead")
         self._method.forget(index)
         del self._known[index]
+        self._held = self._held[self._held[:, 0] != index]
+        self._held[:, 0] -= (self._held[:, 0] > index).double()
 
     def rename(self, old: str, new: str) -> None:
         """Call a class something else. The text inside its prompt stays as it was taught, so no score changes."""
@@ -234,7 +242,7 @@ class Classifier:
             if lies_there != self._source[1]:
                 raise UserError(f"{folder} was changed by another since it was loaded; save to another folder")
         facts = self.facts()
-        write_model(folder, facts, method_state(self._method)[0])
+        write_model(folder, facts, {**method_state(self._method)[0], HELD: self._held})
         self._source = (folder.resolve(), facts.sha256)
 
     def facts(self) -> Facts:
@@ -269,10 +277,10 @@ class Classifier:
     def _snapshot(self) -> tuple[Any, ...]:
         tensors, shape = method_state(self._method)
         kept = {key: value.clone() for key, value in tensors.items()} if self._known else {}
-        return kept, copy.deepcopy(shape), copy.deepcopy(self._known), self._lessons, self.calibration
+        return kept, copy.deepcopy(shape), copy.deepcopy(self._known), self._lessons, self.calibration, self._held
 
     def _restore(self, snapshot: tuple[Any, ...]) -> None:
-        tensors, shape, self._known, self._lessons, self.calibration = snapshot
+        tensors, shape, self._known, self._lessons, self.calibration, self._held = snapshot
         self._build(tensors, shape)
 
 
@@ -293,6 +301,8 @@ def load(folder: str | Path, *, backbone: str | None = None, device: str = "cpu"
         )
     model._templates, model._known, model._lessons = facts.templates, facts.known, facts.lessons
     model.calibration = facts.calibration
-    model._build(read_weights(folder, facts), {"names": [known.text for known in facts.known], "sizes": facts.sizes})
+    tensors = read_weights(folder, facts)
+    model._held = tensors.pop(HELD)
+    model._build(tensors, {"names": [known.text for known in facts.known], "sizes": facts.sizes})
     model._source = (folder.resolve(), facts.sha256)
     return model

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import torch
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor
@@ -69,9 +68,7 @@ def exemplars(facts: Facts, tensors: dict[str, Tensor]) -> int:
     """Training pictures of which the model keeps the features."""
     if not find_method(facts.method).keeps_exemplars:
         return 0
-    return sum(
-        len(value) for key, value in tensors.items() if key.endswith("memory.labels") and value.dtype == torch.int64
-    )
+    return sum(len(value) for key, value in tensors.items() if key.endswith("memory.labels"))
 
 
 def print_description(folder: Path) -> None:
@@ -91,8 +88,8 @@ def print_description(folder: Path) -> None:
         console.print("no threshold for 'none of these': no pictures were held out")
     else:
         console.print(
-            f"'none of these' below score {facts['threshold']:.4g}; false alarms on {facts['held_out']} held-out pictures"
-            f" of known classes: {facts['false_alarms'] or 0:.1%}"
+            f"'none of these' where the likeliest class is below {facts['threshold']:.1%}; false alarms on"
+            f" {facts['held_out']} held-out pictures of known classes: {facts['false_alarms'] or 0:.1%}"
         )
     with_moved = any(row["moved"] is not None for row in facts["classes"])
     table = Table("class", "learnt", "newest", "pictures", "task", *(["moved"] if with_moved else []), box=None)

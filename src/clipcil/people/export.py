@@ -8,7 +8,9 @@ names, the preprocessing, the temperature and the threshold; `classifier.safeten
 from __future__ import annotations
 
 import dataclasses
+import io
 import warnings
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
@@ -67,7 +69,8 @@ class Exported(nn.Module):
 
     def forward(self, pictures: Tensor) -> tuple[Tensor, Tensor]:
         """(B, 3, height, width) → logits (B, C), features (B, dim)."""
-        pixels = pictures if self.trunk is None else self.trunk(pictures)
+        # The trunk's own forward cuts the batch into pieces that suit a CPU's cache: how many, a graph cannot hold.
+        pixels = pictures if self.trunk is None else self.trunk.blocks(self.trunk.stem(pictures))
         batch = TensorPictures(self.method, pixels)
         return self.method.logits(batch), batch.features
 
@@ -82,11 +85,15 @@ def export(model: Classifier, out: Path, form: Format = "pt2") -> Path:
     steps = model._method.clip.preprocess.steps
     example = torch.zeros(2, 3, *steps.crop)
     file = out / f"model.{form}"
-    with whole_file(file) as part, torch.no_grad():
+    with torch.no_grad():
+        program = _to_onnx(network, example) if form == "onnx" else _trace(network, example)
+    with whole_file(file) as part:
         if form == "onnx":
-            _to_onnx(network, example, part)
+            program.save(str(part))
         else:
-            torch.export.save(_trace(network, example), str(part))
+            buffer = io.BytesIO()  # it wants a file called .pt2, or no file
+            torch.export.save(program, buffer)
+            part.write_bytes(buffer.getbuffer())
     vectors = next((getattr(model._method, name) for name in VECTORS if hasattr(model._method, name)), None)
     if vectors is not None:
         unit = nn.functional.normalize(vectors.detach().float().cpu(), dim=-1)
@@ -99,7 +106,7 @@ def export(model: Classifier, out: Path, form: Format = "pt2") -> Path:
         "preprocess": dataclasses.asdict(steps),
         "inputs": "pictures (B, 3, height, width): RGB, resized, × rescale, − mean, ÷ std",
         "outputs": "logits (B, classes), features (B, dim); probabilities are softmax(temperature × logits)",
-        "unknown": "none of the classes where max(logits) < threshold",
+        "unknown": "none of the classes where the highest probability < threshold",
     }
     write_json(out / "classes.json", facts)
     return file
@@ -110,22 +117,16 @@ def _trace(network: nn.Module, example: Tensor) -> Any:
     try:
         return torch.export.export(network, (example,), dynamic_shapes=({0: batch},))
     except Exception as error:  # the tracer raises what it likes
-        line = str(error).strip().split("\n")[0][:160]
-        raise UserError(
-            f"torch {torch.__version__} cannot export this method ({type(error).__name__}: {line})"
-        ) from error
+        why = f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"
+        raise UserError(f"torch {torch.__version__} cannot export this method ({why})") from error
 
 
-def _to_onnx(network: nn.Module, example: Tensor, part: Path) -> None:
-    try:
-        import onnx  # noqa: F401
-        import onnxscript  # noqa: F401
-    except ImportError as error:
-        raise UserError("ONNX needs an extra: pip install 'clipcil[onnx]'; --format pt2 needs nothing more") from error
+def _to_onnx(network: nn.Module, example: Tensor) -> Any:
+    if find_spec("onnx") is None or find_spec("onnxscript") is None:
+        raise UserError("ONNX needs an extra: pip install 'clipcil[onnx]'; --format pt2 needs nothing more")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         program = torch.onnx.export(
             _trace(network, example), input_names=["pictures"], output_names=["logits", "features"], verbose=False
         )
-    assert program is not None
-    program.save(str(part))
+    return program

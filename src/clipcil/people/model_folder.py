@@ -26,6 +26,7 @@ from clipcil.people.unknown import Calibration
 
 FORMAT = "1.0"
 """Version of the folder. A later minor one only adds; a later major one cannot be read by this program."""
+_COPY = "bring back the folder from a copy"
 MODEL, CARD, LOCK = "model.toml", "README.md", ".lock"
 
 
@@ -91,9 +92,7 @@ def read_model(folder: Path) -> Facts:
     """What `model.toml` says; a UserError where it cannot be used by this program."""
     path = folder / MODEL
     if not path.is_file():
-        raise UserError(
-            f"{folder} holds no model (there is no {MODEL} in it); make one with: clipcil learn {folder} FOLDER"
-        )
+        raise UserError(f"{folder} holds no model (no {MODEL} in it); make one with: clipcil learn {folder} FOLDER")
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
         major = int(str(table["format"]).split(".")[0])
@@ -119,21 +118,17 @@ def read_model(folder: Path) -> Facts:
             sha256=str(table["sha256"]),
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UserError(
-            f"{path} is damaged ({type(error).__name__}: {error}); bring back the folder from a copy"
-        ) from error
+        raise UserError(f"{path} is damaged ({type(error).__name__}: {error}); {_COPY}") from error
 
 
 def read_weights(folder: Path, facts: Facts) -> dict[str, Tensor]:
     path = folder / Path(facts.weights).name  # never outside the folder, whatever the file says
     try:
         if sha256(path) != facts.sha256:
-            raise UserError(f"{path} does not match its checksum in {MODEL}; bring back the folder from a copy")
+            raise UserError(f"{path} does not match its checksum in {MODEL}; {_COPY}")
         return load_file(path)
     except (OSError, ValueError, SafetensorError) as error:
-        raise UserError(
-            f"{path} is damaged or missing ({type(error).__name__}); bring back the folder from a copy"
-        ) from error
+        raise UserError(f"{path} is damaged or missing ({type(error).__name__}); {_COPY}") from error
 
 
 def to_toml(facts: Facts) -> str:

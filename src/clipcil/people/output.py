@@ -36,29 +36,28 @@ class JsonPrinter(Printer):
             value["error"] = prediction.error
         else:
             pairs = zip(prediction.names, prediction.probabilities, strict=True)
-            value |= {"name": prediction.name, "unknown": prediction.unknown, "score": round(prediction.score, 6)}
+            value |= {"name": prediction.name, "unknown": prediction.unknown}
             value["classes"] = [{"name": name, "probability": round(p, 6)} for name, p in pairs]
         print(json.dumps(value, ensure_ascii=False), file=self.out)
 
 
 class CsvPrinter(Printer):
-    """picture, name, unknown, score, error, then a pair of columns for each of the likeliest classes."""
+    """picture, name, unknown, error, then a pair of columns for each of the likeliest classes."""
 
     def __init__(self, top: int, out: TextIO | None = None) -> None:
         super().__init__(out)
         self.top = top
         self._writer = csv.writer(self.out, lineterminator="\n")
         pairs = [column for place in range(1, top + 1) for column in (f"name_{place}", f"probability_{place}")]
-        self._writer.writerow(["picture", "name", "unknown", "score", "error", *pairs])
+        self._writer.writerow(["picture", "name", "unknown", "error", *pairs])
 
     def line(self, picture: Path, prediction: Prediction) -> None:
         pairs: list[str] = []
         for name, probability in zip(prediction.names, prediction.probabilities, strict=True):
             pairs += [name, f"{probability:.6f}"]
-        score = "" if prediction.error is not None else f"{prediction.score:.6f}"
         unknown = "" if prediction.error is not None else str(prediction.unknown).lower()
-        row = [str(picture), prediction.name or "", unknown, score, prediction.error or "", *pairs]
-        self._writer.writerow(row + [""] * (5 + 2 * self.top - len(row)))
+        row = [str(picture), prediction.name or "", unknown, prediction.error or "", *pairs]
+        self._writer.writerow(row + [""] * (4 + 2 * self.top - len(row)))
 
 
 def open_printer(as_json: bool, as_csv: bool, top: int) -> Printer:

@@ -16,6 +16,7 @@ from clipcil.data.pictures import PictureSet, decode
 from clipcil.data.reader import Pictures, Reader
 from clipcil.errors import UserError
 from clipcil.people.sources import as_picture
+from clipcil.people.unknown import probabilities
 
 BATCH = 32
 """Pictures per pass. The last batch is filled up, so that a picture's scores do not depend on how many come with it."""
@@ -31,9 +32,7 @@ class Prediction:
     names: list[str]
     probabilities: list[float]
     unknown: bool = False
-    """Whether the picture is like none of the classes; `names` still says which it is least unlike."""
-    score: float = float("nan")
-    """The highest logit, which the threshold for `unknown` is compared with."""
+    """Whether the highest probability lies below the model's threshold; `names` still says which class is nearest."""
     error: str | None = None
     """Why the picture could not be read; there are no names then."""
 
@@ -96,10 +95,9 @@ def stream_logits(
 
 def rank(logits: Tensor, names: list[str], top: int, temperature: float, threshold: float | None) -> Prediction:
     """Logits (C,) of one picture → its `top` likeliest classes."""
-    best = torch.softmax(logits.double() * temperature, dim=0).topk(min(top, len(names)))
-    highest = float(logits.max())
+    best = probabilities(logits, temperature).topk(min(top, len(names)))
     chosen = [names[index] for index in best.indices.tolist()]
-    return Prediction(chosen, best.values.tolist(), threshold is not None and highest < threshold, highest)
+    return Prediction(chosen, best.values.tolist(), threshold is not None and float(best.values[0]) < threshold)
 
 
 def _outcome(future: Future[Tensor]) -> Tensor | UserError:

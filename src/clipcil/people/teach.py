@@ -117,9 +117,9 @@ def report(model: Classifier, lesson: Lesson, folder: Path) -> None:
     if how.threshold is None:
         print("no threshold for 'none of these': no pictures were ever held out, so nothing will be called unknown")
     else:
-        few = "" if how.pictures >= ENOUGH else f" (fewer than {ENOUGH}: the threshold is the lowest of their scores)"
+        few = "" if how.pictures >= ENOUGH else f" (fewer than {ENOUGH}: the threshold is the lowest of them)"
         print(
-            f"threshold for 'none of these': score below {how.threshold:.4g}; false alarms on {how.pictures} held-out"
-            f" pictures of known classes: {how.false_alarms or 0:.1%}{few}"
+            f"threshold for 'none of these': likeliest class below {how.threshold:.1%}; false alarms on"
+            f" {how.pictures} held-out pictures of known classes: {how.false_alarms or 0:.1%}{few}"
         )
     print(f"model in {folder}; ask it: clipcil predict {folder} PICTURE")

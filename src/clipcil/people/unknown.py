@@ -3,9 +3,9 @@
 Both are set on held-out pictures of known classes, which the model never trained on. Scores can be judged by held-out
 pictures of known classes alone: the threshold is where the wished share of them would be called unknown by mistake.
 
-The score is the highest logit (for cosine classifiers: the cosine to the nearest class), not the highest probability:
-see `docs/people.md` for the measurement. The reason: a probability compares the classes with each other, so a picture
-that is like none of them but slightly less unlike one still gets a high one.
+The score is the highest probability, not the highest logit (for cosine classifiers: the cosine to the nearest class).
+Measured on the embedded data, 80 classes learnt in four lessons and 20 never seen, area under the ROC curve: DMC-OT
+0.71 by probability and 0.62 by cosine, SimpleCIL 0.74 and 0.72. It is also the number people see beside the name.
 """
 
 from __future__ import annotations
@@ -29,31 +29,34 @@ class Calibration:
     temperature: float = 1.0
     """Logits are multiplied by it before the softmax."""
     threshold: float | None = None
-    """A picture whose highest logit lies below it is none of the classes; None: nothing is."""
+    """A picture whose highest probability lies below it is none of the classes; None: nothing is."""
     pictures: int = 0
     """Held-out pictures behind the two."""
     false_alarms: float | None = None
     """Share of them that lie below the threshold."""
 
 
-def score(logits: Tensor) -> Tensor:
-    """(B, C) → (B,): how much a picture is like the class it is most like."""
-    return logits.max(dim=1).values
+def probabilities(logits: Tensor, temperature: float) -> Tensor:
+    """(B, C) → (B, C), float64."""
+    return torch.softmax(logits.double() * temperature, dim=-1)
 
 
-def calibrate(logits: Tensor, labels: Tensor, plain: float, rate: float = FALSE_ALARMS) -> Calibration:
-    """From held-out logits (N, C) and labels (N,). `plain`: the temperature where there are too few to fit one.
+def calibrate(logits: Tensor, labels: Tensor, earlier: Tensor, plain: float, rate: float = FALSE_ALARMS) -> Calibration:
+    """From this lesson's held-out logits (N, C) and labels (N,), and the scores (M,) of those of earlier lessons.
+
+    The earlier pictures are gone; their scores stand as they were measured, which the model has left behind a little
+    since. They are used all the same: the newest classes alone are few, and the best known.
+    `plain`: the temperature where there are too few pictures to fit one.
 
     Fewer than 20 pictures do not show a 5 % quantile: then the threshold is their lowest score, and the real
     false-alarm rate is about 1/(N + 1). With none there is no threshold.
     """
-    count = len(labels)
-    if not count:
+    temperature = fit_temperature(logits, labels) if len(labels) >= ENOUGH else plain
+    scores = torch.cat([earlier.double(), probabilities(logits, temperature).max(dim=1).values])
+    if not len(scores):
         return Calibration(plain)
-    temperature = fit_temperature(logits, labels) if count >= ENOUGH else plain
-    scores = score(logits)
     threshold = threshold_for(scores, rate)
-    return Calibration(temperature, threshold, count, float((scores < threshold).double().mean()))
+    return Calibration(temperature, threshold, len(scores), float((scores < threshold).double().mean()))
 
 
 def threshold_for(scores: Tensor, rate: float = FALSE_ALARMS) -> float:

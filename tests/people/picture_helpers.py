@@ -1,0 +1,37 @@
+"""Small lessons: emoji as folders, and settings that train for a moment."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+
+from clipcil.data.dataset import Dataset, open_dataset
+
+FAST: dict[str, Any] = {"stage1": {"epochs": 1, "lr": 1e-4}, "stage2": {"epochs": 1}, "prompt_length": 2}
+
+
+@cache
+def emoji() -> Dataset:
+    return open_dataset("emoji")
+
+
+def pictures(names: list[str], test: bool = False) -> dict[str, list[Image.Image]]:
+    data = emoji()
+    part = data.test if test else data.train
+    rows = {name: (part.labels == data.classes.index(name)).nonzero().flatten().tolist() for name in names}
+    return {name: [part.image(row) for row in found] for name, found in rows.items()}
+
+
+def write_tree(root: Path, classes: dict[str, list[Image.Image]]) -> Path:
+    for name, images in classes.items():
+        (root / name).mkdir(parents=True)
+        for place, image in enumerate(images):
+            image.save(root / name / f"{place}.png")
+    return root
+
+
+def flat(classes: dict[str, list[Image.Image]]) -> list[Image.Image]:
+    return [image for images in classes.values() for image in images]
