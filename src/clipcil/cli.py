@@ -59,10 +59,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)
+    except OSError as error:  # a file that vanished, a disk that filled up, wherever nobody foresaw it
+        _fail(f"{error.filename or 'a file'} cannot be read or written: {error.strerror or error}")
 
 
 def _dispatch(words: list[str]) -> None:
     """Let tyro parse and call; its boxed complaints become one line."""
+    if any("\0" in word for word in words):
+        raise UserError("a word of the command holds a zero byte, which no file name can have")
     if not words[0].startswith("-") and words[0] not in COMMANDS:
         raise UserError(f"there is no command '{words[0]}'{nearest(words[0], COMMANDS)}")
     brief = words[0].startswith("-")  # the list of commands shows the first line of each

@@ -97,10 +97,10 @@ def uninterrupted() -> Iterator[None]:
 def run_lock(folder: Path) -> Iterator[None]:
     """Hold `folder` for one writer. The lock ends with the process, however it ends.
 
-    What a killed process left half written is swept away. A folder in which nothing was written is taken away again:
-    a command that was refused leaves no trace.
+    What a killed process left half written is swept away. Where nothing was written in the end, the lock is taken away
+    again, and the folder if it was made for it: a command that was refused leaves no trace.
     """
-    fresh = not folder.exists()
+    fresh, before = not folder.exists(), _names(folder)
     with _hold(folder):
         for part in (*folder.glob(".*.part"), *folder.glob("checkpoint/**/.*.part")):
             with suppress(OSError):
@@ -108,11 +108,18 @@ def run_lock(folder: Path) -> Iterator[None]:
         try:
             yield
         finally:
-            if fresh:
+            if LOCK not in before and _names(folder) == before | {LOCK}:
                 with suppress(OSError):
-                    if os.listdir(folder) == [LOCK]:
-                        (folder / LOCK).unlink()
+                    (folder / LOCK).unlink()
+                    if fresh:
                         folder.rmdir()
+
+
+def _names(folder: Path) -> set[str]:
+    try:
+        return {entry.name for entry in folder.iterdir()}
+    except OSError:
+        return set()
 
 
 @contextmanager

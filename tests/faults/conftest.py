@@ -3,9 +3,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 from short_runs import Runner, few_classes
 
 from clipcil.clip import CLIP
+
+# A busy machine is no reason to fail.
+settings.register_profile("calm", deadline=None, suppress_health_check=[HealthCheck.too_slow], database=None)
+settings.load_profile("calm")
 
 
 @pytest.fixture(scope="session")

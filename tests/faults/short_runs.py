@@ -14,6 +14,7 @@ import torch
 
 from clipcil.clip import CLIP
 from clipcil.data.dataset import Dataset, open_dataset
+from clipcil.engine import checkpoint
 from clipcil.engine import run as engine
 from clipcil.engine.display import Display
 from clipcil.engine.run import Shared, run
@@ -56,7 +57,7 @@ class Runner:
         return Shared(clips={"mini": self.clip})
 
     def settings(self, method: str, **changes: Any) -> tuple[RunSpec, Any]:
-        spec = RunSpec(method=method, increment=2, **changes)
+        spec = RunSpec(method=method, **{"increment": 2, **changes})
         config = method_settings(spec, {})
         short = {
             field.name: dataclasses.replace(getattr(config, field.name), epochs=self.epochs, batch_size=8)
@@ -73,20 +74,9 @@ class Runner:
 
     def interrupted(self, method: str, out: Path, stop_at: Callable[[int], bool]) -> int:
         """Run, being killed after the n-th checkpoint or snapshot wherever `stop_at(n)`; returns the kills."""
-        from clipcil.engine import checkpoint
-
-        whole = checkpoint.save_tensors
-        written = kills = 0
-
-        def save_and_die(path: Path, *args: Any) -> None:
-            nonlocal written
-            whole(path, *args)
-            written += 1
-            if stop_at(written):
-                raise Killed
-
+        kills = 0
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(checkpoint, "save_tensors", save_and_die)
+            stop_after(patch, stop_at)
             for attempt in range(100):
                 try:
                     self.run(method, out, resume=attempt > 0)
@@ -94,6 +84,21 @@ class Runner:
                 except Killed:
                     kills += 1
         raise AssertionError("the run does not get any further")
+
+
+def stop_after(patch: pytest.MonkeyPatch, stop_at: Callable[[int], bool] | int) -> None:
+    """Raise `Killed` when the n-th checkpoint or snapshot has been written."""
+    whole = checkpoint.save_tensors
+    written = 0
+
+    def save_and_die(path: Path, *args: Any) -> None:
+        nonlocal written
+        whole(path, *args)
+        written += 1
+        if stop_at(written) if callable(stop_at) else written == stop_at:
+            raise Killed
+
+    patch.setattr(checkpoint, "save_tensors", save_and_die)
 
 
 def digest(folder: Path, names: tuple[str, ...] = SAME) -> dict[str, str]:

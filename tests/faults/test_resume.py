@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
-from short_runs import Runner, digest
+from short_runs import Killed, Runner, digest, few_classes, stop_after
 
+from clipcil.clip import CLIP
 from clipcil.methods.registry import methods
 
 
@@ -16,3 +18,37 @@ def test_killed_after_every_write_it_ends_with_the_same_bytes(name: str, runner:
     kills = runner.interrupted(name, tmp_path / "cut", lambda written: True)
     assert kills >= 3  # at least one checkpoint for each of the three tasks
     assert digest(tmp_path / "cut") == digest(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("name", ["dmc-ot", "rapf"])
+def test_killed_once_in_the_middle_it_ends_with_the_same_bytes(name: str, runner: Runner, tmp_path: Path) -> None:
+    """The rest of the run follows in one process: nothing that a resumed process lacks may matter later on."""
+    runner.run(name, tmp_path / "whole")
+    assert runner.interrupted(name, tmp_path / "cut", lambda written: written == 4) == 1
+    assert digest(tmp_path / "cut") == digest(tmp_path / "whole")
+
+
+def test_the_step_log_has_every_step_once(runner: Runner, out: Path) -> None:
+    runner.interrupted("rapf", out, lambda written: written % 2 == 0)
+    lines = [json.loads(line) for line in (out / "steps.jsonl").read_text().splitlines()]
+    steps = [(line["task"], line["stage"], line["epoch"], line["step"]) for line in lines]
+    pictures = 12  # two classes of six
+    assert steps == [
+        (t, "adapter", e, s) for t in range(3) for e in range(runner.epochs) for s in range(-(-pictures // 8))
+    ]
+
+
+def test_stages_are_forgotten_with_their_task_and_two_checkpoints_stay(runner: Runner, out: Path) -> None:
+    runner.run("rapf", out)
+    left = sorted(path.name for path in (out / "checkpoint").iterdir())
+    assert left == ["task-0002.json", "task-0002.safetensors", "task-0003.json", "task-0003.safetensors"]
+
+
+def test_two_snapshots_of_a_stage_stay_while_it_is_trained(mini: CLIP, out: Path) -> None:
+    """Killed in the fourth epoch of the first task: the third and second are there, the first is not."""
+    four = Runner(mini, few_classes(6), epochs=4)
+    with pytest.raises(Killed), pytest.MonkeyPatch.context() as patch:
+        stop_after(patch, 3)
+        four.run("rapf", out)
+    names = sorted(path.name for path in (out / "checkpoint" / "stages-0000").glob("*.safetensors"))
+    assert names == ["00-adapter-0002.safetensors", "00-adapter-0003.safetensors"]

@@ -131,7 +131,8 @@ def _picture_columns(table: Any) -> list[str]:
 def _label_columns(table: Any, features: dict[str, dict[str, Any]]) -> list[str]:
     import pyarrow as pa
 
-    named = [key for key, value in features.items() if value.get("_type") == "ClassLabel"]
+    columns = set(table.column_names)  # the metadata may speak of others
+    named = [key for key, value in features.items() if value.get("_type") == "ClassLabel" and key in columns]
     if "fine_label" in named:  # CIFAR-100 has coarse labels too
         return ["fine_label"]
     usual = [key for key in ("label", "fine_label", "labels", "class") if key in table.column_names]
@@ -155,6 +156,8 @@ def _pick(given: str | None, file: Path, what: str, found: list[str], columns: l
 def _labels(column: Any, names: list[str] | None, file: Path, key: str) -> tuple[torch.Tensor, list[str] | None]:
     import pyarrow as pa
 
+    if not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
+        names = None  # the metadata are written by whoever made the file
     if column.null_count:
         raise UserError(f"{file}: column '{key}' has {column.null_count} empty labels")
     if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):

@@ -62,7 +62,7 @@ class RunMonitor(Monitor):
 
     def _cut(self, file: BinaryIO) -> None:
         there = file.seek(0, os.SEEK_END)
-        if there < self.log_size:  # no reason to lose a run of hours: the log is for people, the results stand elsewhere
+        if there < self.log_size:  # no reason to stop a run of hours: the results do not depend on the log
             self.display.tell(f"{self._log} was taken away or shortened; the losses before this point are lost")
             self.log_size = there
         file.truncate(self.log_size)

@@ -47,9 +47,9 @@ class Training:
     """Longest gradient allowed; 0: any."""
 
     def __post_init__(self) -> None:
-        within("epochs", self.epochs, 0)
+        within("epochs", self.epochs, 0, 10**6)
         within("lr", self.lr, 0)
-        within("batch_size", self.batch_size, 1)
+        within("batch_size", self.batch_size, 1, 10**9)
         within("weight_decay", self.weight_decay, 0)
         within("momentum", self.momentum, 0, 1)
         within("warmup", self.warmup, 0, 1)
@@ -163,12 +163,12 @@ class Session:
     ) -> None:
         order = torch.randperm(count)
         losses: list[Tensor] = []
-        for step, rows in enumerate(order.split(how.batch_size)):
+        for step, rows in enumerate(torch.split(order, how.batch_size)):
             rate = how.rate(epoch * steps + step, how.epochs * steps)
             for group, wanted in zip(optimizer.param_groups, groups, strict=True):
                 group["lr"] = wanted["lr"] * rate
             with self.autocast():
-                value = loss(self._share(rows).to(self.device, non_blocking=True))
+                value = loss(_on_device(self._share(rows), self.device))
             optimizer.zero_grad(set_to_none=True)
             self._backward(value, flat)
             if how.clip_norm:
@@ -198,6 +198,15 @@ class Session:
                     parameter.grad = self.fabric.all_reduce(parameter.grad, reduce_op="mean")
 
 
+def _on_device(rows: Tensor, device: torch.device) -> Tensor:
+    """The rows on the device. Where that is another tensor it carries the one on the host along, as `Pictures` wants
+    it: pictures are read by the host, and fetching the rows back would wait for the whole step before."""
+    moved = rows.to(device, non_blocking=True)
+    if moved is not rows:
+        moved.on_host = rows  # type: ignore[attr-defined]
+    return moved
+
+
 def _groups(parameters: Sequence[Any], lr: float) -> list[dict[str, Any]]:
     items = list(parameters)
     if items and isinstance(items[0], dict):
@@ -219,8 +228,8 @@ def _guard(stage: str, epoch: int, start: int, losses: list[Tensor], how: Traini
     if len(bad):
         step = start + int(bad[0])
         raise UserError(
-            f"training diverged: the loss of stage '{stage}' is {values[bad[0]]:g} at epoch {epoch + 1}, step {step + 1}"
-            f" (learning rate {how.lr:g}); try a lower {stage}.lr, or {stage}.clip_norm=1"
+            f"training diverged: the loss of stage '{stage}' is {values[bad[0]]:g} at epoch {epoch + 1},"
+            f" step {step + 1} (learning rate {how.lr:g}); try a lower {stage}.lr, or {stage}.clip_norm=1"
         )
 
 

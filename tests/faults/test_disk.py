@@ -1,0 +1,163 @@
+"""A full disk, a folder that cannot be written, a file taken away, two runs in one folder: one line, nothing lost."""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from short_runs import Killed, Runner, Told, digest, stop_after, tree
+
+from clipcil.errors import UserError
+from clipcil.files import LOCK, run_lock, whole_file, write_text
+
+
+@contextmanager
+def files_of_at_most(size: int) -> Iterator[None]:
+    """The kernel itself refuses to let any file grow beyond `size` bytes (Python ignores the signal)."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@pytest.fixture(scope="module")
+def whole(runner: Runner, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("whole") / "run"
+    runner.run("rapf", out)
+    return out
+
+
+@pytest.fixture
+def stopped(runner: Runner, out: Path) -> Path:
+    with pytest.raises(Killed), pytest.MonkeyPatch.context() as patch:
+        stop_after(patch, 3)  # two epochs and the checkpoint of the first task
+        runner.run("rapf", out)
+    return out
+
+
+def test_no_room_for_a_checkpoint_is_one_line_and_the_older_one_stays_whole(
+    runner: Runner, stopped: Path, whole: Path
+) -> None:
+    older = {name: data for name, data in tree(stopped / "checkpoint").items() if name.startswith("task-")}
+    assert older
+    with files_of_at_most(20_000), pytest.raises(UserError, match=r"cannot write .*File too large") as caught:
+        runner.run("rapf", stopped, resume=True)
+    assert "\n" not in str(caught.value)
+    assert older.items() <= tree(stopped / "checkpoint").items()
+    assert not list(stopped.rglob("*.part"))
+    runner.run("rapf", stopped, resume=True)  # there is room again
+    assert digest(stopped) == digest(whole)
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.EIO])
+def test_whatever_the_disk_says_is_one_line_and_the_old_file_stays(
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "results.json"
+    write_text(path, "old")
+    for name in ("fsync", "open"):
+        with monkeypatch.context() as patch:
+            patch.setattr(os, name, failing(number))
+            with pytest.raises(UserError, match=f"cannot write {path}: {os.strerror(number)}"):
+                write_text(path, "new")
+        assert tree(tmp_path) == {"results.json": b"old"}
+
+
+def failing(number: int) -> object:
+    def fail(*args: object, **kwargs: object) -> int:
+        raise OSError(number, os.strerror(number))
+
+    return fail
+
+
+def test_an_interrupted_write_leaves_the_old_file(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    write_text(path, "old")
+    with pytest.raises(Killed), whole_file(path) as part:
+        part.write_text("half")
+        raise Killed
+    assert tree(tmp_path) == {"a.txt": b"old"}
+
+
+def test_what_a_killed_process_left_half_written_is_swept_away(runner: Runner, stopped: Path, whole: Path) -> None:
+    for part in (stopped / ".results.json.x1.part", stopped / "checkpoint/.task-0002.safetensors.y.part"):
+        part.write_bytes(b"half")
+    runner.run("rapf", stopped, resume=True)
+    assert not list(stopped.rglob("*.part"))
+    assert digest(stopped) == digest(whole)
+
+
+def test_a_folder_that_cannot_be_written_is_one_line(runner: Runner, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(UserError, match=r"cannot write to .*Not a directory"):
+        runner.run("rapf", tmp_path / "file" / "run")
+    assert tree(tmp_path) == {"file": b"mine"}
+
+
+def test_a_refused_start_leaves_no_folder_behind(runner: Runner, out: Path) -> None:
+    with pytest.raises(UserError, match="shots"):
+        runner.run("rapf", out, shots=0)
+    with pytest.raises(UserError, match="is neither natural"):
+        runner.run("rapf", out, order="no-such-file")
+    assert not out.exists()
+
+
+def test_a_folder_with_other_things_in_it_is_not_written_to(runner: Runner, out: Path) -> None:
+    out.mkdir()
+    (out / "results.json").write_text("mine")
+    with pytest.raises(UserError, match="is not empty and holds no run"):
+        runner.run("rapf", out)
+    assert (out / "results.json").read_text() == "mine"
+
+
+def test_a_second_run_into_one_folder_is_refused(runner: Runner, stopped: Path, whole: Path) -> None:
+    before = tree(stopped)
+    with run_lock(stopped), pytest.raises(UserError, match="is in use by another process"):
+        runner.run("rapf", stopped, resume=True)
+    assert tree(stopped) == before
+    runner.run("rapf", stopped, resume=True)
+    assert digest(stopped) == digest(whole)
+
+
+def test_a_lock_that_is_a_link_does_not_harm_what_it_leads_to(tmp_path: Path) -> None:
+    (tmp_path / "mine").write_text("mine")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / LOCK).symlink_to(tmp_path / "mine")
+    with pytest.raises(UserError, match=r"cannot write to"), run_lock(tmp_path / "run"):
+        pass
+    assert (tmp_path / "mine").read_text() == "mine"
+
+
+def test_a_log_taken_away_does_not_stop_the_run(runner: Runner, stopped: Path, whole: Path) -> None:
+    (stopped / "steps.jsonl").unlink()
+    told = Told()
+    runner.run("rapf", stopped, resume=True, display=told)
+    assert any("steps.jsonl was taken away or shortened" in line for line in told.lines)
+    same = ("results.json", "matrix.csv", "predictions.csv")
+    assert digest(stopped, same) == digest(whole, same)
+    assert b"\0" not in (stopped / "steps.jsonl").read_bytes()
+
+
+def test_the_run_folder_taken_away_in_mid_run_is_one_line(runner: Runner, out: Path) -> None:
+    class Thief(Told):
+        def row(self, row: object, header: object) -> None:
+            shutil.rmtree(out)
+
+    with pytest.raises(UserError, match=r"cannot write .*steps.jsonl: No such file"):
+        runner.run("rapf", out, display=Thief())
+
+
+def test_results_taken_away_are_made_again(runner: Runner, out: Path, whole: Path) -> None:
+    runner.run("rapf", out)
+    (out / "results.json").unlink()
+    (out / "matrix.csv").write_text("damaged")
+    runner.run("rapf", out, resume=True)
+    assert digest(out) == digest(whole)

@@ -1,0 +1,157 @@
+"""The parts that are functions, with whatever hypothesis can think of."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import io
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tomli_w
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from clipcil.cli import _gather, _one_line, main
+from clipcil.data.orders import class_order
+from clipcil.data.stream import task_sizes
+from clipcil.engine.checkpoint import first_difference
+from clipcil.errors import UserError
+from clipcil.methods.registry import methods
+from clipcil.methods.training import Training
+from clipcil.settings import build, merge, override, parse_words, to_dict
+
+keys = st.text(st.characters(categories=("Ll", "Lu", "Nd"), include_characters="_"), min_size=1, max_size=8)
+scalars = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=12)
+tables = st.recursive(
+    scalars | st.lists(scalars, max_size=3), lambda inner: st.dictionaries(keys, inner, max_size=4), max_leaves=8
+)
+trainings = st.builds(
+    Training,
+    epochs=st.integers(0, 1000),
+    lr=st.floats(0, 1e6),
+    batch_size=st.integers(1, 10**9),
+    optimizer=st.sampled_from(("adamw", "adam", "sgd")),
+    weight_decay=st.floats(0, 1),
+    schedule=st.sampled_from(("cosine", "constant", "multistep")),
+    milestones=st.lists(st.integers(0, 99), max_size=3).map(tuple),
+    warmup=st.floats(0, 1),
+)
+
+
+@given(trainings)
+def test_settings_survive_toml(how: Training) -> None:
+    assert build(Training, tomllib.loads(tomli_w.dumps(to_dict(how)))) == how
+
+
+@given(trainings)
+def test_settings_survive_words(how: Training) -> None:
+    plain = {
+        key: ",".join(map(str, value)) if isinstance(value, list) else value for key, value in to_dict(how).items()
+    }
+    assert build(Training, parse_words(f"{key}={value}" for key, value in plain.items())) == how
+
+
+@pytest.mark.parametrize("name", sorted(methods()))
+def test_the_settings_of_every_method_survive_toml(name: str) -> None:
+    config = methods()[name].Config()
+    assert override(config, tomllib.loads(tomli_w.dumps(to_dict(config)))) == config
+
+
+@given(st.dictionaries(st.sampled_from([field.name for field in dataclasses.fields(Training)]) | keys, tables))
+def test_any_table_is_taken_or_refused_in_one_line(values: dict[str, Any]) -> None:
+    try:
+        how = build(Training, values)
+    except UserError as error:
+        assert "setting" in str(error)
+    else:
+        assert build(Training, to_dict(how)) == how
+
+
+@given(st.lists(st.text(max_size=20), max_size=5))
+def test_any_words_are_settings_or_refused(words: list[str]) -> None:
+    with contextlib.suppress(UserError):
+        table = parse_words(words)
+        assert all("=" in word for word in words)
+        assert bool(table) == bool(words)
+
+
+@given(st.dictionaries(keys, tables, max_size=4), st.dictionaries(keys, tables, max_size=4))
+def test_a_difference_is_found_exactly_where_there_is_one(a: dict[str, Any], b: dict[str, Any]) -> None:
+    assert first_difference(a, a) == ""
+    line = first_difference(a, b)
+    assert bool(line) == (first_difference(b, a) != "")
+    assert merge(a, {}) == a or a != a or "nan" in repr(a)
+
+
+@given(st.integers(1, 60), st.text(max_size=12) | st.integers(-5, 2**33).map(lambda n: f"seed:{n}"))
+def test_a_class_order_is_a_permutation_or_refused(count: int, spec: str) -> None:
+    try:
+        order = class_order(spec, [f"c{i}" for i in range(count)])
+    except UserError:
+        return
+    assert sorted(order) == list(range(count))
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.binary(max_size=60))
+def test_a_file_of_any_bytes_is_an_order_or_refused(tmp_path: Path, data: bytes) -> None:
+    path = tmp_path / "order.txt"
+    path.write_bytes(data)
+    try:
+        order = class_order(str(path), ["0", "cat", "dog house"])
+    except UserError:
+        return
+    assert sorted(order) == [0, 1, 2]
+
+
+sizes = st.none() | st.integers(-2, 130)
+
+
+@given(st.integers(1, 120), sizes, sizes, sizes)
+def test_tasks_share_out_all_classes_or_are_refused(
+    classes: int, tasks: int | None, increment: int | None, base: int | None
+) -> None:
+    try:
+        parts = task_sizes(classes, tasks, increment, base)
+    except UserError:
+        return
+    assert sum(parts) == classes
+    assert min(parts) >= 1
+    assert tasks is None or base is not None or len(parts) == tasks
+    assert base is None or parts[0] == base
+
+
+@given(st.text(max_size=300))
+def test_any_boxed_message_becomes_one_line(text: str) -> None:
+    line = _one_line(text)
+    assert line.endswith("; clipcil COMMAND --help tells more")
+    assert len(" ".join(line.split()).splitlines()) == 1
+
+
+@given(st.lists(st.sampled_from(["--set", "--data-set", "a=1", "b=2", "--seed", "3", "run"]), max_size=8))
+def test_gathering_flags_loses_no_value(words: list[str]) -> None:
+    gathered = _gather(list(words), "--set", "--data-set")
+    assert sorted(word for word in gathered if not word.startswith("--")) == sorted(
+        word for word in words if not word.startswith("--")
+    )
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(
+        st.text(max_size=10) | st.sampled_from(["--seed", "--set", "--tasks", "x=1", "--resume"]),
+        min_size=1,
+        max_size=4,
+    )
+)
+def test_any_words_give_one_line_and_exit_code_2(words: list[str]) -> None:
+    out, errors = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(errors), pytest.raises(SystemExit) as stop:
+        main(["run", "no-such-method", *words])
+    if "-h" in words or "--help" in words:
+        return
+    assert stop.value.code == 2
+    assert len(errors.getvalue().splitlines()) == 1

@@ -1,0 +1,111 @@
+"""Streams at the edge of what there is to learn from: no NaN, no singular map, no crash, for every method."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from short_runs import Runner, few_classes
+
+from clipcil.clip import CLIP
+from clipcil.data.dataset import Dataset
+from clipcil.engine import run as engine
+from clipcil.engine.checkpoint import load_tensors
+from clipcil.engine.run import run
+from clipcil.errors import UserError
+from clipcil.methods.registry import methods
+from clipcil.methods.training import Session, Training
+
+ALL = sorted(methods())
+
+
+def poor(data: Dataset) -> Dataset:
+    """Class 0: six times the same picture; class 1: one picture; class 2: two; the rest as they are."""
+    rows = [torch.nonzero(data.train.labels == label).flatten() for label in range(len(data.classes))]
+    rows[0], rows[1], rows[2] = rows[0][:1].repeat(6), rows[1][:1], rows[2][:2]
+    return replace(data, train=data.train.subset(torch.cat(rows)))
+
+
+@pytest.fixture(scope="module")
+def poor_runner(mini: CLIP) -> Runner:
+    return Runner(mini, poor(few_classes(4)), epochs=1)
+
+
+def check(out: Path, tasks: int) -> None:
+    results = json.loads((out / "results.json").read_text())
+    numbers = [
+        results["last"],
+        results["average"],
+        *results["after"],
+        *(v for row in results["matrix"] for v in row if v is not None),
+    ]
+    assert len(results["sizes"]) == tasks
+    assert all(math.isfinite(number) and 0 <= number <= 100 for number in numbers)
+    tensors, _ = load_tensors(out / f"checkpoint/task-{tasks:04d}.safetensors")
+    assert all(bool(torch.isfinite(value).all()) for value in tensors.values() if value.is_floating_point())
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_one_class_a_task_with_few_or_equal_pictures(name: str, poor_runner: Runner, out: Path) -> None:
+    poor_runner.run(name, out, order="natural", increment=1)
+    check(out, 4)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_one_task_in_half_precision(name: str, poor_runner: Runner, out: Path) -> None:
+    poor_runner.run(name, out, order="natural", increment=None, tasks=1, precision="bf16-mixed")
+    check(out, 1)
+
+
+@pytest.mark.parametrize("name", ["dmc-ot", "rapf", "simplecil"])
+def test_features_that_are_constant_in_a_dimension(name: str, mini: CLIP, out: Path) -> None:
+    """Half of the joint space is cut off: covariances and maps are singular there."""
+    flat = engine.own_tower(mini)
+    with torch.no_grad():
+        flat.vision.visual_projection.weight[128:] = 0
+    flat.freeze()
+    Runner(flat, few_classes(4), epochs=1).run(name, out)
+    check(out, 2)
+
+
+@pytest.mark.parametrize("name", ["dmc-ot", "coop", "proof"])
+def test_a_diverging_stage_stops_with_the_stage_and_what_to_try(name: str, poor_runner: Runner, out: Path) -> None:
+    spec, config = poor_runner.settings(name)
+    stages = [field.name for field in dataclasses.fields(config) if isinstance(getattr(config, field.name), Training)]
+    hot = {key: dataclasses.replace(getattr(config, key), lr=1e30, epochs=4, optimizer="sgd") for key in stages}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(engine, "open_dataset", lambda *_: poor_runner.data)
+        with pytest.raises(UserError) as caught:
+            run(spec, dataclasses.replace(config, **hot), out, shared=poor_runner.shared())
+    line = str(caught.value)
+    assert line.startswith("training diverged: ")
+    assert any(f"try a lower {stage}.lr, or {stage}.clip_norm=1" in line for stage in stages)
+    assert "epoch" in line and "(learning rate 1e+30)" in line
+    assert not (out / "results.json").exists()
+
+
+@pytest.mark.parametrize(("after", "step"), [(0, 1), (3, 4), (70, 71)])
+def test_the_guard_names_the_step_at_which_the_loss_broke(after: int, step: int) -> None:
+    weight = torch.nn.Parameter(torch.ones(()))
+    taken = 0
+
+    def loss(rows: torch.Tensor) -> torch.Tensor:
+        nonlocal taken
+        taken += 1
+        return weight * (math.nan if taken > after else 1.0)
+
+    how = Training(epochs=1, batch_size=1, lr=0.1)
+    with pytest.raises(UserError, match=rf"stage 'train' is nan at epoch 1, step {step} \(learning rate 0.1\)"):
+        Session().fit("train", [weight], 80, loss, how)
+
+
+def test_parameters_broken_by_the_last_step_are_not_kept() -> None:
+    weight = torch.nn.Parameter(torch.ones(()))
+    how = Training(epochs=1, batch_size=4, lr=1e38, optimizer="sgd", schedule="constant")
+    with pytest.raises(UserError, match="stage 'train' has a NaN or an infinity in its parameters after epoch 1"):
+        Session().fit("train", [weight], 4, lambda rows: 1e30 * weight, how)
