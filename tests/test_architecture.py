@@ -10,7 +10,20 @@ from pathlib import Path
 import pytest
 
 SOURCE = Path(__file__).parent.parent / "src" / "clipcil"
-ORDER = ("errors", "files", "settings", "paper", "clip", "data", "transport", "memory", "prompts", "methods", "report", "engine")
+ORDER = (
+    "errors",
+    "files",
+    "settings",
+    "paper",
+    "clip",
+    "data",
+    "transport",
+    "memory",
+    "prompts",
+    "methods",
+    "report",
+    "engine",
+)
 RANK = {room: rank for rank, room in enumerate((*ORDER, "people", "commands", "cli"))}
 LEAVES = {"errors", "files", "settings", "__init__"}
 

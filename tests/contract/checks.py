@@ -114,7 +114,11 @@ def check_frozen(bench: Bench) -> None:
         if not (bench.method.tunes_tower and name.startswith("vision.")):
             assert torch.equal(value, before[name]), f"{name} was changed"
     if bench.method.tunes_tower:
-        moved = [name for name, value in bench.clip.vision.named_parameters() if not torch.equal(value, before[f"vision.{name}"])]
+        moved = [
+            name
+            for name, value in bench.clip.vision.named_parameters()
+            if not torch.equal(value, before[f"vision.{name}"])
+        ]
         assert moved, "it says that it tunes the tower but the tower has not moved"
     assert not any(parameter.requires_grad for parameter in bench.clip.parameters())
 
@@ -158,7 +162,9 @@ def check_round_trip(kind: type[Method], bench: Bench, folder: Path) -> None:
     restore_method(fresh, tensors, facts)
     fresh.eval()
     fresh_clip.touch()
-    stream = TaskStream(bench.stream.dataset, Reader(fresh_clip, bench.reader.cache), range(len(facts["names"])), bench.stream.sizes)
+    stream = TaskStream(
+        bench.stream.dataset, Reader(fresh_clip, bench.reader.cache), range(len(facts["names"])), bench.stream.sizes
+    )
     again = Bench(fresh, stream, bench.reader, fresh_clip)
     assert torch.equal(again.scores(len(stream)), bench.scores(len(stream)))
 

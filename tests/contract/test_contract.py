@@ -44,7 +44,18 @@ def few() -> Dataset:
 
 
 def test_the_paper_s_methods_are_all_there() -> None:
-    paper = {"zero-shot", "coop", "simplecil", "l2p", "dualprompt", "coda-prompt", "proof", "clap4clip", "rapf", "engine"}
+    paper = {
+        "zero-shot",
+        "coop",
+        "simplecil",
+        "l2p",
+        "dualprompt",
+        "coda-prompt",
+        "proof",
+        "clap4clip",
+        "rapf",
+        "engine",
+    }
     assert paper | {"dmc", "dmc-ot"} <= set(ALL)
 
 

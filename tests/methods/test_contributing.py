@@ -33,7 +33,9 @@ def example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> type[registry.Me
     return registry.find_method("mine")
 
 
-def test_the_example_is_found_and_keeps_the_contract(example: type[registry.Method], mini: CLIP, tmp_path: Path) -> None:
+def test_the_example_is_found_and_keeps_the_contract(
+    example: type[registry.Method], mini: CLIP, tmp_path: Path
+) -> None:
     data = open_dataset("emoji")
     train, test = (part.subset(torch.nonzero(part.labels < 5).flatten()) for part in (data.train, data.test))
     data = replace(data, classes=data.classes[:5], train=train, test=test)

@@ -157,7 +157,9 @@ def test_a_low_rank_update_is_merged_exactly(mini: CLIP) -> None:
     assert torch.allclose(tower(pixels).features, inside, atol=1e-5)
 
 
-@pytest.mark.parametrize("change", [{"calibration": "none"}, {"calibration": "class"}, {"task_prompt": False}, {"simultaneous": True}])
+@pytest.mark.parametrize(
+    "change", [{"calibration": "none"}, {"calibration": "class"}, {"task_prompt": False}, {"simultaneous": True}]
+)
 def test_ablations_run_and_differ(change: dict[str, object], mini: CLIP, tmp_path: Path) -> None:
     whole = DMCOTConfig(stage1=FAST, stage2=FAST)
     other = learn(replace(whole, **change), mini, tmp_path)  # type: ignore[arg-type]
@@ -167,7 +169,8 @@ def test_ablations_run_and_differ(change: dict[str, object], mini: CLIP, tmp_pat
 
 def test_old_prompts_stay_when_told_to(mini: CLIP, tmp_path: Path) -> None:
     trained, frozen = (
-        learn(DMCOTConfig(train_old_prompts=on, stage1=FAST, stage2=replace(FAST, epochs=2)), mini, tmp_path) for on in (True, False)
+        learn(DMCOTConfig(train_old_prompts=on, stage1=FAST, stage2=replace(FAST, epochs=2)), mini, tmp_path)
+        for on in (True, False)
     )
     torch.manual_seed(0)
     first = DMC(DMCOTConfig(stage1=FAST, stage2=FAST), own_tower(mini), Session())

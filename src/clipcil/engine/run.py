@@ -62,7 +62,7 @@ def make_fabric(device: str, precision: str, devices: int = 1) -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            fabric = Fabric(accelerator=device, devices=devices, precision=precision)  # type: ignore[arg-type]
+            fabric = Fabric(accelerator=device, devices=devices, precision=precision)
         except (ValueError, RuntimeError, TypeError) as error:
             raise UserError(f"device '{device}' with precision '{precision}': {str(error).splitlines()[0]}") from error
     fabric.launch()
