@@ -39,7 +39,7 @@ class TextTower(nn.Module):
         embedded: Tensor = self.text_model.embeddings.token_embedding(ids)
         return embedded
 
-    def forward(self, embeddings: Tensor, ends: Tensor) -> Tensor:
+    def forward(self, embeddings: Tensor, ends: Tensor, length: int | None = None) -> Tensor:
         """Embeddings (N, L, width) and end-of-text positions (N,) → features (N, dim), not normalised.
 
         Attention is causal: what stands after a text's end-of-text token cannot reach it. So all work after the longest
@@ -48,10 +48,12 @@ class TextTower(nn.Module):
         transformers looks for the end in the ids: the first end-of-text id, or, where an old config says
         `eos_token_id: 2`, the largest id. Here the caller passes it, because a soft prompt has no ids; for what
         `Tokenizer` returns all three agree.
+
+        length: the longest end + 1, from a caller who knows it: reading it from `ends` would make a GPU wait.
         """
         if embeddings.shape[0] == 0:
             return embeddings.new_zeros(0, self.text_projection.out_features)
-        length = int(ends.max()) + 1
+        length = int(ends.max()) + 1 if length is None else length
         if length > self.config.context:
             raise UserError(
                 f"a prompt of {length} tokens does not fit the context of {self.config.context}; shorten it"

@@ -142,7 +142,9 @@ class Pictures:
         return self._reader.encoded(self._set, self._rows)
 
     def __getitem__(self, rows: Tensor | slice) -> Pictures:
-        picked = self._rows[rows.cpu() if isinstance(rows, Tensor) else rows]
+        if isinstance(rows, Tensor):
+            rows = getattr(rows, "on_host", rows).cpu()  # training hands rows over on both sides: no wait for a GPU
+        picked = self._rows[rows]
         return Pictures(self._reader, self._set, picked, self._gate)
 
     def batches(self, size: int) -> Iterator[Pictures]:

@@ -138,8 +138,8 @@ class DMC(Method):
         if not self.config.simultaneous:
             self.train_prompts(pictures)
         self.memory.add(after)
-        with torch.no_grad():
-            self.classifier, self.task_texts = self.text_classifier(all_classes=True)
+        with torch.no_grad():  # prompts that rest have the texts they had
+            self.classifier, self.task_texts = self.text_classifier(all_classes=self.config.train_old_prompts)
 
     def learn_again(self, task: Task) -> None:
         """More pictures of known classes: their Gaussians become those of the union and the prompts train on, with all
@@ -254,8 +254,8 @@ class DMC(Method):
             if old:
                 turns = -(-steps * replayed // old)
                 classes = torch.cat([torch.randperm(old) for _ in range(turns)])[: steps * replayed]
-                classes = classes.to(self.session.device)
                 samples = normalize(self.memory.sample(classes), dim=-1)
+                classes = classes.to(self.session.device)
                 drawn[:] = zip(torch.split(samples, replayed), torch.split(classes, replayed), strict=True)
 
         def loss(rows: Tensor) -> Tensor:
@@ -286,8 +286,9 @@ class DMC(Method):
         count = sum(self.sizes[first:])
         classes, tasks = encoded[:count], encoded[count:]
         if self.config.task_prompt:
-            sizes = torch.tensor(self.sizes[first:], device=encoded.device)
-            classes = classes + self.config.beta * tasks.repeat_interleave(sizes, dim=0, output_size=count)
+            # Views and one copy: an index made from the list of sizes would have to cross to the device at every step.
+            of_class = torch.cat([task.expand(size, -1) for task, size in zip(tasks[:, None], self.sizes[first:])])
+            classes = classes + self.config.beta * of_class
         texts, tasks = normalize(classes, dim=-1), normalize(tasks, dim=-1)
         if first:
             texts = torch.cat([self.classifier[:-count], texts])

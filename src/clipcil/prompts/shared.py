@@ -15,10 +15,13 @@ from clipcil.clip import CLIP
 
 def encode_shared(clip: CLIP, beginning: Tensor, rest: Tensor, ends: Tensor) -> Tensor:
     """Embeddings without positions: beginning (1, P, width), rest (N, L, width), end positions (N,) in the whole text
-    → features (N, dim), not normalised. Equal to encoding the N texts `beginning + rest` one by one."""
-    model, start, length = clip.text.text_model, beginning.shape[1], int(ends.max()) + 1
+    → features (N, dim), not normalised. Equal to encoding the N texts `beginning + rest` one by one.
+
+    `rest` is not cut here: the tokenizer pads to the longest text, and reading `ends` would make a GPU wait."""
+    model, start = clip.text.text_model, beginning.shape[1]
+    length = start + rest.shape[1]
     positions = model.embeddings.position_embedding.weight
-    prefix, own = beginning + positions[:start], rest[:, : length - start] + positions[start:length]
+    prefix, own = beginning + positions[:start], rest + positions[start:length]
     steps = torch.arange(length, device=rest.device)
     mask = steps <= steps[start:, None]  # (L, P + L): a token sees the beginning and what stands before it
     for block in model.encoder.blocks():

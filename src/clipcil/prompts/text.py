@@ -52,4 +52,6 @@ def encode_prompts(clip: CLIP, prompts: Sequence[tuple[Tensor, Tensor]]) -> Tens
     """Encode several groups of (embeddings, ends) in one pass: (ΣN, dim), not normalised."""
     longest = max(int(embeddings.shape[1]) for embeddings, _ in prompts)
     padded = [nn.functional.pad(embeddings, (0, 0, 0, longest - embeddings.shape[1])) for embeddings, _ in prompts]
-    return clip.text(torch.cat(padded), torch.cat([ends for _, ends in prompts]))
+    # The tokenizer pads to the longest name, so that `longest` is where the longest prompt ends.
+    encoded: Tensor = clip.text(torch.cat(padded), torch.cat([ends for _, ends in prompts]), longest)
+    return encoded

@@ -1,0 +1,111 @@
+"""P3: a stored memory follows the tower and is drawn from.
+
+Peers: a dense covariance per class, Σ ← T Σ Tᵀ, and a Cholesky factor before anything can be drawn; batched over all
+classes, in place of the loop over classes that the reference codes have. Ours: one product per task of origin, and
+draws that are carried instead of covariances. Both in float64 throughout; each draws once from every class.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from benchmarks.harness import Row, alternate, difference, versus
+from clipcil.memory.gaussians import GaussianMemory, fit_gaussian
+from clipcil.transport import AffineMap
+
+
+class DenseMemory:
+    """Means (C, d) and covariances (C, d, d)."""
+
+    def __init__(self, groups: list[Tensor]) -> None:
+        gaussians = [fit_gaussian(group) for group in groups]
+        self.means = torch.stack([g.mean for g in gaussians])
+        self.covariances = torch.stack([g.factor @ g.factor.T for g in gaussians])
+        for covariance, gaussian in zip(self.covariances, gaussians):
+            covariance.diagonal().add_(gaussian.noise)
+
+    def transport(self, map: AffineMap) -> None:
+        self.means = self.means @ map.matrix.T + map.offset
+        self.covariances = map.matrix @ self.covariances @ map.matrix.T
+
+    def sample(self, classes: Tensor) -> Tensor:
+        factors = torch.linalg.cholesky(self.covariances)
+        noise = torch.randn(len(classes), self.means.shape[1], 1, dtype=self.means.dtype)
+        drawn: Tensor = self.means[classes] + (factors[classes] @ noise).squeeze(2)
+        return drawn
+
+    def bytes(self) -> int:
+        return sum(t.numel() * t.element_size() for t in (self.means, self.covariances))
+
+
+def near_identity(dim: int) -> AffineMap:
+    """What a tower that moved a little gives: symmetric positive definite, close to I."""
+    noise = torch.randn(dim, dim, dtype=torch.float64) / dim**0.5
+    return AffineMap(torch.eye(dim, dtype=torch.float64) + 0.02 * (noise + noise.T), 0.01 * noise[0])
+
+
+def both(tasks: int, classes: int, dim: int, count: int) -> tuple[DenseMemory, GaussianMemory]:
+    """The same history on both sides: `tasks` tasks, the tower moving before each but the first."""
+    torch.manual_seed(0)
+    ours, groups, maps = GaussianMemory(dim), [], []
+    for task in range(tasks):
+        if task:
+            maps.append(near_identity(dim))
+            ours.transport(maps[-1])
+        groups.append([torch.randn(count, dim, dtype=torch.float64) @ torch.diag(torch.rand(dim).double())
+                       for _ in range(classes // tasks)])  # fmt: skip
+        ours.add(groups[-1])
+    dense = DenseMemory([group for task in groups for group in task])
+    each = classes // tasks
+    for number, map in enumerate(maps):
+        old = slice(0, (number + 1) * each)
+        dense.means[old] = dense.means[old] @ map.matrix.T + map.offset
+        dense.covariances[old] = map.matrix @ dense.covariances[old] @ map.matrix.T
+    return dense, ours
+
+
+def moment_error(dense: DenseMemory, ours: GaussianMemory) -> float:
+    """The largest difference in any class's mean or covariance."""
+    worst = 0.0
+    for index in range(len(ours)):
+        mean, covariance = ours.moments(index)
+        worst = max(worst, difference(mean, dense.means[index]), difference(covariance, dense.covariances[index]))
+    return worst
+
+
+def run(quick: bool) -> list[Row]:
+    tasks, classes, dim, count = (4, 16, 64, 20) if quick else (10, 200, 512, 30)
+    dense, ours = both(tasks, classes, dim, count)
+    map, everyone = near_identity(dim), torch.arange(classes)
+    dense.transport(map)
+    ours.transport(map)
+    error = moment_error(dense, ours)
+    kept = dense.means.clone(), dense.covariances.clone()
+    state = {name: value.clone() for name, value in ours.state_dict().items()}
+
+    def theirs() -> None:
+        dense.means, dense.covariances = kept
+        dense.transport(map)
+        dense.sample(everyone)
+
+    def mine() -> None:
+        ours.transport(map)
+        ours.sample(everyone, torch.float64)
+
+    seconds = alternate({"theirs": theirs, "ours": mine}, repeats=5)
+    ours.load_state_dict(state)
+    dense_bytes = dense.bytes()
+    own_bytes = sum(value.numel() * value.element_size() for value in state.values())
+    what = f"{classes} classes, {tasks} tasks, d={dim}, n={count}"
+    size = Row(
+        "P3",
+        f"bytes of the memory, {what}",
+        f"{dense_bytes / 1e6:.0f} MB",
+        f"{own_bytes / 1e6:.0f} MB",
+        f"{dense_bytes / own_bytes:.1f}×",
+        "≥9×",
+        dense_bytes / own_bytes >= 9,
+        details={"bytes": {"theirs": dense_bytes, "ours": own_bytes}},
+    )
+    return [versus("P3", f"carry and draw, {what}", seconds, 20.0, error=error, tolerance=1e-10), size]

@@ -1,0 +1,152 @@
+"""P7: what a task costs as classes come: 100 tasks of 10 classes of made-up features, d = 512.
+
+DMC-OT's own code learns tasks 2, 10, 50 and 100 (one epoch of stage 2, statistics, map, transport, prompts, memory);
+the tasks between are put in place without training. The tower rests (stage 1 has no epoch) because made-up features
+have no pictures. The text tower has the shape of the embedded backbone, so that 1,000 classes of trained prompts are
+measured in seconds; its share scales with the tower, nothing else does.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import time
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from benchmarks.harness import Row, duration
+from benchmarks.p3_memory import near_identity
+from benchmarks.shapes import MINI_TEXT, SMALL_VISION, names, random_clip
+from clipcil.clip import CLIP
+from clipcil.data.stream import Task
+from clipcil.memory.gaussians import GaussianMemory
+from clipcil.methods.dmc import DMCOT, DMCOTConfig
+from clipcil.methods.training import Session, Training
+
+
+class MadeUp:
+    """Pictures that are nothing but features and labels; each reading moves them a little, as a tuned tower would."""
+
+    def __init__(self, first: int, classes: int, count: int, dim: int) -> None:
+        centres = torch.randn(classes, 1, dim)
+        self._features = (centres + 0.5 * torch.randn(classes, count, dim)).flatten(0, 1)
+        self.labels = torch.arange(first, first + classes).repeat_interleave(count)
+
+    @property
+    def features(self) -> Tensor:
+        self._features = self._features + 0.01 * torch.randn_like(self._features)
+        return self._features
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+
+class Growth:
+    """A DMC-OT that classes can be added to quickly, and whose next task can be timed."""
+
+    def __init__(self, dim: int = 512, classes: int = 10, count: int = 30, clip: CLIP | None = None) -> None:
+        torch.manual_seed(0)
+        self.dim, self.classes, self.count = dim, classes, count
+        clip = clip or random_clip(SMALL_VISION, MINI_TEXT, dim)
+        config = DMCOTConfig(stage1=Training(epochs=0), stage2=Training(epochs=1, lr=2e-3), train_old_prompts=False)
+        self.method = DMCOT(config, clip, Session())
+        self.transports: dict[int, float] = {}
+        """Seconds of one transport by the number of spaces it carried."""
+
+    def task(self) -> Task:
+        seen, number = self.method.seen, len(self.method.sizes)
+        pictures: Any = MadeUp(seen, self.classes, self.count, self.dim)
+        return Task(number, names(seen + self.classes)[seen:], pictures)
+
+    def skip(self) -> None:
+        """A task that leaves what a task leaves, without training."""
+        task, method = self.task(), self.method
+        method.grow(task.names)
+        if len(method.memory):
+            map = near_identity(self.dim)
+            start = time.perf_counter()
+            method.memory.transport(map)
+            self.transports[len(method.memory.matrices)] = time.perf_counter() - start
+        method.memory.add(method.class_features(task.pictures))
+        method.classifier = normalize(torch.randn_like(method.classifier), dim=-1)
+        method.task_texts = normalize(torch.randn_like(method.task_texts), dim=-1)
+
+    def learn(self, train_old: bool) -> float:
+        """Seconds of the next task, on a copy."""
+        method = copy.deepcopy(self.method)
+        method.config = replace(method.config, train_old_prompts=train_old)
+        task = self.task()
+        start = time.perf_counter()
+        method.learn(task)
+        return time.perf_counter() - start
+
+    def bytes(self) -> int:
+        kept = {key: value for key, value in self.method.state_dict().items() if not key.startswith("tower.")}
+        return sum(value.numel() * value.element_size() for value in kept.values())
+
+
+def slope(seconds: dict[int, float], start: int) -> float:
+    """Exponent p of seconds ≈ a·tasksᵖ between task `start` and the last."""
+    last = max(seconds)
+    return math.log(seconds[last] / seconds[start]) / math.log(last / start)
+
+
+def transport_seconds(spaces: int, classes: int, dim: int) -> float:
+    """One transport of a memory of `spaces` spaces with `classes` classes each, best of three."""
+    memory = GaussianMemory(dim)
+    for _ in range(spaces):
+        memory.transport(near_identity(dim))
+        memory.add([torch.randn(4, dim).double() for _ in range(classes)])
+    found = []
+    for _ in range(4):
+        map = near_identity(dim)
+        start = time.perf_counter()
+        memory.transport(map)
+        found.append(time.perf_counter() - start)
+    return min(found)
+
+
+def run(quick: bool) -> list[Row]:
+    marks, dim = ((2, 4), 64) if quick else ((2, 10, 50, 100), 512)
+    growth = Growth(dim)
+    frozen, trained, sizes = {}, {}, {}
+    for number in range(1, max(marks) + 1):
+        if number in marks:
+            frozen[number] = growth.learn(train_old=False)
+            trained[number] = growth.learn(train_old=True)
+        growth.skip()
+        sizes[number] = growth.bytes()
+    early, last = marks[len(marks) // 2 - 1], marks[-1]
+    per_class = {mark: sizes[mark] / (mark * growth.classes) for mark in marks}
+    few, many = transport_seconds(4, 2, dim), transport_seconds(4, 50, dim)
+    rows = []
+    for what, seconds, limit, goal in (
+        ("old prompts frozen", frozen, 0.35, "flat"),
+        ("old prompts training", trained, 1.1, "≤ linear"),
+    ):
+        power = slope(seconds, early)
+        times = ", ".join(duration(value) for value in seconds.values())
+        title = f"tasks {', '.join(map(str, marks))} of 10 classes, d={dim}, {what}"
+        result = f"{seconds[last] / seconds[early]:.2f}× from task {early}"
+        note = f"seconds ∝ tasks^{power:.2f} from task {early} to {last}"
+        details = {"seconds": seconds, "power": power}
+        rows.append(Row("P7", title, "", times, result, goal, power <= limit, note=note, details=details))
+    spaces = sorted(growth.transports)
+    carried = f"{spaces[0]} space{'s' * (spaces[0] > 1)} {duration(growth.transports[spaces[0]])}"
+    carried += f", {spaces[-1]} spaces {duration(growth.transports[spaces[-1]])}"
+    rows.append(
+        Row("P7", "transport: 50 classes a task against 2", duration(many), duration(few), f"{many / few:.2f}×",
+            "no classes·d³", many / few < 2, note=f"one product a space: {carried}",
+            details={"seconds": growth.transports, "few": few, "many": many})
+    )  # fmt: skip
+    kilobytes = ", ".join(f"{value / 1e3:.0f} kB" for value in per_class.values())
+    level = per_class[last] / per_class[early]
+    rows.append(
+        Row("P7", "bytes of state per class", "", kilobytes, f"{level:.2f}× from task {early}", "flat", level < 1.2,
+            details={"bytes": sizes})
+    )  # fmt: skip
+    return rows

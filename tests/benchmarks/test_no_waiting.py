@@ -1,0 +1,145 @@
+"""A training step asks the device for nothing; and mixed precision leaves the statistics alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from benchmarks.p2_features_once import OneTask
+from benchmarks.p7_growth import Growth
+from benchmarks.shapes import SMALL_TEXT, SMALL_VISION, random_clip
+from torch import Tensor
+
+from clipcil.clip import CLIP
+from clipcil.data.pictures import PictureSet
+from clipcil.data.reader import Reader
+from clipcil.engine.run import make_fabric, own_tower
+from clipcil.methods.dmc import DMC, DMCConfig
+from clipcil.methods.training import Session, Training, _on_device
+from clipcil.transport import bures_map
+
+WAITS = ("item", "__int__", "__float__", "__bool__", "__index__", "tolist", "numpy")
+
+
+@contextmanager
+def waits_forbidden(patch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Every way of reading a tensor's value on the host raises, as each would stop a GPU's queue."""
+
+    def refuse(name: str) -> Callable[..., Any]:
+        def read(self: Tensor, *args: Any, **kwargs: Any) -> Any:
+            raise AssertionError(f"a step read a value back by Tensor.{name}")
+
+        return read
+
+    with patch.context() as inside:
+        for name in WAITS:
+            inside.setattr(Tensor, name, refuse(name))
+        inside.setattr(torch, "tensor", refuse("tensor (a list copied to the device)"))
+        yield
+
+
+class Strict(Session):
+    """Forbids the waits inside the loss and backward of every step."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        super().__init__()
+        self.patch, self.steps = patch, 0
+
+    def fit(self, stage: str, parameters: Any, count: int, loss: Any, how: Training, each_epoch: Any = None) -> None:
+        def strict(rows: Tensor) -> Tensor:
+            self.steps += 1
+            with waits_forbidden(self.patch):
+                value: Tensor = loss(rows)
+                torch.autograd.grad(value, self._flat(parameters), retain_graph=True, allow_unused=True)
+            return value
+
+        super().fit(stage, parameters, count, strict, how, each_epoch)
+
+    @staticmethod
+    def _flat(parameters: Any) -> list[Tensor]:
+        return [p for group in parameters for p in (group["params"] if isinstance(group, dict) else [group])]
+
+
+def test_the_check_itself_notices_a_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    with waits_forbidden(monkeypatch), pytest.raises(AssertionError, match="__int__"):
+        int(torch.ones(()))
+    assert int(torch.ones(())) == 1
+
+
+@pytest.mark.parametrize("train_old", [False, True])
+def test_stage_two_never_waits(train_old: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    growth = Growth(dim=16, classes=3, count=12, clip=random_clip(SMALL_VISION, SMALL_TEXT, 16))
+    growth.skip()
+    growth.method.config = replace(growth.method.config, train_old_prompts=train_old)
+    session = Strict(monkeypatch)
+    growth.method._outside = (growth.method.clip, session)
+    growth.method.learn(growth.task())
+    assert session.steps == 2
+
+
+def test_stage_one_never_waits(tiny_clip: CLIP, monkeypatch: pytest.MonkeyPatch) -> None:
+    pixels = torch.randn(6, 3, 16, 16)
+
+    class Ready:
+        """Pictures that lie on the device."""
+
+        labels = torch.tensor([0, 0, 0, 1, 1, 1])
+        features = torch.randn(6, tiny_clip.config.dim)
+
+        def __len__(self) -> int:
+            return 6
+
+        def __getitem__(self, rows: Tensor) -> Any:
+            return type("Batch", (), {"pixels": pixels[rows]})
+
+    session = Strict(monkeypatch)
+    method = DMC(DMCConfig(stage1=Training(epochs=2, batch_size=4)), own_tower(tiny_clip), session)
+    method.learn(type("Task", (), {"names": ["fox", "boat"], "pictures": Ready()})())  # type: ignore[arg-type]
+    assert session.steps == 2 * 2 + 5
+
+
+@pytest.mark.parametrize("name", ["coop", "proof", "engine"])
+def test_other_methods_never_wait(name: str, tiny_clip: CLIP, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    task = OneTask(name, 1, tiny_clip, tmp_path, epochs=1)
+    session = Strict(monkeypatch)
+    task.method._outside = (tiny_clip, session)
+    task.ours()
+    assert session.steps >= 1
+
+
+def test_rows_on_a_device_carry_those_on_the_host(tiny_clip: CLIP) -> None:
+    rows = torch.tensor([2, 0])
+    moved = _on_device(rows, torch.device("meta"))
+    assert moved.device.type == "meta"
+    pictures = PictureSet("three", [b"", b"", b""], torch.tensor([5, 6, 7]), "three")
+    batch = Reader(tiny_clip, None).open(pictures)[moved]  # a meta tensor has no values that could be fetched
+    assert batch.labels.tolist() == [7, 5]
+    assert _on_device(rows, torch.device("cpu")) is rows
+
+
+def test_mixed_precision_leaves_statistics_and_map_in_float64() -> None:
+    found = {}
+    for precision in ("32-true", "bf16-mixed"):
+        growth = Growth(dim=16, classes=3, count=6, clip=random_clip(SMALL_VISION, SMALL_TEXT, 16))
+        growth.skip()
+        growth.method._outside = (growth.method.clip, Session(make_fabric("cpu", precision)))
+        torch.manual_seed(1)
+        growth.method.learn(growth.task())
+        found[precision] = growth.method
+    memory, mixed = found["32-true"].memory, found["bf16-mixed"].memory
+    for name in ("origin_means", "rows", "matrices", "offsets", "noises", "shrinkages"):
+        assert getattr(mixed, name).dtype == torch.float64, name
+        assert torch.equal(getattr(mixed, name), getattr(memory, name)), name
+    prompts = [method.class_prompts[-1] for method in found.values()]
+    assert not torch.equal(*prompts)  # mixed precision was on
+    assert torch.allclose(*prompts, atol=0.05)
+    with torch.autocast("cpu", torch.bfloat16):
+        map = bures_map(memory.means()[0], memory.moments(0)[1], memory.means()[1], memory.moments(1)[1])
+    plain = bures_map(memory.means()[0], memory.moments(0)[1], memory.means()[1], memory.moments(1)[1])
+    assert map.matrix.dtype == torch.float64
+    assert torch.equal(map.matrix, plain.matrix)
