@@ -70,14 +70,20 @@ def merge(*layers: Mapping[str, Any]) -> dict[str, Any]:
 def to_dict(settings: Any) -> dict[str, Any]:
     """Every setting with its value, as TOML can hold it (None is left out: TOML has no such value)."""
 
-    def plain(value: Any) -> Any:
+    hints = typing.get_type_hints(type(settings))
+
+    def plain(value: Any, hint: Any = None) -> Any:
         if dataclasses.is_dataclass(value) and not isinstance(value, type):
             return to_dict(value)
+        if hint is float and isinstance(value, int):  # a default written as 0 is the 0.0 that is read back
+            return float(value)
         if isinstance(value, tuple | list):
             return [plain(item) for item in value]
         return str(value) if isinstance(value, Path) else value
 
-    pairs = ((field.name, plain(getattr(settings, field.name))) for field in dataclasses.fields(settings))
+    pairs = (
+        (field.name, plain(getattr(settings, field.name), hints[field.name])) for field in dataclasses.fields(settings)
+    )
     return {key: value for key, value in pairs if value is not None}
 
 

@@ -20,6 +20,7 @@ from clipcil.engine.display import Display
 from clipcil.engine.run import Shared, run
 from clipcil.engine.spec import RunSpec, method_settings
 from clipcil.methods.training import Training
+from clipcil.settings import build, read_toml
 
 SAME = ("config.toml", "results.json", "matrix.csv", "predictions.csv", "steps.jsonl")
 """The files of a run that must be the same bytes however often it was stopped."""
@@ -68,6 +69,9 @@ class Runner:
 
     def run(self, method: str, out: Path, resume: bool = False, display: Display | None = None, **changes: Any) -> None:
         spec, config = self.settings(method, **changes)
+        if resume:  # as the command does: from what is kept in the folder
+            table = read_toml(out / "config.toml")
+            spec, config = build(RunSpec, table["run"]), method_settings(spec, table["method"], preset=False)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(engine, "open_dataset", lambda *_: self.data)
             run(spec, config, out, display, resume, self.shared())

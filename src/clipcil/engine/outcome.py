@@ -85,7 +85,8 @@ def check_start(out: Path, table: dict[str, Any], resume: bool) -> None:
 
 def write_start(out: Path, table: dict[str, Any]) -> None:
     """Claim the folder for this run."""
-    write_text(out / "config.toml", tomli_w.dumps(table))
+    if not (out / "config.toml").exists():
+        write_text(out / "config.toml", tomli_w.dumps(table))
     write_json(out / "environment.json", environment())
 
 
