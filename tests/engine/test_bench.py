@@ -11,6 +11,7 @@ import pytest
 from PIL import Image
 
 from clipcil.engine import bench
+from clipcil.engine import run as engine
 from clipcil.engine.bench import RESULTS, Finished, lines_of, read_log, run_grid
 from clipcil.engine.grid import Grid, Planned, data_roots, plan
 from clipcil.errors import UserError
@@ -61,19 +62,26 @@ def test_a_grid_is_stopped_and_goes_on_and_nothing_is_done_twice(
     planned = plan(small_grid(pictures), tmp_path)
     assert len({each.folder for each in planned}) == 6
 
-    def stop(spec: Any, number: int) -> None:
-        if number == 4:
-            raise KeyboardInterrupt
+    real, measured = engine.evaluate, []
 
-    done = counted(monkeypatch, stop)
+    def evaluate(*given: Any) -> Any:
+        measured.append(given)
+        if len(measured) == 8:  # the second of two tasks of the fourth run
+            raise KeyboardInterrupt
+        return real(*given)
+
+    monkeypatch.setattr(engine, "evaluate", evaluate)
+    done = counted(monkeypatch)
     with pytest.raises(KeyboardInterrupt, match="stopped in run 4 of 6; the same command goes on"):
         run_grid(planned, tmp_path)
     assert len(done) == 4 and len(read_log(tmp_path / RESULTS)) == 3
     monkeypatch.undo()
     monkeypatch.setenv("CLIPCIL_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(engine, "evaluate", evaluate)
     again = counted(monkeypatch)
     told: list[str] = []
     finished = run_grid(planned, tmp_path, told.append)
+    assert len(measured) == 8 + 1 + 2 * 2, "the first task of the run that was stopped is not measured again"
     assert again == [each.folder.name for each in planned[3:]]
     assert [line.rsplit("(", 1)[1] for line in told] == ["done before)"] * 3 + ["done)"] * 3
     lines = read_log(tmp_path / RESULTS)
