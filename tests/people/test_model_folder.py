@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import tomllib
 from pathlib import Path
 
@@ -110,7 +109,7 @@ def test_refusals(model: clipcil.Classifier, tmp_path: Path) -> None:
 def test_a_weights_name_cannot_lead_outside(model: clipcil.Classifier, tmp_path: Path) -> None:
     model.save(tmp_path / "m")
     name = read_model(tmp_path / "m").weights
-    os.replace(tmp_path / "m" / name, tmp_path / name)
+    (tmp_path / "m" / name).replace(tmp_path / name)
     edit(tmp_path / "m", name, f"../{name}")
     with pytest.raises(UserError, match="damaged or missing"):
         clipcil.load(tmp_path / "m")

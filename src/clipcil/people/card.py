@@ -19,9 +19,10 @@ def model_card(facts: Facts) -> str:
     if unknown.threshold is None:
         threshold = "No picture is called unknown: there were no held-out pictures to set a threshold on."
     else:
+        alarms = f"{unknown.false_alarms or 0:.1%}"
         threshold = (
             f"A picture whose likeliest class has less than {unknown.threshold:.1%} is called unknown. On"
-            f" {unknown.pictures} held-out pictures of known classes this was a false alarm for {unknown.false_alarms or 0:.1%}."
+            f" {unknown.pictures} held-out pictures of known classes this was a false alarm for {alarms}."
         )
     kept = (
         "It keeps features of some training pictures (exemplars), no picture itself."

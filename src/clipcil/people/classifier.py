@@ -24,7 +24,7 @@ from clipcil.files import run_lock
 from clipcil.methods.base import Method
 from clipcil.methods.registry import find_method
 from clipcil.methods.training import Session
-from clipcil.people.lesson import Lesson, long_enough, split_held_out
+from clipcil.people.lesson import Lesson, split_held_out
 from clipcil.people.model_folder import Facts, Known, read_model, read_weights, today, write_model
 from clipcil.people.predicting import BatchReader, Prediction, rank, stream_logits
 from clipcil.people.sources import TEMPLATE, Source, read_source
@@ -153,8 +153,7 @@ class Classifier:
         method.train()
         for rows, hook, names in ((new, method.learn, lesson.new), (known, method.learn_again, lesson.again)):
             if len(rows):
-                with long_enough(method, len(rows)):
-                    hook(Task(len(method.sizes), list(names), pictures(rows)))
+                hook(Task(len(method.sizes), list(names), pictures(rows)))
         method.eval()
         counts = torch.bincount(labels[train], minlength=method.seen).tolist()
         self._known += [Known(name, name, today(), 0, today()) for name in lesson.new]

@@ -1,23 +1,16 @@
-"""One lesson: what was handed over, what was held out, how long to train on it."""
+"""One lesson: what was handed over, what was held out, what came of it."""
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from clipcil.methods.base import Method
-from clipcil.methods.training import Training
 from clipcil.people.unknown import Calibration
 
 FEWEST = 5
 """Pictures from which on a class has some held out: below that every one of them is needed."""
-STEPS = 0
-"""Steps a stage takes at least."""
 
 
 @dataclass
@@ -48,20 +41,3 @@ def split_held_out(labels: Tensor) -> tuple[Tensor, Tensor]:
         count = max(1, len(rows) // 10) if len(rows) >= FEWEST else 0
         held[rows[[(2 * i + 1) * len(rows) // (2 * count) for i in range(count)]]] = True
     return torch.nonzero(~held).flatten(), torch.nonzero(held).flatten()
-
-
-@contextmanager
-def long_enough(method: Method, pictures: int) -> Iterator[None]:
-    """Inside, every stage of `method` takes at least `STEPS` steps."""
-    config = method.config
-    changes = {}
-    for spot in dataclasses.fields(config):
-        how = getattr(config, spot.name)
-        if isinstance(how, Training) and how.epochs:
-            steps = -(-pictures // how.batch_size)
-            changes[spot.name] = dataclasses.replace(how, epochs=max(how.epochs, -(-STEPS // steps)))
-    method.config = dataclasses.replace(config, **changes)
-    try:
-        yield
-    finally:
-        method.config = config

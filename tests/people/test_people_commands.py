@@ -1,0 +1,136 @@
+"""The commands as a person types them; broken input gives one line."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from pathlib import Path
+
+import pytest
+from picture_helpers import pictures, write_tree
+
+import clipcil
+from clipcil.cli import COMMANDS, main
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("people")
+    week = write_tree(folder / "week1", pictures(["airplane", "ant"]))
+    main(["learn", str(folder / "m"), str(week), "--method", "simplecil", "--quiet"])
+    return folder / "m"
+
+
+@pytest.fixture(scope="module")
+def asked(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = write_tree(tmp_path_factory.mktemp("asked"), pictures(["airplane", "ant"], test=True))
+    (root / "ant" / "bad.png").write_bytes(b"no picture")
+    return root
+
+
+def copy(model: Path, to: Path) -> str:
+    clipcil.load(model).save(to)
+    return str(to)
+
+
+def said(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> str:
+    """What a command prints on stdout; on stderr where it fails."""
+    capsys.readouterr()
+    if code:
+        with pytest.raises(SystemExit) as stop:
+            main(list(words))
+        assert stop.value.code == code
+    else:
+        main(list(words))
+    out = capsys.readouterr()
+    if code == 2:
+        assert out.err.count("\n") == 1 and "Traceback" not in out.err
+        return out.err
+    return out.out
+
+
+def test_learning_shows_what_it_does(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    week = write_tree(tmp_path / "week", pictures(["bee", "banana"]))
+    pictures(["apple"])["apple"][0].save(week / "loose.png")
+    text = said(capsys, "learn", str(tmp_path / "m"), str(week), "--method", "simplecil")
+    for words in ("banana", "new", "1 pictures in", "trained on 10 of 12", "of the 2 held out", "none of these"):
+        assert words in text
+    write_tree(tmp_path / "next", pictures(["bee", "apple"], test=True))
+    text = said(capsys, "learn", str(tmp_path / "m"), str(tmp_path / "next"))
+    assert "known: more pictures" in text and "learnt 1 new classes and more of 1; it knows 3 now" in text
+
+
+def test_predicting(model: Path, asked: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    text = said(capsys, "predict", str(model), str(asked / "airplane"), "--top", "1")
+    assert len(text.splitlines()) == 2
+    lines = said(capsys, "predict", str(model), str(asked), "--json", "--top", "2", code=1).splitlines()
+    rows = [json.loads(line) for line in lines]
+    assert len(rows) == 5 and sum("error" in row for row in rows) == 1
+    whole = [row for row in rows if "error" not in row]
+    assert all([c["name"] for c in row["classes"]] in (["ant", "airplane"], ["airplane", "ant"]) for row in whole)
+    table = list(csv.DictReader(io.StringIO(said(capsys, "predict", str(model), str(asked), "--csv", code=1))))
+    assert [row["picture"] for row in table] == [row["picture"] for row in rows]
+    assert [bool(row["error"]) for row in table] == ["error" in row for row in rows]
+    assert all(
+        row["name"] == (json_row["name"] or "") for row, json_row in zip(table, rows, strict=True) if row["name"]
+    )
+
+
+@pytest.mark.parametrize("by", ["link", "copy"])
+def test_sorting_moves_nothing(
+    model: Path, asked: Path, by: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = sorted(asked.rglob("*.png"))
+    for _ in range(2):  # the second time changes nothing
+        said(capsys, "predict", str(model), str(asked), "--folder-out", str(tmp_path / "out"), "--by", by, code=1)
+        found = list((tmp_path / "out").rglob("*.png"))
+        assert len(found) == 4 and all(path.is_symlink() == (by == "link") for path in found)
+    assert sorted(asked.rglob("*.png")) == before
+    assert sorted(path.read_bytes() for path in found) == sorted(p.read_bytes() for p in before if p.name != "bad.png")
+
+
+def test_show_rename_forget(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    own = copy(model, tmp_path / "m")
+    said(capsys, "rename", own, "ant", "fire ant")
+    text = said(capsys, "show", own)
+    assert "fire ant (taught as ant)" in text and "keeps no picture" in text and "MB on disk" in text
+    told = json.loads(said(capsys, "show", own, "--json"))
+    assert [row["name"] for row in told["classes"]] == ["airplane", "fire ant"]
+    said(capsys, "forget", own, "fire ant")
+    assert clipcil.load(own).classes == ["airplane"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["learn", "{new}", "{model}"], "has no folders"),
+        (["learn", "{new}", "{nowhere}"], "there is no folder"),
+        (["learn", "{model}", "{week}", "--method", "dmc"], "has method 'simplecil'"),
+        (["learn", "{model}", "{week}", "--set", "a=1"], "--set is for a new model"),
+        (["learn", "{new}", "{week}", "--method", "simplcil"], "did you mean 'simplecil'"),
+        (["learn", "{week}", "{week}"], "holds other things"),
+        (["predict", "{nowhere}", "x.png"], "holds no model"),
+        (["predict", "{model}", "{week}", "--json", "--csv"], "not both"),
+        (["predict", "{model}", "{week}", "--top", "0"], "top is 0"),
+        (["forget", "{model}", "aunt"], "did you mean 'ant'"),
+        (["rename", "{model}", "ant", "Airplane"], "already"),
+        (["show", "{week}"], "holds no model"),
+        (["export", "{nowhere}"], "holds no model"),
+    ],
+)
+def test_one_line_when_it_cannot_be(
+    model: Path, words: list[str], message: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    places = {"model": model, "week": model.parent / "week1", "new": tmp_path / "new", "nowhere": tmp_path / "nowhere"}
+    assert message in said(capsys, *(word.format(**places) for word in words), code=2)
+    assert not (tmp_path / "new").exists() and not (tmp_path / "nowhere").exists()
+
+
+@pytest.mark.parametrize("name", ["learn", "predict", "show", "forget", "rename", "export"])
+def test_help(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert name in COMMANDS
+    with pytest.raises(SystemExit) as stop:
+        main([name, "--help"])
+    assert stop.value.code == 0
+    assert "MODEL" in capsys.readouterr().out
