@@ -15,7 +15,9 @@ from clipcil.errors import UserError
 from clipcil.methods.rapf import RAPF, RAPFConfig, fuse, hard_pairs, round_robin, separation, spread, widening
 from clipcil.methods.training import Session
 
-QUICK = RAPFConfig(adapter=replace(FAST, epochs=10), threshold=2.1, replay_classes=3, replay_each=5, pair_each=4)
+QUICK = RAPFConfig(
+    adapter=replace(FAST, epochs=10), threshold=2.1, replay_classes=3, replay_each=5, replay_epoch=0, pair_each=4
+)
 
 
 @pytest.fixture(scope="module")
@@ -171,3 +173,15 @@ def test_checkpoint_gives_equal_logits(clip: CLIP) -> None:
 def test_fusion_share_out_of_range_is_refused() -> None:
     with pytest.raises(UserError, match="fusion"):
         RAPFConfig(fusion=1.5)
+
+
+@pytest.mark.parametrize(
+    ("pictures", "batch", "each", "classes"),
+    [(5000, 100, 20, 2), (2400, 64, 10, 5), (600, 32, 10, 10), (500, 100, 20, 19)],
+)
+def test_small_tasks_replay_as_much_as_the_authors_large_ones(
+    pictures: int, batch: int, each: int, classes: int
+) -> None:
+    """The least total gives the authors' own numbers on CIFAR-100, ImageNet-R and CUB-200, and more where tasks shrink."""
+    steps = -(-pictures // batch)
+    assert round(RAPFConfig().replay_epoch / (steps * each)) == classes
