@@ -182,6 +182,6 @@ def test_fusion_share_out_of_range_is_refused() -> None:
 def test_small_tasks_replay_as_much_as_the_authors_large_ones(
     pictures: int, batch: int, each: int, classes: int
 ) -> None:
-    """The least total gives the authors' own numbers on CIFAR-100, ImageNet-R and CUB-200, and more where tasks shrink."""
+    """The least total gives the authors' own numbers on their three datasets, and more where tasks shrink."""
     steps = -(-pictures // batch)
     assert round(RAPFConfig().replay_epoch / (steps * each)) == classes

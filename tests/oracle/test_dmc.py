@@ -16,7 +16,8 @@ from clipcil.data.reader import Reader
 from clipcil.data.stream import TaskStream
 from clipcil.engine.run import own_tower
 from clipcil.memory.gaussians import average_moments
-from clipcil.methods.dmc import DMC, DMCConfig, DMCOTConfig, clip_loss, orthogonality
+from clipcil.methods.dmc import DMC, DMCConfig, DMCOTConfig, orthogonality
+from clipcil.methods.losses import clip_loss
 from clipcil.methods.training import Session, Training
 from clipcil.methods.tuning import tuned
 from clipcil.transport import bures_map, paired_map

@@ -20,6 +20,7 @@ from clipcil.data.reader import Pictures
 from clipcil.data.stream import Task
 from clipcil.memory.gaussians import GaussianMemory, average_moments
 from clipcil.methods.base import Method
+from clipcil.methods.losses import clip_loss
 from clipcil.methods.registry import register
 from clipcil.methods.training import Session, Training
 from clipcil.methods.tuning import Tuned, tuned
@@ -301,20 +302,6 @@ class DMCOT(DMC):
     name = "dmc-ot"
     title = "DMC-OT"
     Config = DMCOTConfig
-
-
-def clip_loss(scores: Tensor, labels: Tensor) -> Tensor:
-    """Eq. (1) from the scores (B, C) of pictures against the task's class texts; labels (B,).
-
-    One frozen text serves a class, so the B texts of the batch are `count` copies of each class's: the sum over the
-    batch's texts is a sum over classes with + log count, and nothing of size B×B is encoded.
-    """
-    counts = torch.zeros(scores.shape[1], device=scores.device, dtype=scores.dtype)
-    counts = counts.index_add(0, labels, counts.new_ones(len(labels)))
-    own = scores.gather(1, labels[:, None]).squeeze(1)
-    to_texts = torch.logsumexp(scores + counts.log(), dim=1)  # a class absent from the batch adds exp(−∞) = 0
-    to_pictures = torch.logsumexp(scores, dim=0)[labels]
-    return (0.5 * (to_texts + to_pictures) - own).mean()
 
 
 def orthogonality(tasks: Tensor) -> Tensor:

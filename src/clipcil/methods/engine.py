@@ -22,7 +22,7 @@ from clipcil.data.reader import Pictures
 from clipcil.data.stream import Task
 from clipcil.memory.discriminant import DiscriminantHead
 from clipcil.methods.base import Method
-from clipcil.methods.dmc import clip_loss
+from clipcil.methods.losses import clip_loss
 from clipcil.methods.registry import register
 from clipcil.methods.training import Session, Training
 from clipcil.prompts.descriptions import Descriptions, average_by_owner, encode_descriptions

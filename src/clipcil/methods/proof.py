@@ -23,7 +23,7 @@ from clipcil.data.reader import Pictures
 from clipcil.data.stream import Task
 from clipcil.memory.exemplars import Budget, ExemplarMemory
 from clipcil.methods.base import Method
-from clipcil.methods.dmc import clip_loss
+from clipcil.methods.losses import clip_loss
 from clipcil.methods.registry import register
 from clipcil.methods.training import Session, Training
 from clipcil.prompts.templates import fill
