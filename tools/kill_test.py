@@ -3,9 +3,9 @@
     python tools/kill_test.py --kills 50
     python tools/kill_test.py --kills 10 --methods dmc-ot,rapf --seed 7
 
-Every run is a process of its own, `python -m clipcil run …`, on a handful of the embedded pictures written out as
-files. Most kills fall into learning, some into starting up. The files compared are those that a seed decides. Exit code
-1 if any of them differs by a byte.
+Every run is a process of its own, forked from one that has imported everything, on a handful of the embedded pictures
+written out as files. Most kills fall into learning, some into starting up. The files compared are those that a seed
+decides. Exit code 1 if any of them differs by a byte.
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ import os
 import random
 import selectors
 import shutil
-import subprocess
+import signal
 import sys
 import tempfile
 import time
+import traceback
 from pathlib import Path
 
 SAME = ("config.toml", "results.json", "matrix.csv", "predictions.csv", "steps.jsonl")
@@ -34,7 +35,13 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0, help="seed of the moments")
     parser.add_argument("--epochs", type=int, default=3, help="epochs of every stage")
     given = parser.parse_args()
+    import lightning_fabric  # noqa: F401  (imported late by a run; here it is imported once for all)
+    import torch
+
+    import clipcil.engine.launch  # noqa: F401
     from clipcil.methods.registry import find_method, methods
+
+    torch.set_num_threads(1)
 
     names = sorted(methods()) if given.methods == "all" else given.methods.split(",")
     settings = {name: short_settings(find_method(name).Config(), given.epochs) for name in names}
@@ -50,9 +57,11 @@ def test(work: Path, settings: dict[str, list[str]], kills: int, chance: random.
         name = list(settings)[runs % len(settings)]
         if name not in whole:
             whole[name] = learn(work, name, settings[name])
-        most = min(kills - done, -(-kills // len(settings)))  # so that every method gets its share
+        most = min(kills - done, max(1, kills // len(settings)))  # so that every method gets its share
         cut = work / f"{name}-{runs}"
-        count = kill_and_resume(work, cut, name, settings[name], whole[name], most, chance)
+        # One run in three with a cache of its own, so that preprocessing is killed as well.
+        cache = work / (f"cache-{runs}" if runs % 3 == 0 else "cache")
+        count = kill_and_resume(work, cut, cache, name, settings[name], whole[name], most, chance)
         wrong = [file for file in SAME if (work / name / file).read_bytes() != (cut / file).read_bytes()]
         done, runs, bad = done + count, runs + 1, bad + bool(wrong)
         verdict = f"DIFFERENT: {', '.join(wrong)}" if wrong else "the same bytes"
@@ -90,61 +99,90 @@ def write_pictures(folder: Path) -> None:
 
 def learn(work: Path, name: str, words: list[str]) -> float:
     """The run that nobody stops; returns its seconds from the first line it prints to its end."""
-    what = ["run", name, "--out", str(work / name), *data(work), *word_list(words)]
-    child = start(work, work / f"cache-{name}", what)
-    begun = wait_for_line(child)
-    output = child.communicate(timeout=PATIENCE)[0]
-    if child.returncode:
+    child = Child(work, work / "cache", ["run", name, "--out", str(work / name), *data(work), *word_list(words)])
+    begun = child.wait_for_line()
+    output = child.finish()
+    if child.code:
         sys.exit(f"{name} failed: {output}")
     return time.monotonic() - begun
 
 
 def kill_and_resume(
-    work: Path, out: Path, name: str, words: list[str], seconds: float, most: int, chance: random.Random
+    work: Path, out: Path, cache: Path, name: str, words: list[str], seconds: float, most: int, chance: random.Random
 ) -> int:
     """Kill and resume until a process ends by itself; returns the kills."""
-    cache = work / f"cache-{out.name}"  # its own: preprocessing is to be killed as well
     kills = 0
     while True:
         begun = (out / "config.toml").is_file()
         what = ["--resume", str(out)] if begun else [name, "--out", str(out), *data(work), *word_list(words)]
-        child = start(work, cache, ["run", *what])
+        child = Child(work, cache, ["run", *what])
         if kills < most:
             if chance.random() < 0.8:
-                wait_for_line(child)
+                child.wait_for_line()
                 time.sleep(chance.uniform(0, 0.6 * seconds))
             else:
-                time.sleep(chance.uniform(0, 3))
-            if child.poll() is None:
-                child.kill()
-                kills += 1
-        output = child.communicate(timeout=PATIENCE)[0]
-        if child.returncode == 0:
-            shutil.rmtree(cache, ignore_errors=True)
+                time.sleep(chance.uniform(0, 1))
+            kills += child.kill()
+        output = child.finish()
+        if child.code == 0:
             return kills
-        if child.returncode > 0:
-            sys.exit(f"{name}: a resumed run failed with code {child.returncode}: {output}")
+        if child.code != -signal.SIGKILL:
+            sys.exit(f"{name}: a resumed run failed with code {child.code}: {output}")
 
 
-def start(work: Path, cache: Path, words: list[str]) -> subprocess.Popen[str]:
-    environment = {**os.environ, "CLIPCIL_CACHE": str(cache), "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
-    return subprocess.Popen(
-        [sys.executable, "-m", "clipcil", *words],
-        cwd=work,
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
+class Child:
+    """`clipcil …` in a process of its own, its output in a pipe."""
+
+    def __init__(self, work: Path, cache: Path, words: list[str]) -> None:
+        self.code: int | None = None
+        self.output, end = os.pipe()
+        self.process = os.fork()
+        if self.process == 0:
+            os.environ["CLIPCIL_CACHE"] = str(cache)
+            os.chdir(work)
+            for number in (1, 2):
+                os.dup2(end, number)
+            sys.stdout = open(1, "w", buffering=1, closefd=False)  # noqa: SIM115
+            sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
+            os._exit(command(words))
+        os.close(end)
+
+    def wait_for_line(self) -> float:
+        """The moment at which it prints for the first time (or ends without)."""
+        with selectors.DefaultSelector() as selector:
+            selector.register(self.output, selectors.EVENT_READ)
+            selector.select(PATIENCE)
+        return time.monotonic()
+
+    def kill(self) -> bool:
+        """SIGKILL, if it has not ended by itself."""
+        done, status = os.waitpid(self.process, os.WNOHANG)
+        if done:
+            self.code = os.waitstatus_to_exitcode(status)
+            return False
+        os.kill(self.process, signal.SIGKILL)
+        return True
+
+    def finish(self) -> str:
+        """Wait for its end; returns what it printed."""
+        with open(self.output, errors="replace") as file:  # noqa: PTH123
+            text = file.read()
+        if self.code is None:
+            self.code = os.waitstatus_to_exitcode(os.waitpid(self.process, 0)[1])
+        return text
 
 
-def wait_for_line(child: subprocess.Popen[str]) -> float:
-    """The moment at which the child prints for the first time (or ends without)."""
-    assert child.stdout is not None
-    with selectors.DefaultSelector() as selector:
-        selector.register(child.stdout, selectors.EVENT_READ)
-        selector.select(PATIENCE)
-    return time.monotonic()
+def command(words: list[str]) -> int:
+    from clipcil.cli import main as clipcil
+
+    try:
+        clipcil(words)
+    except SystemExit as stop:
+        return stop.code if isinstance(stop.code, int) else 0
+    except BaseException:
+        traceback.print_exc()
+        return 70
+    return 0
 
 
 def data(work: Path) -> list[str]:
