@@ -46,11 +46,14 @@ def test_few_held_out_pictures() -> None:
     assert nothing.threshold is None and nothing.false_alarms is None
 
 
-def test_earlier_scores_count() -> None:
+def test_earlier_scores_count_as_far_as_they_are_needed() -> None:
     logits, labels = made_up(30)
-    low = torch.zeros(30, dtype=torch.float64)
-    both = calibrate(logits, labels, low, plain=1.0)
+    earlier = torch.cat([torch.ones(50), torch.zeros(30)]).double()  # the latest are the last
+    both = calibrate(logits, labels, earlier, plain=1.0)
     assert both.pictures == 60 and both.threshold == 0
+    logits, labels = made_up(60)
+    alone = calibrate(logits, labels, earlier, plain=1.0)
+    assert alone.pictures == 60 and alone == calibrate(logits, labels, NONE, plain=1.0)
 
 
 @pytest.mark.parametrize(

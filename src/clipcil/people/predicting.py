@@ -19,7 +19,7 @@ from clipcil.people.sources import as_picture
 from clipcil.people.unknown import probabilities
 
 BATCH = 32
-"""Pictures per pass. The last batch is filled up, so that a picture's scores do not depend on how many come with it."""
+"""Pictures per pass."""
 AHEAD = 3
 """Batches decoded ahead of the one being scored; what is in memory at any time is this many batches."""
 THREADS = 4
@@ -73,9 +73,8 @@ def stream_logits(
         results = [_outcome(future) for _, future in batch]
         whole = [result for result in results if isinstance(result, Tensor)]
         if whole:
-            filled = torch.stack(whole + [torch.zeros_like(whole[0])] * (BATCH - len(whole)))
             # Through half precision as in the cache on disk: learnt and predicted pictures are seen alike.
-            pixels = preprocess.finish(filled).half().float()
+            pixels = preprocess.finish(torch.stack(whole)).half().float()
             rows = iter(logits(reader.hold(pixels)).float().cpu())
         for (thing, _), result in zip(batch, results, strict=True):
             yield thing, next(rows) if isinstance(result, Tensor) else result

@@ -1,0 +1,112 @@
+"""Figures for `docs/people.md`: which score tells unknown pictures, lessons on real pictures, speed of predict.
+
+python benchmarks/lessons.py unknown [METHOD]     80 emoji classes learnt in four lessons, 20 never seen
+python benchmarks/lessons.py cub FOLDER [METHOD]  FOLDER/images of CUB-200: 5 lessons of 20 classes
+python benchmarks/lessons.py speed                one picture, and a folder of 1,000
+"""
+
+from __future__ import annotations
+
+import random
+import resource
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+import clipcil
+from clipcil.data.dataset import Dataset, open_dataset
+from clipcil.people.unknown import probabilities
+
+
+def auroc(known: Tensor, unknown: Tensor) -> float:
+    """The chance that a picture of a known class scores above one of an unknown class."""
+    above, equal = known[:, None] > unknown[None], known[:, None] == unknown[None]
+    return float(above.double().mean() + equal.double().mean() / 2)
+
+
+def logits_of(model: clipcil.Classifier, pictures: list[object]) -> Tensor:
+    from clipcil.people.predicting import stream_logits
+
+    rows = [row for _, row in stream_logits(pictures, model._reader, model._method.logits)]
+    return torch.stack(rows)  # type: ignore[arg-type]
+
+
+def report(model: clipcil.Classifier, asked: list[tuple[str, object]]) -> None:
+    logits = logits_of(model, [picture for _, picture in asked])
+    place = {name: index for index, name in enumerate(model.classes)}
+    labels = torch.tensor([place.get(name, -1) for name, _ in asked])
+    known = labels >= 0
+    likeliest = probabilities(logits, model.calibration.temperature).max(dim=1).values
+    right = (logits[known].argmax(1) == labels[known]).double().mean()
+    print(f"accuracy over {len(place)} classes: {right:.1%} of {int(known.sum())} new pictures")
+    for name, score in (("highest probability", likeliest), ("highest logit", logits.max(dim=1).values)):
+        print(f"AUROC by {name}: {auroc(score[known], score[~known]):.3f}")
+    below = (likeliest < (model.calibration.threshold or 0)).double()
+    print(f"called unknown: {below[known].mean():.1%} of known classes, {below[~known].mean():.1%} of unknown ones")
+
+
+def unknown(method: str = "dmc-ot") -> None:
+    data = open_dataset("emoji")
+    order = torch.randperm(100, generator=torch.Generator().manual_seed(3))
+    model = clipcil.Classifier(method)
+    for classes in order[:80].split(20):
+        rows = torch.isin(data.train.labels, classes).nonzero().flatten()
+        lesson = model.learn(Dataset("emoji", data.classes, data.train.subset(rows), data.test, data.templates))
+        print(f"held-out accuracy {lesson.accuracy:.1%}, threshold {lesson.calibration.threshold:.3f}", flush=True)
+    labels = data.test.labels.tolist()
+    report(model, [(data.classes[label], data.test.image(row)) for row, label in enumerate(labels)])
+
+
+def cub(folder: str, method: str = "dmc-ot") -> None:
+    folders = sorted((Path(folder) / "images").iterdir())
+    random.Random(0).shuffle(folders)
+    model, asked = clipcil.Classifier(method), []
+    for first in range(0, 100, 20):
+        lesson = {}
+        for path in folders[first : first + 20]:
+            files = sorted(path.iterdir())
+            random.Random(1).shuffle(files)
+            name = path.name[4:].replace("_", " ")
+            lesson[name] = files[:-10]
+            asked += [(name, file) for file in files[-10:]]
+        told = model.learn(lesson)
+        print(f"held-out accuracy {told.accuracy:.1%}, threshold {told.calibration.threshold:.3f}", flush=True)
+    asked += [("", file) for path in folders[100:150] for file in sorted(path.iterdir())[:5]]
+    report(model, asked)
+
+
+def speed() -> None:
+    data = open_dataset("emoji")
+    model = clipcil.Classifier("simplecil")
+    model.learn({name: [data.train.image(row)] for row, name in ((0, "a"), (1, "b"))})
+    image = data.train.image(2).resize((640, 480))
+    model.predict([image])
+    times = []
+    for _ in range(20):
+        start = time.perf_counter()
+        model.predict([image])
+        times.append(time.perf_counter() - start)
+    print(f"one picture: {1000 * sorted(times)[10]:.0f} ms (median of 20)")
+    with tempfile.TemporaryDirectory() as folder:
+        files = [Path(folder) / f"{number}.jpg" for number in range(1000)]
+        for file in files:
+            image.save(file)
+        peak = {}
+        for count in (200, 1000):
+            start = time.perf_counter()
+            found = sum(1 for _ in model.predict_stream(files[:count]))
+            seconds = time.perf_counter() - start
+            peak[count] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+            print(f"{found} JPEGs of 640×480: {found / seconds:.0f} pictures/s, peak memory {peak[count]:.0f} MB")
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    tasks = {"unknown": unknown, "cub": cub, "speed": speed}
+    if len(sys.argv) < 2 or sys.argv[1] not in tasks:
+        sys.exit(__doc__)
+    tasks[sys.argv[1]](*sys.argv[2:])  # type: ignore[operator]
