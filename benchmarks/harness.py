@@ -95,8 +95,8 @@ def versus(name: str, step: str, seconds: Mapping[str, float], at_least: float |
     ratio = seconds["theirs"] / seconds["ours"]
     goal: dict[str, Any] = {} if at_least is None else {"goal": f"≥{at_least:g}×", "met": ratio >= at_least}
     details = {"seconds": dict(seconds), "ratio": ratio} | rest.pop("details", {})
-    times = duration(seconds["theirs"]), duration(seconds["ours"])
-    return Row(name, step, *times, f"{ratio:.1f}×", details=details, **goal, **rest)
+    theirs, ours = duration(seconds["theirs"]), duration(seconds["ours"])
+    return Row(name, step, theirs, ours, f"{ratio:.1f}×", details=details, **goal, **rest)
 
 
 def machine() -> dict[str, Any]:

@@ -56,7 +56,7 @@ class Step:
         self.prompts.grad = None
         scores = self.clip.scale * self.features @ normalize(encoded, dim=-1).T
         torch.autograd.backward(cross_entropy(scores, self.labels))
-        gradient: Tensor = self.prompts.grad
+        (gradient,) = (p.grad for p in [self.prompts] if p.grad is not None)
         return gradient.clone()
 
 

@@ -93,7 +93,7 @@ def run(quick: bool) -> list[Row]:
         ours.transport(map)
         ours.sample(everyone, torch.float64)
 
-    seconds = alternate({"theirs": theirs, "ours": mine}, repeats=5)
+    seconds = alternate({"theirs": theirs, "ours": mine}, repeats=3)
     ours.load_state_dict(state)
     dense_bytes = dense.bytes()
     own_bytes = sum(value.numel() * value.element_size() for value in state.values())

@@ -62,6 +62,7 @@ class GaussianMemory(nn.Module):
         self._samplers: dict[torch.dtype, Sampler] = {}
         self._shrunk_rows: dict[torch.dtype, Tensor] = {}  # √(1−ρ) B
         self._means: Tensor | None = None
+        self._squared: tuple[int, Tensor] | None = None
 
     def __len__(self) -> int:
         return len(self.origin_means)
@@ -90,8 +91,9 @@ class GaussianMemory(nn.Module):
             raise ValueError(f"a map of shape {tuple(matrix.shape)} cannot carry features of {self._dim} dimensions")
         old = len(self.matrices)
         total = old + bool((self.space_of == old).any())
-        matrices = matrix.expand(total, -1, -1).clone()
+        matrices = matrix.new_empty(total, *matrix.shape)
         torch.matmul(matrix, self.matrices, out=matrices[:old])
+        matrices[old:] = matrix
         self.offsets = torch.cat([self.offsets @ matrix.T + offset, offset.expand(total - old, -1)])
         self.matrices = matrices
         self._forget_derived(rows=False)
@@ -102,7 +104,7 @@ class GaussianMemory(nn.Module):
         cov = (1 - self.shrinkages[index]) * (summary.rows.T @ summary.rows)
         space = int(self.space_of[index])
         if space < len(self.matrices):
-            cov += self.noises[index] * (self.matrices[space] @ self.matrices[space].T)
+            cov += self.noises[index] * self._square(space)
         else:
             cov.diagonal().add_(self.noises[index])
         return summary.mean.clone(), cov
@@ -197,6 +199,13 @@ class GaussianMemory(nn.Module):
         stored = stored[stored > SPREAD_FLOOR * self.origin_means.square().mean(1)]
         return stored.mean() if len(stored) else torch.stack([floor_level(s.mean) for s in summaries]).mean()
 
+    def _square(self, space: int) -> Tensor:
+        """M Mᵀ of a space, kept until another is asked for: classes of a task are asked for one after another, and a
+        d³ product for each of them would be the dearest thing in measuring the drift of many."""
+        if self._squared is None or self._squared[0] != space:
+            self._squared = space, self.matrices[space] @ self.matrices[space].T
+        return self._squared[1]
+
     def _carried(self, index: int) -> Summary:
         """The unshrunk statistics of a class in today's space."""
         start, space = int(self.ranks[:index].sum()), int(self.space_of[index])
@@ -222,7 +231,7 @@ class GaussianMemory(nn.Module):
 
     def _forget_derived(self, rows: bool = True) -> None:
         """Drop what was computed from the state; `rows=False` where only maps changed and the classes did not."""
-        self._means = None
+        self._means = self._squared = None
         self._samplers.clear()
         if rows:
             self._shrunk_rows.clear()
