@@ -48,7 +48,7 @@ def run(quick: bool) -> list[Row]:
     left, right = torch.randn(side, side), torch.randn(side, side)
     rows = []
     for name, clip, batch, repeats in (
-        ("B/16-shaped tower", None if quick else random_clip(B16_VISION, SMALL_TEXT), 16, 3),
+        ("B/16-shaped tower", None if quick else random_clip(B16_VISION, SMALL_TEXT), 16, 2),
         ("embedded tower", load_clip("mini"), 32, 5 if quick else 60),
     ):
         if clip is None:

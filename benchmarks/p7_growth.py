@@ -2,8 +2,9 @@
 
 DMC-OT's own code learns tasks 2, 10, 50 and 100 (one epoch of stage 2, statistics, map, transport, prompts, memory);
 the tasks between are put in place without training. The tower rests (stage 1 has no epoch) because made-up features
-have no pictures. The text tower has the shape of the embedded backbone, so that 1,000 classes of trained prompts are
-measured in seconds; its share scales with the tower, nothing else does.
+have no pictures. Where the old prompts are frozen the text tower has the shape of ViT-B/16's, as d has. Where they
+train, it has the shape of the embedded one: 1,000 classes through the large one take minutes a step on two cores, and
+only the constant would differ.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from torch.nn.functional import normalize
 
 from benchmarks.harness import Row, duration, stopwatch
 from benchmarks.p3_memory import near_identity
-from benchmarks.shapes import MINI_TEXT, SMALL_VISION, names, random_clip
+from benchmarks.shapes import B16_TEXT, MINI_TEXT, SMALL_TEXT, SMALL_VISION, names, random_clip
 from clipcil.clip import CLIP
 from clipcil.data.stream import Task
 from clipcil.memory.gaussians import GaussianMemory
@@ -76,11 +77,11 @@ class Growth:
         pictures: Any = MadeUp(seen, self.classes, self.count, self.dim)
         return Task(number, names(seen + self.classes)[seen:], pictures)
 
-    def skip(self) -> None:
-        """A task that leaves what a task leaves, without training."""
+    def skip(self, carry: bool = True) -> None:
+        """A task that leaves what a task leaves, without training; unless `carry`, the tower did not move."""
         task, method = self.task(), self.method
         method.grow(task.names)
-        if len(method.memory):
+        if carry and len(method.memory):
             map = near_identity(self.dim)
             start = time.perf_counter()
             method.memory.transport(map)
@@ -128,20 +129,22 @@ def transport_seconds(spaces: int, classes: int, dim: int) -> float:
 
 def run(quick: bool) -> list[Row]:
     marks, dim = ((2, 4), 64) if quick else ((2, 10, 50, 100), 512)
-    growth = Growth(dim)
+    text = SMALL_TEXT if quick else B16_TEXT
+    growth, trained = Growth(dim, clip=random_clip(SMALL_VISION, text, dim)), Growth(dim)
     sides: dict[bool, dict[int, float]] = {False: {}, True: {}}
     maps, sizes = {}, {}
-    growth.learn(train_old=True)  # what is done once in a process is done here
+    trained.learn(train_old=True)  # what is done once in a process is done here
     for number in range(1, max(marks) + 1):
         if number in marks:
-            for train_old, seconds in sides.items():
-                seconds[number], maps[number] = growth.learn(train_old)
+            sides[False][number], maps[number] = growth.learn(train_old=False)
+            sides[True][number], _ = trained.learn(train_old=True)
         growth.skip()
+        trained.skip(carry=False)
         sizes[number] = growth.bytes()
     early, last = marks[len(marks) // 2 - 1], marks[-1]
     rows = []
     for train_old, what, most, goal in (
-        (False, "old prompts frozen", 0.25, "flat"),
+        (False, "old prompts frozen", 0.15, "flat"),
         (True, "old prompts training", 1.1, "≤ linear"),
     ):
         seconds = sides[train_old]
