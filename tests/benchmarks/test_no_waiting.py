@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -104,8 +103,8 @@ def test_stage_one_never_waits(tiny_clip: CLIP, monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize("name", ["coop", "proof", "engine"])
-def test_other_methods_never_wait(name: str, tiny_clip: CLIP, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    task = OneTask(name, 1, tiny_clip, tmp_path, epochs=1)
+def test_other_methods_never_wait(name: str, tiny_clip: CLIP, monkeypatch: pytest.MonkeyPatch) -> None:
+    task = OneTask(name, 1, tiny_clip, epochs=1)
     session = Strict(monkeypatch)
     task.method._outside = (tiny_clip, session)
     task.ours()

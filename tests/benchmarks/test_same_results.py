@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 import torch
 from benchmarks.harness import difference
@@ -18,12 +14,6 @@ from clipcil.clip import CLIP
 from clipcil.memory.herding import herd
 
 
-@pytest.fixture(scope="module")
-def folder() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory() as name:
-        yield Path(name)
-
-
 @pytest.mark.parametrize("weight_gradients", [True, False])
 def test_prompt_gradients(weight_gradients: bool) -> None:
     step = p1_prompt_step.Step(random_clip(SMALL_VISION, SMALL_TEXT), classes=7, length=4, batch=5)
@@ -34,27 +24,27 @@ def test_prompt_gradients(weight_gradients: bool) -> None:
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_features_once_or_at_every_step(name: str, tiny_clip: CLIP, folder: Path) -> None:
+def test_features_once_or_at_every_step(name: str, tiny_clip: CLIP) -> None:
     """The second task, so that there are exemplars and things to replay."""
     settings = {"image_weight": 0.0} if name == "engine" else {}
     sides = {}
     for side in ("ours", "theirs"):
-        task = OneTask(name, 1, tiny_clip, folder, epochs=2, **settings)
+        task = OneTask(name, 1, tiny_clip, epochs=2, **settings)
         sides[side] = getattr(task, side)()
     assert sides["ours"].shape == (40, 20)
     assert difference(sides["ours"], sides["theirs"]) < 1e-3
 
 
-def test_the_peers_way_encodes_every_picture_in_every_epoch(tiny_clip: CLIP, folder: Path) -> None:
+def test_the_peers_way_encodes_every_picture_in_every_epoch(tiny_clip: CLIP) -> None:
     passes: list[int] = []
     handle = tiny_clip.vision.register_forward_hook(lambda tower, given, output: passes.append(len(given[0])))
     try:
         memory = {"pictures": 2, "per": "class"}
-        task = OneTask("coop", 1, tiny_clip, folder, epochs=3, memory=memory)
+        task = OneTask("coop", 1, tiny_clip, epochs=3, memory=memory)
         passes.clear()
         task.theirs()
         theirs = sum(passes)
-        task = OneTask("coop", 1, tiny_clip, folder, epochs=3, memory=memory)
+        task = OneTask("coop", 1, tiny_clip, epochs=3, memory=memory)
         passes.clear()
         task.ours()
         ours = sum(passes)
