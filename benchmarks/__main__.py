@@ -54,7 +54,9 @@ def main() -> int:
             for row in found:
                 row.goal, row.met = "", None
         rows += found
-        print(f"{name} took {time.perf_counter() - start:.1f} s", file=sys.stderr)
+        for row in found:
+            print("  ".join(cell for cell in row.cells() if cell), file=sys.stderr, flush=True)
+        print(f"{name} took {time.perf_counter() - start:.1f} s", file=sys.stderr, flush=True)
     print(table(rows))
     if given.json:
         given.json.write_text(json.dumps({"machine": about, "rows": [row.as_dict() for row in rows]}, indent=1) + "\n")
