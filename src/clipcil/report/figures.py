@@ -64,7 +64,7 @@ def forgetting(groups: Sequence[Group], theme: Theme) -> bytes:
     """Best accuracy so far − accuracy at the end, the mean over tasks but the last."""
     groups = best(groups, 2 * MOST_LINES)
     with figure_style(theme) as pyplot:
-        figure, axes = pyplot.subplots(figsize=(WIDTH, 0.9 + 0.32 * len(groups)))
+        figure, axes = pyplot.subplots(figsize=(WIDTH, 0.9 + _bar(groups) * len(groups)))
         for place, (group, (look, _)) in enumerate(zip(groups, _looks(groups), strict=True)):
             spread = group.spread(lambda run: float(run.values["forgetting"]))
             colour = look.colour(theme)
@@ -115,7 +115,7 @@ def seconds(groups: Sequence[Group], theme: Theme) -> bytes:
     parts = [_phases(group) for group in groups]
     names = list(dict.fromkeys(name for phases in parts for name in phases))
     with figure_style(theme) as pyplot:
-        height = 1.2 + 0.32 * len(groups) + 0.2 * -(-len(names) // 3)
+        height = 1.2 + _bar(groups) * len(groups) + 0.2 * -(-len(names) // 3)
         figure, axes = pyplot.subplots(figsize=(WIDTH, height))
         left = np.zeros(len(groups))
         for index, name in enumerate(names):
@@ -193,6 +193,11 @@ def _looks(groups: Sequence[Group]) -> list[tuple[Look, str]]:
         marker = look.marker if not variant else MARKERS[variant % len(MARKERS)]
         looks.append((look._replace(marker=marker), DASHES[variant % len(DASHES)]))
     return looks
+
+
+def _bar(groups: Sequence[Group]) -> float:
+    """Inches for one bar: room for the lines of the longest label."""
+    return 0.17 + 0.15 * max(1 + _wrap(group.label).count("\n") for group in groups)
 
 
 def _wrap(label: str, width: int = 22) -> str:
