@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import stat
+import struct
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -102,7 +103,7 @@ def _upright(image: Image.Image) -> Image.Image:
     """Turned as its EXIF tag says; a damaged tag is no reason to refuse a whole picture."""
     try:
         return ImageOps.exif_transpose(image)
-    except Exception:
+    except (ArithmeticError, AttributeError, LookupError, OSError, SyntaxError, TypeError, ValueError, struct.error):
         return image
 
 
