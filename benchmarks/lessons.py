@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 import clipcil
+from clipcil.classifier.unknown import probabilities
 from clipcil.data.dataset import Dataset, open_dataset
-from clipcil.people.unknown import probabilities
 
 
 def auroc(known: Tensor, unknown: Tensor) -> float:
@@ -29,7 +29,7 @@ def auroc(known: Tensor, unknown: Tensor) -> float:
 
 
 def logits_of(model: clipcil.Classifier, pictures: list[object]) -> Tensor:
-    from clipcil.people.predicting import stream_logits
+    from clipcil.classifier.predicting import stream_logits
 
     rows = [row for _, row in stream_logits(pictures, model._reader, model._method.logits)]
     return torch.stack(rows)  # type: ignore[arg-type]

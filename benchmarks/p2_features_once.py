@@ -32,13 +32,13 @@ from clipcil.data.orders import class_order
 from clipcil.data.pictures import PictureSet
 from clipcil.data.reader import Pictures, Reader
 from clipcil.data.stream import Task, TaskStream, task_sizes
-from clipcil.engine.evaluate import BATCH
-from clipcil.engine.spec import RunSpec, method_settings
+from clipcil.experiment.evaluate import BATCH
+from clipcil.experiment.spec import RunSpec, method_settings
 from clipcil.memory.exemplars import ExemplarMemory
 from clipcil.methods.base import Method
 from clipcil.methods.registry import find_method
-from clipcil.methods.training import Session
 from clipcil.prompts.templates import encode_classes
+from clipcil.training.loop import Session
 
 NUMBER = 3
 """Which task is timed, from 0."""

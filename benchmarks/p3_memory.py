@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from benchmarks.harness import Row, alternate, difference, versus
+from clipcil.calibration.optimal_transport import AffineMap
 from clipcil.memory.gaussians import GaussianMemory, fit_gaussian
-from clipcil.transport import AffineMap
 
 
 class DenseMemory:

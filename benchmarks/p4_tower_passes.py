@@ -9,9 +9,9 @@ from typing import Any
 
 from benchmarks.harness import Row
 from clipcil.clip import CLIP
-from clipcil.engine.run import Shared
-from clipcil.engine.run import run as run_engine
-from clipcil.engine.spec import RunSpec, method_settings
+from clipcil.experiment.run import Shared
+from clipcil.experiment.run import run as run_engine
+from clipcil.experiment.spec import RunSpec, method_settings
 
 
 def count_passes(

@@ -15,7 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from benchmarks.harness import Row, alternate, duration
 from benchmarks.shapes import B16_VISION, SMALL_TEXT, random_clip
 from clipcil.clip import CLIP, load_clip
-from clipcil.methods.losses import clip_loss
+from clipcil.training.losses import clip_loss
 
 
 class Stage1:

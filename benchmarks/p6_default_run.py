@@ -56,9 +56,9 @@ def main(folder: Path, tasks: int | None) -> None:
     from clipcil.clip.text import TextTower
     from clipcil.clip.trunk import Trunk
     from clipcil.clip.vision import VisionTower
-    from clipcil.engine.run import run as run_engine
-    from clipcil.engine.spec import RunSpec, method_settings
-    from clipcil.methods.training import Session
+    from clipcil.experiment.run import run as run_engine
+    from clipcil.experiment.spec import RunSpec, method_settings
+    from clipcil.training.loop import Session
 
     inside: dict[str, float] = {}
     clock(Trunk, "forward", inside, "trunk")

@@ -28,7 +28,7 @@ from clipcil.clip import CLIP
 from clipcil.data.stream import Task
 from clipcil.memory.gaussians import GaussianMemory
 from clipcil.methods.dmc import DMCOT, DMCOTConfig
-from clipcil.methods.training import Monitor, Session, Training
+from clipcil.training.loop import Monitor, Session, Training
 
 
 class MadeUp:

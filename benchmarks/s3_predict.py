@@ -8,8 +8,8 @@ from pathlib import Path
 import torch
 
 from benchmarks.harness import Row, alternate, duration
+from clipcil.classifier.classifier import Classifier
 from clipcil.data.dataset import open_dataset
-from clipcil.people.classifier import Classifier
 
 
 def run(quick: bool) -> list[Row]:

@@ -9,23 +9,17 @@ from pathlib import Path
 
 import pytest
 
-SOURCE = Path(__file__).parent.parent / "src" / "clipcil"
-ORDER = (
-    "errors",
-    "files",
-    "settings",
-    "paper",
-    "clip",
-    "data",
-    "transport",
-    "memory",
-    "prompts",
-    "methods",
-    "report",
-    "engine",
-)
-RANK = {room: rank for rank, room in enumerate((*ORDER, "people", "commands", "cli"))}
-LEAVES = {"errors", "files", "settings", "__init__"}
+ROOT = Path(__file__).parent.parent
+SOURCE = ROOT / "src" / "clipcil"
+
+
+def listed_rooms() -> list[str]:
+    """The rooms in the order of the tree in CONTRIBUTING."""
+    tree = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").split("src/clipcil/\n")[1].split("```")[0]
+    return [line.split()[0].rstrip("/").removesuffix(".py") for line in tree.splitlines() if line.strip()]
+
+
+RANK = {room: rank for rank, room in enumerate(listed_rooms())}
 
 
 def room_of(path: Path) -> str:
@@ -48,8 +42,16 @@ MODULES = sorted(path for path in SOURCE.rglob("*.py") if room_of(path) not in (
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(SOURCE)))
 def test_doors_open_one_way(path: Path) -> None:
     own = room_of(path)
-    wrong = {room for room in imports_of(path) - LEAVES - {own} if RANK[room] >= RANK[own]}
+    wrong = {room for room in imports_of(path) - {own} if RANK[room] >= RANK[own]}
     assert not wrong, f"{own} must not import {wrong}"
+
+
+def test_the_tree_in_contributing_is_what_is_on_disk() -> None:
+    hidden = {"__init__", "__main__", "py", "__pycache__"}  # py.typed marks the package as typed
+    found = {
+        path.name.split(".")[0] for path in SOURCE.iterdir() if path.is_file() or any(path.rglob("*.[pt][yo]*"))
+    } - hidden
+    assert found == set(RANK)
 
 
 def loaded_by(statement: str) -> set[str]:

@@ -38,7 +38,7 @@ def main() -> int:
     import lightning_fabric  # noqa: F401  (imported late by a run; here it is imported once for all)
     import torch
 
-    import clipcil.engine.launch  # noqa: F401
+    import clipcil.experiment.launch  # noqa: F401
     from clipcil.methods.registry import find_method, methods
 
     torch.set_num_threads(1)
@@ -76,7 +76,7 @@ def test(work: Path, settings: dict[str, list[str]], kills: int, chance: random.
 
 def short_settings(config: object, epochs: int) -> list[str]:
     """`stage1.epochs=3 stage1.batch_size=8 …` for every stage the method has."""
-    from clipcil.methods.training import Training
+    from clipcil.training.loop import Training
 
     fields = [field.name for field in dataclasses.fields(config)]  # type: ignore[arg-type]
     stages = [name for name in fields if isinstance(getattr(config, name), Training)]

@@ -8,13 +8,13 @@ __version__ = "0.1.0"
 __all__ = ["Classifier", "Prediction", "__version__", "load"]
 
 if TYPE_CHECKING:
-    from clipcil.people.classifier import Classifier, load
-    from clipcil.people.predicting import Prediction
+    from clipcil.classifier.classifier import Classifier, load
+    from clipcil.classifier.predicting import Prediction
 
 _WHERE = {
-    "Classifier": "clipcil.people.classifier",
-    "load": "clipcil.people.classifier",
-    "Prediction": "clipcil.people.predicting",
+    "Classifier": "clipcil.classifier.classifier",
+    "load": "clipcil.classifier.classifier",
+    "Prediction": "clipcil.classifier.predicting",
 }
 
 

@@ -12,7 +12,7 @@ from benchmarks.p7_growth import Growth
 from benchmarks.shapes import SMALL_TEXT, SMALL_VISION, random_clip
 
 from clipcil.clip import CLIP
-from clipcil.engine.spec import RunSpec
+from clipcil.experiment.spec import RunSpec
 
 FROZEN = {"simplecil": {}, "zero-shot": {}, "rapf": {"adapter": {"epochs": 1}}, "coop": {"train": {"epochs": 1}}}
 

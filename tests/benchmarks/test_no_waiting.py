@@ -14,13 +14,13 @@ from benchmarks.p7_growth import Growth
 from benchmarks.shapes import SMALL_TEXT, SMALL_VISION, random_clip
 from torch import Tensor
 
+from clipcil.calibration.optimal_transport import bures_map
 from clipcil.clip import CLIP
 from clipcil.data.pictures import PictureSet
 from clipcil.data.reader import Reader
-from clipcil.engine.run import make_fabric, own_tower
+from clipcil.experiment.run import make_fabric, own_tower
 from clipcil.methods.dmc import DMC, DMCConfig
-from clipcil.methods.training import Session, Training, _on_device
-from clipcil.transport import bures_map
+from clipcil.training.loop import Session, Training, _on_device
 
 WAITS = ("item", "__int__", "__float__", "__bool__", "__index__", "tolist", "numpy")
 

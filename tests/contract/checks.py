@@ -15,10 +15,10 @@ from clipcil.data.dataset import Dataset
 from clipcil.data.pictures import PictureSet
 from clipcil.data.reader import Reader
 from clipcil.data.stream import TaskStream
-from clipcil.engine.checkpoint import load_tensors, method_state, restore_method, save_tensors
-from clipcil.engine.run import own_tower
+from clipcil.experiment.checkpoint import load_tensors, method_state, restore_method, save_tensors
+from clipcil.experiment.run import own_tower
 from clipcil.methods.base import Method
-from clipcil.methods.training import Session, Training
+from clipcil.training.loop import Session, Training
 
 
 def quick(config: Any) -> Any:

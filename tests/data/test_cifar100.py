@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from made_up import make_tar, shared_data
 
-from clipcil.data import cifar_python
-from clipcil.data.cifar_python import ARCHIVE, _load
+from clipcil.data import cifar_pickle
+from clipcil.data.cifar_pickle import ARCHIVE, _load
 from clipcil.data.dataset import open_dataset
 from clipcil.errors import UserError
 
@@ -62,7 +62,7 @@ def made_up() -> dict[str, bytes]:
 def official(monkeypatch: pytest.MonkeyPatch) -> dict[str, bytes]:
     contents = made_up()
     sums = {name: hashlib.md5(content).hexdigest() for name, content in contents.items()}
-    monkeypatch.setattr(cifar_python, "MD5", {**cifar_python.MD5, **sums})
+    monkeypatch.setattr(cifar_pickle, "MD5", {**cifar_pickle.MD5, **sums})
     return contents
 
 
@@ -77,8 +77,8 @@ def test_folder_and_archive(tmp_path: Path, official: dict[str, bytes], monkeypa
     folder = write(tmp_path / "cifar-100-python", official)
     (tmp_path / "a").mkdir()
     archive = make_tar(tmp_path / "a" / ARCHIVE, [(f"cifar-100-python/{name}", official[name]) for name in official])
-    sums = {**cifar_python.MD5, ARCHIVE: hashlib.md5(archive.read_bytes()).hexdigest()}
-    monkeypatch.setattr(cifar_python, "MD5", sums)
+    sums = {**cifar_pickle.MD5, ARCHIVE: hashlib.md5(archive.read_bytes()).hexdigest()}
+    monkeypatch.setattr(cifar_pickle, "MD5", sums)
     for root in (folder, tmp_path, archive, archive.parent):
         data = open_dataset("cifar100", root)
         assert data.classes[:2] == ["class 0", "class 1"]
@@ -125,7 +125,7 @@ def test_missing_and_partial(tmp_path: Path) -> None:
 
 def test_an_archive_without_its_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     archive = make_tar(tmp_path / ARCHIVE, [("cifar-100-python/train", b"x")])
-    sums = {**cifar_python.MD5, ARCHIVE: hashlib.md5(archive.read_bytes()).hexdigest()}
-    monkeypatch.setattr(cifar_python, "MD5", sums)
+    sums = {**cifar_pickle.MD5, ARCHIVE: hashlib.md5(archive.read_bytes()).hexdigest()}
+    monkeypatch.setattr(cifar_pickle, "MD5", sums)
     with pytest.raises(UserError, match="cannot be read"):
         open_dataset("cifar100", tmp_path)

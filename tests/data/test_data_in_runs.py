@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from made_up import class_tree
 
-from clipcil.engine.display import Display
-from clipcil.engine.run import Shared, run
-from clipcil.engine.spec import RunSpec, as_table, method_settings
 from clipcil.errors import UserError
+from clipcil.experiment.display import Display
+from clipcil.experiment.run import Shared, run
+from clipcil.experiment.spec import RunSpec, as_table, method_settings
 from clipcil.settings import build, read_toml
 
 

@@ -9,8 +9,8 @@ import pyarrow.parquet as pq
 import pytest
 from made_up import encoded, write_lines
 
-from clipcil.data import hub_set
 from clipcil.data.dataset import Dataset, open_dataset
+from clipcil.data.datasets import hub as hub_set
 from clipcil.errors import UserError
 
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from made_up import picture, shared_data, write_lines
 
-from clipcil.data.clips import Clip, middles, read_frames
 from clipcil.data.dataset import Dataset, open_dataset
+from clipcil.data.video import Clip, middles, read_frames
 from clipcil.errors import UserError
 
 

@@ -14,13 +14,13 @@ import torch
 
 from clipcil.clip import CLIP
 from clipcil.data.dataset import Dataset, open_dataset
-from clipcil.engine import checkpoint
-from clipcil.engine import run as engine
-from clipcil.engine.display import Display
-from clipcil.engine.run import Shared, run
-from clipcil.engine.spec import RunSpec, method_settings
-from clipcil.methods.training import Training
+from clipcil.experiment import checkpoint
+from clipcil.experiment import run as engine
+from clipcil.experiment.display import Display
+from clipcil.experiment.run import Shared, run
+from clipcil.experiment.spec import RunSpec, method_settings
 from clipcil.settings import build, read_toml
+from clipcil.training.loop import Training
 
 SAME = ("config.toml", "results.json", "matrix.csv", "predictions.csv", "steps.jsonl")
 """The files of a run that must be the same bytes however often it was stopped."""

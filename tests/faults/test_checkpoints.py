@@ -11,8 +11,8 @@ import pytest
 import torch
 from short_runs import Killed, Runner, Told, digest, stop_after
 
-from clipcil.engine.checkpoint import load_tensors, save_tensors
 from clipcil.errors import UserError
+from clipcil.experiment.checkpoint import load_tensors, save_tensors
 from clipcil.files import sha256
 
 

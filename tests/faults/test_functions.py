@@ -17,11 +17,11 @@ from hypothesis import strategies as st
 from clipcil.cli import _gather, _one_line, main
 from clipcil.data.orders import class_order
 from clipcil.data.stream import task_sizes
-from clipcil.engine.checkpoint import first_difference
 from clipcil.errors import UserError
+from clipcil.experiment.checkpoint import first_difference
 from clipcil.methods.registry import methods
-from clipcil.methods.training import Training
 from clipcil.settings import build, merge, override, parse_words, to_dict
+from clipcil.training.loop import Training
 
 keys = st.text(st.characters(categories=("Ll", "Lu", "Nd"), include_characters="_"), min_size=1, max_size=8)
 scalars = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=12)

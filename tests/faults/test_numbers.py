@@ -14,12 +14,12 @@ from short_runs import Runner, few_classes
 
 from clipcil.clip import CLIP
 from clipcil.data.dataset import Dataset
-from clipcil.engine import run as engine
-from clipcil.engine.checkpoint import load_tensors
-from clipcil.engine.run import run
 from clipcil.errors import UserError
+from clipcil.experiment import run as engine
+from clipcil.experiment.checkpoint import load_tensors
+from clipcil.experiment.run import run
 from clipcil.methods.registry import methods
-from clipcil.methods.training import Session, Training
+from clipcil.training.loop import Session, Training
 
 ALL = sorted(methods())
 

@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import nn
 
+from clipcil.calibration.optimal_transport import AffineMap
 from clipcil.errors import UserError
 from clipcil.memory.gaussians import GaussianMemory
 from clipcil.memory.sampler import MANY
-from clipcil.transport import AffineMap
 
 DIM = 8
 

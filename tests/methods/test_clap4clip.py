@@ -26,7 +26,7 @@ from clipcil.methods.clap4clip import (
     gaussian_kl,
     language_loss,
 )
-from clipcil.methods.training import Session, Training
+from clipcil.training.loop import Session, Training
 
 QUICK = Training(epochs=6, lr=0.02, optimizer="sgd", batch_size=16, momentum=0.0, weight_decay=0.0)
 

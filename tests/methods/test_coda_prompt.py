@@ -14,7 +14,7 @@ from visual_stream import tower as make_tower
 from clipcil.clip import CLIP
 from clipcil.errors import UserError
 from clipcil.methods.coda_prompt import CODAPrompt, CODAPromptConfig, penalty, weights
-from clipcil.methods.training import Session
+from clipcil.training.loop import Session
 
 CONFIG = CODAPromptConfig(train=FAST, components=5, length=4)
 

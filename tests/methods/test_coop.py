@@ -18,8 +18,8 @@ from torch.nn.functional import cross_entropy, normalize
 from clipcil.clip import CLIP
 from clipcil.memory.exemplars import Budget
 from clipcil.methods.coop import CoOp, CoOpConfig
-from clipcil.methods.training import Session, Training
 from clipcil.prompts.text import PromptTexts, encode_prompts
+from clipcil.training.loop import Session, Training
 
 QUICK = Training(epochs=4, lr=0.02, optimizer="sgd", batch_size=16)
 

@@ -14,7 +14,7 @@ from visual_stream import tower as make_tower
 from clipcil.clip import CLIP
 from clipcil.errors import UserError
 from clipcil.methods.dualprompt import DualPrompt, DualPromptConfig
-from clipcil.methods.training import Session
+from clipcil.training.loop import Session
 
 CONFIG = DualPromptConfig(train=FAST, general_length=2, expert_length=3)
 

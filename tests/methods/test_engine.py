@@ -18,7 +18,7 @@ from clipcil.clip import CLIP
 from clipcil.data.stream import TaskStream
 from clipcil.errors import UserError
 from clipcil.methods.engine import ENGINE, ENGINEConfig, info_nce, rerank, summed
-from clipcil.methods.training import Session, Training
+from clipcil.training.loop import Session, Training
 
 QUICK = ENGINEConfig(adapters=replace(FAST, epochs=6), views=2)
 

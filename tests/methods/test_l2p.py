@@ -13,8 +13,8 @@ from visual_stream import tower as make_tower
 
 from clipcil.errors import UserError
 from clipcil.methods.l2p import L2P, L2PConfig
-from clipcil.methods.training import Session
 from clipcil.prompts.visual import choose, cosine
+from clipcil.training.loop import Session
 
 CONFIG = L2PConfig(train=FAST, pool=6, length=2, top_k=3)
 

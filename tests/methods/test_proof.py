@@ -20,7 +20,7 @@ from clipcil.clip import CLIP
 from clipcil.memory.exemplars import Budget
 from clipcil.methods import proof
 from clipcil.methods.proof import PROOF, Fusion, PROOFConfig, project
-from clipcil.methods.training import Session, Training
+from clipcil.training.loop import Session, Training
 
 QUICK = Training(epochs=6, lr=0.02, optimizer="sgd", batch_size=16)
 

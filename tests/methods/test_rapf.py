@@ -13,7 +13,7 @@ from visual_stream import FAST, Recorder, all_tests, assert_rows_stand_alone, le
 from clipcil.clip import CLIP
 from clipcil.errors import UserError
 from clipcil.methods.rapf import RAPF, RAPFConfig, fuse, hard_pairs, round_robin, separation, spread, widening
-from clipcil.methods.training import Session
+from clipcil.training.loop import Session
 
 QUICK = RAPFConfig(
     adapter=replace(FAST, epochs=10), threshold=2.1, replay_classes=3, replay_each=5, replay_epoch=0, pair_each=4

@@ -10,7 +10,7 @@ from sklearn.neighbors import NearestCentroid
 
 from clipcil.clip import CLIP
 from clipcil.methods.simplecil import SimpleCIL, SimpleCILConfig
-from clipcil.methods.training import Session
+from clipcil.training.loop import Session
 
 
 def test_equals_scikit_learn(tiny_clip: CLIP) -> None:

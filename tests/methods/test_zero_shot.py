@@ -7,8 +7,8 @@ from feature_helpers import WORDS, assert_batch_invariant, assert_survives_check
 from torch.nn.functional import normalize
 
 from clipcil.clip import CLIP
-from clipcil.methods.training import Session
 from clipcil.methods.zero_shot import ZeroShot, ZeroShotConfig
+from clipcil.training.loop import Session
 
 
 def make(clip: CLIP, **options: object) -> ZeroShot:

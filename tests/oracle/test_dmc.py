@@ -10,17 +10,17 @@ import pytest
 import torch
 from torch.nn.functional import normalize
 
+from clipcil.calibration.optimal_transport import bures_map, paired_map
 from clipcil.clip import CLIP
 from clipcil.data.dataset import open_dataset
 from clipcil.data.reader import Reader
 from clipcil.data.stream import TaskStream
-from clipcil.engine.run import own_tower
+from clipcil.experiment.run import own_tower
 from clipcil.memory.gaussians import average_moments
 from clipcil.methods.dmc import DMC, DMCConfig, DMCOTConfig, orthogonality
-from clipcil.methods.losses import clip_loss
-from clipcil.methods.training import Session, Training
-from clipcil.methods.tuning import tuned
-from clipcil.transport import bures_map, paired_map
+from clipcil.training.loop import Session, Training
+from clipcil.training.losses import clip_loss
+from clipcil.training.tuning import tuned
 
 FAST = Training(epochs=1, lr=1e-3)
 

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.covariance import ledoit_wolf
 
+from clipcil.calibration.optimal_transport import AffineMap
 from clipcil.memory.gaussians import Gaussian, GaussianMemory, average_moments, fit_gaussian
-from clipcil.transport import AffineMap
 
 
 def made_up(seed: int, count: int, dim: int, power: float = 0.5) -> torch.Tensor:

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clipcil.transport import (
+from clipcil.calibration.optimal_transport import (
     AffineMap,
     bures_map,
     compose,

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn.functional import cross_entropy
 
+from clipcil.heads.linear import GrowingHead
 from clipcil.prompts.visual import (
-    GrowingHead,
     choose,
     cosine,
     existing,

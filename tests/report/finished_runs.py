@@ -9,9 +9,9 @@ from typing import Any
 import tomli_w
 
 from clipcil.data.dataset import open_dataset
-from clipcil.engine.evaluate import Record
-from clipcil.engine.outcome import Outcome
-from clipcil.engine.spec import RunSpec, as_table, method_settings
+from clipcil.experiment.evaluate import Record
+from clipcil.experiment.results import Outcome
+from clipcil.experiment.spec import RunSpec, as_table, method_settings
 from clipcil.files import write_json, write_text
 from clipcil.settings import parse_words
 

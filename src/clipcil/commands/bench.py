@@ -61,10 +61,10 @@ def bench(
     """
     from rich.console import Console
 
-    from clipcil.engine.bench import RESULTS, lines_of, run_grid
-    from clipcil.engine.display import Display, open_display
-    from clipcil.engine.grid import Grid, plan
     from clipcil.errors import UserError
+    from clipcil.experiment.bench import RESULTS, lines_of, run_grid
+    from clipcil.experiment.display import Display, open_display
+    from clipcil.experiment.grid import Grid, plan
     from clipcil.paper import read_table
     from clipcil.report.console import print_comparison
 

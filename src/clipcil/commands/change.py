@@ -21,7 +21,7 @@ def forget(model: Model, name: ClassName, backbone: Choice = None) -> None:
         name: The class.
         backbone: Where the model's backbone lies on this machine, if elsewhere.
     """
-    from clipcil.people.change import change
+    from clipcil.classifier.change import change
 
     change(model, backbone, lambda classifier: classifier.forget(name))
     print(f"{model} has forgotten '{name}'")
@@ -43,7 +43,7 @@ def rename(
         new: What to call it.
         backbone: Where the model's backbone lies on this machine, if elsewhere.
     """
-    from clipcil.people.change import change
+    from clipcil.classifier.change import change
 
     change(model, backbone, lambda classifier: classifier.rename(old, new))
     print(f"'{old}' of {model} is called '{new}' now")

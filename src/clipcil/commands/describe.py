@@ -39,8 +39,8 @@ def describe(
     from rich.console import Console
     from rich.progress import Progress
 
-    from clipcil.engine.describe import Endpoint
-    from clipcil.engine.describe import describe as ask_all
+    from clipcil.descriptions.client import Endpoint
+    from clipcil.descriptions.client import describe as ask_all
     from clipcil.errors import UserError
     from clipcil.settings import within
 

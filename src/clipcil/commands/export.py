@@ -28,8 +28,8 @@ def export(
         format: pt2 or onnx.
         backbone: Where the model's backbone lies on this machine, if elsewhere.
     """
-    from clipcil.people.classifier import load
-    from clipcil.people.export import export as write
+    from clipcil.classifier.classifier import load
+    from clipcil.classifier.export import export as write
 
     folder = out if out is not None else model.resolve().with_name(f"{model.resolve().name}-export")
     print(f"written: {write(load(model, backbone=backbone), folder, format)}, classes.json beside it")

@@ -19,7 +19,7 @@ def methods(
         method: Show the settings of this method.
         data: Show the values of the preset for this dataset.
     """
-    from clipcil.engine.catalogue import print_methods, print_settings
+    from clipcil.experiment.catalogue import print_methods, print_settings
 
     if not method:
         print_methods()
@@ -37,7 +37,7 @@ def datasets(
     Args:
         data: Show the options of this dataset, for --data-set key=value.
     """
-    from clipcil.engine.catalogue import print_data_options, print_datasets
+    from clipcil.experiment.catalogue import print_data_options, print_datasets
 
     if data:
         print_data_options(data)

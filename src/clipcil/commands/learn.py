@@ -45,8 +45,8 @@ def learn(
         device: cpu, cuda, mps or auto.
         quiet: Print the closing lines only.
     """
-    from clipcil.engine.display import open_display
-    from clipcil.people.teach import teach
+    from clipcil.classifier.teach import teach
+    from clipcil.experiment.display import open_display
     from clipcil.settings import parse_words
 
     choices = {"method": method, "seed": seed}

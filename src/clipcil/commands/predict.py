@@ -44,11 +44,11 @@ def predict(
     from rich.console import Console
     from rich.progress import track
 
+    from clipcil.classifier.classifier import load
+    from clipcil.classifier.output import open_printer
+    from clipcil.classifier.sorting import Sorter
+    from clipcil.classifier.sources import expand
     from clipcil.errors import UserError
-    from clipcil.people.classifier import load
-    from clipcil.people.output import open_printer
-    from clipcil.people.sorting import Sorter
-    from clipcil.people.sources import expand
 
     if json and csv:
         raise UserError("give --json or --csv, not both")

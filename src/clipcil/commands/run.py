@@ -58,8 +58,8 @@ def run(
         resume: Folder of a run that was stopped; goes on with the settings kept there.
         quiet: Print the closing lines only.
     """
-    from clipcil.engine.display import open_display
-    from clipcil.engine.launch import launch, resume_run
+    from clipcil.experiment.display import open_display
+    from clipcil.experiment.launch import launch, resume_run
 
     given = {
         "method": method, "data": data, "data_root": data_root, "data_options": data_set, "tasks": tasks,

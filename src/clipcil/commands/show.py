@@ -14,7 +14,7 @@ def show(model: Model, json: bool = False) -> None:
         model: Folder of the model.
         json: Print it as JSON.
     """
-    from clipcil.people.describe import describe, print_description
+    from clipcil.classifier.describe import describe, print_description
 
     if json:
         from json import dumps

@@ -64,11 +64,11 @@ def sweep(
     from rich.table import Table
 
     from clipcil.commands.bench import split
-    from clipcil.engine.bench import RESULTS, run_grid
-    from clipcil.engine.display import Display, open_display
-    from clipcil.engine.grid import Grid
-    from clipcil.engine.sweep import plan_sweep, points_of
     from clipcil.errors import UserError
+    from clipcil.experiment.bench import RESULTS, run_grid
+    from clipcil.experiment.display import Display, open_display
+    from clipcil.experiment.grid import Grid
+    from clipcil.experiment.sweep import plan_sweep, points_of
     from clipcil.report.curve import Curve, save_sweep
 
     chosen = {

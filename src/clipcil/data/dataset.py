@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import pkgutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -81,12 +83,19 @@ def register(name: str, summary: str, needs: str, options: type = NoOptions) -> 
     return keep
 
 
-def find_dataset(name: str) -> Entry:
-    import clipcil.data.catalogue  # noqa: F401  (fills the registry)
+def datasets() -> dict[str, Entry]:
+    """Every dataset by name. The files of `data/datasets/` register themselves when they are imported here."""
+    folder = importlib.import_module("clipcil.data.datasets")
+    for module in pkgutil.iter_modules(folder.__path__):
+        importlib.import_module(f"{folder.__name__}.{module.name}")
+    return dict(REGISTRY)
 
-    if name not in REGISTRY:
-        raise UserError(f"there is no dataset '{name}'{nearest(name, REGISTRY)}")
-    return REGISTRY[name]
+
+def find_dataset(name: str) -> Entry:
+    known = datasets()
+    if name not in known:
+        raise UserError(f"there is no dataset '{name}'{nearest(name, known)}")
+    return known[name]
 
 
 def resolve_options(name: str, given: Mapping[str, Any]) -> Any:

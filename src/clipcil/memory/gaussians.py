@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from clipcil.calibration.optimal_transport import AffineMap
 from clipcil.memory.ledoit_wolf import (
     SPREAD_FLOOR,
     Gaussian,
@@ -26,7 +27,6 @@ from clipcil.memory.ledoit_wolf import (
     union,
 )
 from clipcil.memory.sampler import Sampler
-from clipcil.transport import AffineMap
 
 __all__ = ["Gaussian", "GaussianMemory", "average_moments", "fit_gaussian"]
 

@@ -12,7 +12,7 @@ from clipcil.clip import CLIP
 from clipcil.data.reader import Pictures
 from clipcil.data.stream import Task
 from clipcil.errors import UserError
-from clipcil.methods.training import Session
+from clipcil.training.loop import Session
 
 
 class Method(nn.Module, ABC):

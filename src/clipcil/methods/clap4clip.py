@@ -22,9 +22,9 @@ from clipcil.data.stream import Task
 from clipcil.memory.exemplars import Budget, ExemplarMemory
 from clipcil.methods.base import Method
 from clipcil.methods.registry import register
-from clipcil.methods.training import Session, Training
 from clipcil.prompts.templates import encode_sentences, ensemble
 from clipcil.settings import within
+from clipcil.training.loop import Session, Training
 
 CHUNK = 2**24
 """Numbers in the largest tensor of a forward pass at test: 64 MB."""

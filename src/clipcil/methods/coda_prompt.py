@@ -33,11 +33,12 @@ from clipcil.clip import CLIP
 from clipcil.data.reader import Pictures
 from clipcil.data.stream import Task
 from clipcil.errors import UserError
+from clipcil.heads.linear import GrowingHead
 from clipcil.methods.base import Method
 from clipcil.methods.registry import register
-from clipcil.methods.training import Session, Training
-from clipcil.prompts.visual import GrowingHead, existing, missing_note, orthogonal_rows, prefixes
+from clipcil.prompts.visual import existing, missing_note, orthogonal_rows, prefixes
 from clipcil.settings import within
+from clipcil.training.loop import Session, Training
 
 
 @dataclass(frozen=True)

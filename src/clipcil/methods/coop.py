@@ -19,10 +19,10 @@ from clipcil.data.stream import Task
 from clipcil.memory.exemplars import Budget, ExemplarMemory
 from clipcil.methods.base import Method
 from clipcil.methods.registry import register
-from clipcil.methods.training import Session, Training
 from clipcil.prompts.shared import encode_shared
 from clipcil.prompts.text import PromptTexts
 from clipcil.settings import within
+from clipcil.training.loop import Session, Training
 
 
 @dataclass(frozen=True)

@@ -15,18 +15,18 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, normalize
 
+from clipcil.calibration.optimal_transport import AffineMap, bures_map, paired_map
 from clipcil.clip import CLIP
 from clipcil.data.reader import Pictures
 from clipcil.data.stream import Task
 from clipcil.memory.gaussians import GaussianMemory, average_moments
 from clipcil.methods.base import Method
-from clipcil.methods.losses import clip_loss
 from clipcil.methods.registry import register
-from clipcil.methods.training import Session, Training
-from clipcil.methods.tuning import Tuned, tuned
 from clipcil.prompts.text import PromptTexts, encode_prompts
 from clipcil.settings import within
-from clipcil.transport import AffineMap, bures_map, paired_map
+from clipcil.training.loop import Session, Training
+from clipcil.training.losses import clip_loss
+from clipcil.training.tuning import Tuned, tuned
 
 
 @dataclass(frozen=True)

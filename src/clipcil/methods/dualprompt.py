@@ -29,11 +29,12 @@ from torch.nn.functional import cross_entropy
 from clipcil.clip import CLIP
 from clipcil.data.reader import Pictures
 from clipcil.data.stream import Task
+from clipcil.heads.linear import GrowingHead
 from clipcil.methods.base import Method
 from clipcil.methods.registry import register
-from clipcil.methods.training import Session, Training
-from clipcil.prompts.visual import GrowingHead, cosine, existing, missing_note, prefixes, uniform
+from clipcil.prompts.visual import cosine, existing, missing_note, prefixes, uniform
 from clipcil.settings import within
+from clipcil.training.loop import Session, Training
 
 
 @dataclass(frozen=True)

@@ -20,14 +20,14 @@ from torch.nn.functional import cross_entropy, linear, normalize
 from clipcil.clip import CLIP
 from clipcil.data.reader import Pictures
 from clipcil.data.stream import Task
-from clipcil.memory.discriminant import DiscriminantHead
+from clipcil.descriptions.file import Descriptions, average_by_owner, encode_descriptions
+from clipcil.heads.discriminant import DiscriminantHead
 from clipcil.methods.base import Method
-from clipcil.methods.losses import clip_loss
 from clipcil.methods.registry import register
-from clipcil.methods.training import Session, Training
-from clipcil.prompts.descriptions import Descriptions, average_by_owner, encode_descriptions
 from clipcil.prompts.templates import encode_classes
 from clipcil.settings import within
+from clipcil.training.loop import Session, Training
+from clipcil.training.losses import clip_loss
 
 NOISY_BLOCK = 128
 """Noisy pictures per tower pass."""

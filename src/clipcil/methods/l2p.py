@@ -28,11 +28,12 @@ from clipcil.clip import CLIP
 from clipcil.data.reader import Pictures
 from clipcil.data.stream import Task
 from clipcil.errors import UserError
+from clipcil.heads.linear import GrowingHead
 from clipcil.methods.base import Method
 from clipcil.methods.registry import register
-from clipcil.methods.training import Session, Training
-from clipcil.prompts.visual import GrowingHead, choose, cosine, uniform
+from clipcil.prompts.visual import choose, cosine, uniform
 from clipcil.settings import within
+from clipcil.training.loop import Session, Training
 
 
 @dataclass(frozen=True)

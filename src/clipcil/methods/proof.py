@@ -23,11 +23,11 @@ from clipcil.data.reader import Pictures
 from clipcil.data.stream import Task
 from clipcil.memory.exemplars import Budget, ExemplarMemory
 from clipcil.methods.base import Method
-from clipcil.methods.losses import clip_loss
 from clipcil.methods.registry import register
-from clipcil.methods.training import Session, Training
 from clipcil.prompts.templates import fill
 from clipcil.settings import within
+from clipcil.training.loop import Session, Training
+from clipcil.training.losses import clip_loss
 
 CHUNK = 2**24
 """Numbers in the largest tensor of a forward pass at test: 64 MB."""

@@ -20,9 +20,9 @@ from clipcil.data.stream import Task
 from clipcil.memory.gaussians import GaussianMemory
 from clipcil.methods.base import Method
 from clipcil.methods.registry import register
-from clipcil.methods.training import Session, Training
 from clipcil.prompts.templates import encode_classes
 from clipcil.settings import within
+from clipcil.training.loop import Session, Training
 
 
 def _training() -> Training:

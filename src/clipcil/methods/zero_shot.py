@@ -14,8 +14,8 @@ from clipcil.data.reader import Pictures
 from clipcil.data.stream import Task
 from clipcil.methods.base import Method
 from clipcil.methods.registry import register
-from clipcil.methods.training import Session
 from clipcil.prompts.templates import encode_classes
+from clipcil.training.loop import Session
 
 
 @dataclass(frozen=True)

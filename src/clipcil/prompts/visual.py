@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import linear, normalize
+from torch.nn.functional import normalize
 
 from clipcil.clip.layers import Prefix
 
@@ -82,36 +82,3 @@ def orthogonal_rows(earlier: Tensor, count: int) -> Tensor:
         q, r = torch.linalg.qr(stacked.T)
         rows[:room] = (q * r.diagonal().sign()).T[len(earlier) :]
     return rows.to(earlier.dtype)
-
-
-class GrowingHead(nn.Module):
-    """A linear classifier over all classes seen; each task adds its rows, and those of earlier tasks are done.
-
-    The cross-entropy of these methods is over the classes of the current task only (logits of all others at −∞), so
-    earlier rows would get no gradient anyway; as parameters of their own they cannot move at all.
-    The rows start at 0. The papers do not say; a masked cross-entropy cannot see what the rows of a task have in
-    common, so whatever they start with in common would stay and favour one task over another.
-    """
-
-    def __init__(self, size: int, device: torch.device) -> None:
-        super().__init__()
-        self.size, self.device = size, device
-        self.weights = nn.ParameterList()  # a task each: (C_k, size)
-        self.biases = nn.ParameterList()  # a task each: (C_k,)
-
-    def grow(self, classes: int) -> None:
-        zeros = torch.zeros(classes, self.size + 1, device=self.device)
-        self.weights.append(nn.Parameter(zeros[:, 1:].clone(), requires_grad=False))
-        self.biases.append(nn.Parameter(zeros[:, 0].clone(), requires_grad=False))
-
-    def newest(self) -> list[nn.Parameter]:
-        """The parameters of the task under way."""
-        return [self.weights[-1], self.biases[-1]]
-
-    def current(self, features: Tensor) -> Tensor:
-        """(B, size) → (B, C_k): the classes of the newest task."""
-        return linear(features, self.weights[-1], self.biases[-1])
-
-    def forward(self, features: Tensor) -> Tensor:
-        """(B, size) → (B, classes seen)."""
-        return linear(features, torch.cat(list(self.weights)), torch.cat(list(self.biases)))

@@ -1,0 +1,1 @@
+"""Maps that carry stored statistics along when the vision tower moves."""

@@ -1,0 +1,58 @@
+"""The model card that lies in a model's folder."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from clipcil.classifier.model_folder import Facts
+
+
+def model_card(facts: Facts) -> str:
+    """Markdown: what the model knows, how it was made, what it holds of pictures, how to use it."""
+    from clipcil.methods.registry import find_method
+
+    kind = find_method(facts.method)
+    unknown = facts.calibration
+    pictures = sum(known.pictures for known in facts.known)
+    rows = [f"| {_cell(known.name)} | {known.learnt} | {known.pictures} |" for known in facts.known]
+    if unknown.threshold is None:
+        threshold = "No picture is called unknown: there were no held-out pictures to set a threshold on."
+    else:
+        alarms = f"{unknown.false_alarms or 0:.1%}"
+        threshold = (
+            f"A picture whose likeliest class has less than {unknown.threshold:.1%} is called unknown. On"
+            f" {unknown.pictures} held-out pictures of known classes this was a false alarm for {alarms}."
+        )
+    kept = (
+        "It keeps features of some training pictures (exemplars), no picture itself."
+        if kind.keeps_exemplars
+        else "It keeps no picture: statistics and prompts only."
+    )
+    return "\n".join(
+        [
+            "# A clipcil model",
+            "",
+            f"Method {kind.title} on backbone `{facts.backbone}` ({facts.fingerprint}), seed {facts.seed}. {len(rows)}"
+            f" classes from {pictures} pictures in {facts.lessons} lessons. {kept}",
+            "",
+            threshold,
+            "",
+            "```",
+            "clipcil predict . picture.jpg",
+            "clipcil learn . more-pictures/",
+            "```",
+            "",
+            "It tells these classes apart and nothing else; it was not examined for use on people, or where a mistake",
+            "does harm.",
+            "",
+            "| class | learnt | pictures |",
+            "|---|---|---|",
+            *rows,
+            "",
+        ]
+    )
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")

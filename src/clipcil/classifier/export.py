@@ -1,0 +1,132 @@
+"""A model as one file that runs without clipcil: pictures in, logits and features out.
+
+`forward(pictures (B, 3, height, width), resized and normalised) → logits (B, C), features (B, dim)`. The preprocessing
+trunk, where the backbone has one, the vision tower and the classifier are inside. Beside it: `classes.json` with the
+names, the preprocessing, the temperature and the threshold; `classifier.safetensors` with the class vectors.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import warnings
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from clipcil.classifier.classifier import Classifier
+from clipcil.data.reader import Pictures
+from clipcil.errors import UserError
+from clipcil.files import whole_file, write_json
+from clipcil.methods.base import Method
+
+Format = Literal["pt2", "onnx"]
+VECTORS = ("classifier", "texts", "prototypes")
+"""Where methods that score by cosine keep one vector for each class."""
+
+
+class TensorPictures(Pictures):
+    """A batch that is nothing but a tensor; what methods ask of a batch is computed from it on the spot."""
+
+    def __init__(self, method: Method, pixels: Tensor) -> None:
+        self._method, self._pixels = method, pixels
+        self._output = method.clip.vision(pixels)
+
+    def __len__(self) -> int:
+        return int(self._pixels.shape[0])
+
+    @property
+    def labels(self) -> Tensor:
+        raise UserError("pictures to be predicted have no labels")
+
+    @property
+    def pixels(self) -> Tensor:
+        return self._pixels
+
+    @property
+    def features(self) -> Tensor:
+        features: Tensor = self._output.features
+        return features
+
+    @property
+    def pooled(self) -> Tensor:
+        pooled: Tensor = self._output.pooled
+        return pooled
+
+
+class Exported(nn.Module):
+    """Trunk, tower and classifier of a model in one."""
+
+    def __init__(self, model: Classifier) -> None:
+        super().__init__()
+        self.method = model._method
+        self.tower = model._method.clip.vision  # a frozen tower is no submodule of its method
+        self.trunk = model._method.clip.preprocess.trunk
+
+    def forward(self, pictures: Tensor) -> tuple[Tensor, Tensor]:
+        """(B, 3, height, width) → logits (B, C), features (B, dim)."""
+        # The trunk's own forward cuts the batch into pieces that suit a CPU's cache: how many, a graph cannot hold.
+        pixels = pictures if self.trunk is None else self.trunk.blocks(self.trunk.stem(pictures))
+        batch = TensorPictures(self.method, pixels)
+        return self.method.logits(batch), batch.features
+
+
+def export(model: Classifier, out: Path, form: Format = "pt2") -> Path:
+    """Write `model` to the folder `out`; returns the file of the network."""
+    if not model.classes:
+        raise UserError("the model has learnt nothing yet; teach it first")
+    network = Exported(model).eval().cpu()
+    for parameter in network.parameters():
+        parameter.requires_grad_(False)
+    steps = model._method.clip.preprocess.steps
+    example = torch.zeros(2, 3, *steps.crop)
+    file = out / f"model.{form}"
+    with torch.no_grad():
+        program = _to_onnx(network, example) if form == "onnx" else _trace(network, example)
+    with whole_file(file) as part:
+        if form == "onnx":
+            program.save(str(part))
+        else:
+            buffer = io.BytesIO()  # it wants a file called .pt2, or no file
+            torch.export.save(program, buffer)
+            part.write_bytes(buffer.getbuffer())
+    vectors = next((getattr(model._method, name) for name in VECTORS if hasattr(model._method, name)), None)
+    if vectors is not None:
+        unit = nn.functional.normalize(vectors.detach().float().cpu(), dim=-1)
+        with whole_file(out / "classifier.safetensors") as part:
+            save_file({"class_vectors": unit.contiguous()}, part)
+    facts = {
+        "classes": model.classes,
+        "temperature": model.calibration.temperature,
+        "threshold": model.calibration.threshold,
+        "preprocess": dataclasses.asdict(steps),
+        "inputs": "pictures (B, 3, height, width): RGB, resized, × rescale, − mean, ÷ std",
+        "outputs": "logits (B, classes), features (B, dim); probabilities are softmax(temperature × logits)",
+        "unknown": "none of the classes where the highest probability < threshold",
+    }
+    write_json(out / "classes.json", facts)
+    return file
+
+
+def _trace(network: nn.Module, example: Tensor) -> Any:
+    batch = torch.export.Dim("batch", min=1, max=65536)
+    try:
+        return torch.export.export(network, (example,), dynamic_shapes=({0: batch},))
+    except Exception as error:  # the tracer raises what it likes
+        why = f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"
+        raise UserError(f"torch {torch.__version__} cannot export this method ({why})") from error
+
+
+def _to_onnx(network: nn.Module, example: Tensor) -> Any:
+    if find_spec("onnx") is None or find_spec("onnxscript") is None:
+        raise UserError("ONNX needs an extra: pip install 'clipcil[onnx]'; --format pt2 needs nothing more")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        program = torch.onnx.export(
+            _trace(network, example), input_names=["pictures"], output_names=["logits", "features"], verbose=False
+        )
+    return program

@@ -1,0 +1,112 @@
+"""Predictions: pictures are decoded ahead by threads and scored in batches; memory stays the same for any number."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from clipcil.classifier.sources import as_picture
+from clipcil.classifier.unknown import probabilities
+from clipcil.clip import CLIP
+from clipcil.data.pictures import PictureSet, decode
+from clipcil.data.reader import Pictures, Reader
+from clipcil.errors import UserError
+
+BATCH = 32
+"""Pictures per pass."""
+AHEAD = 3
+"""Batches decoded ahead of the one being scored; what is in memory at any time is this many batches."""
+THREADS = 4
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What a picture shows, the likeliest class first."""
+
+    names: list[str]
+    probabilities: list[float]
+    unknown: bool = False
+    """Whether the highest probability lies below the model's threshold; `names` still says which class is nearest."""
+    error: str | None = None
+    """Why the picture could not be read; there are no names then."""
+
+    @property
+    def name(self) -> str | None:
+        """The likeliest class; None where the picture is unknown or broken."""
+        return self.names[0] if self.names and not self.unknown else None
+
+
+class BatchReader(Reader):
+    """A reader of one batch of preprocessed pictures at a time, in memory."""
+
+    def __init__(self, clip: CLIP, device: torch.device) -> None:
+        super().__init__(clip, None, device)
+        self._batch = torch.empty(0)
+
+    def hold(self, pixels: Tensor) -> Pictures:
+        """pixels (B, C, H, W), preprocessed."""
+        self._batch = pixels
+        self._encoded.clear()
+        return self.open(PictureSet("batch", [b""] * len(pixels), torch.zeros(len(pixels), dtype=torch.int64), "batch"))
+
+    def pixels(self, pictures: PictureSet, rows: Tensor) -> Tensor:
+        return self._batch[pictures.rows[rows]].to(self.device)
+
+
+@torch.no_grad()
+def stream_logits(
+    things: Iterable[Any], reader: BatchReader, logits: Callable[[Pictures], Tensor]
+) -> Iterator[tuple[Any, Tensor | UserError]]:
+    """Each thing with its logits (C,), or with the reason why it could not be read; in the order they came."""
+    preprocess = reader.clip.preprocess
+
+    def prepare(thing: Any) -> Tensor:
+        return preprocess.picture(decode(as_picture(thing), _called(thing)))
+
+    def score(batch: list[tuple[Any, Future[Tensor]]]) -> Iterator[tuple[Any, Tensor | UserError]]:
+        results = [_outcome(future) for _, future in batch]
+        whole = [result for result in results if isinstance(result, Tensor)]
+        if whole:
+            # Through half precision as in the cache on disk: learnt and predicted pictures are seen alike.
+            pixels = preprocess.finish(torch.stack(whole)).half().float()
+            rows = iter(logits(reader.hold(pixels)).float().cpu())
+        for (thing, _), result in zip(batch, results, strict=True):
+            yield thing, next(rows) if isinstance(result, Tensor) else result
+
+    pool = ThreadPoolExecutor(THREADS)
+    try:
+        waiting: deque[tuple[Any, Future[Tensor]]] = deque()
+        for thing in things:
+            waiting.append((thing, pool.submit(prepare, thing)))
+            if len(waiting) == AHEAD * BATCH:
+                yield from score([waiting.popleft() for _ in range(BATCH)])
+        while waiting:
+            yield from score([waiting.popleft() for _ in range(min(BATCH, len(waiting)))])
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)  # a reader that stops early leaves nothing running
+
+
+def rank(logits: Tensor, names: list[str], top: int, temperature: float, threshold: float | None) -> Prediction:
+    """Logits (C,) of one picture → its `top` likeliest classes."""
+    best = probabilities(logits, temperature).topk(min(top, len(names)))
+    chosen = [names[index] for index in best.indices.tolist()]
+    return Prediction(chosen, best.values.tolist(), threshold is not None and float(best.values[0]) < threshold)
+
+
+def _outcome(future: Future[Tensor]) -> Tensor | UserError:
+    try:
+        return future.result()
+    except UserError as error:
+        return error
+
+
+def _called(thing: Any) -> str:
+    return (
+        str(thing) if isinstance(thing, str) or hasattr(thing, "__fspath__") else f"a picture ({type(thing).__name__})"
+    )

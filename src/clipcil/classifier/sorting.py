@@ -1,0 +1,67 @@
+"""Pictures sorted into a folder for each class, by link or copy. Nothing is ever moved or overwritten."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import unicodedata
+from pathlib import Path
+from typing import Literal
+
+from clipcil.classifier.predicting import Prediction
+from clipcil.errors import UserError
+
+UNKNOWN = "_none of these"
+"""The folder of pictures that are like no class; class folders never begin with an underscore."""
+
+
+class Sorter:
+    """Puts pictures into `root`/class/. Running it again over the same pictures changes nothing."""
+
+    def __init__(self, root: Path, by: Literal["link", "copy"]) -> None:
+        if root.exists() and not root.is_dir():
+            raise UserError(f"{root} is a file; name a folder to sort the pictures into")
+        self.root, self.by = root, by
+
+    def put(self, picture: Path, prediction: Prediction) -> Path | None:
+        """The picture's place in the sorted folder; None for a picture that cannot be read."""
+        if prediction.error is not None:
+            return None
+        folder = self.root / (UNKNOWN if prediction.unknown else folder_name(prediction.names[0]))
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            for number in range(1, 1_000_000):
+                place = folder / (picture.name if number == 1 else f"{picture.stem}-{number}{picture.suffix}")
+                if self._is(place, picture):
+                    return place
+                if not os.path.lexists(place):
+                    return self._place(picture, place)
+        except OSError as error:
+            raise UserError(f"cannot sort {picture} into {folder}: {error.strerror or error}") from error
+        raise UserError(f"{folder} has a million pictures called {picture.name}")
+
+    def _place(self, picture: Path, place: Path) -> Path:
+        if self.by == "link":
+            place.symlink_to(picture.resolve())
+        else:
+            part = place.with_name(f".{place.name}.part")
+            shutil.copy2(picture, part)
+            part.replace(place)
+        return place
+
+    def _is(self, place: Path, picture: Path) -> bool:
+        """Whether `place` already is this picture, from a run before."""
+        if place.is_symlink():
+            return place.resolve() == picture.resolve()
+        if not place.is_file() or self.by == "link":
+            return False
+        one, other = place.stat(), picture.stat()
+        return one.st_size == other.st_size and place.read_bytes() == picture.read_bytes()
+
+
+def folder_name(name: str) -> str:
+    """A class name as a folder's: no separators, no control characters, nothing hidden or taken for '..'."""
+    text = unicodedata.normalize("NFC", name)
+    text = re.sub(r'[\x00-\x1f<>:"/\\|?*]', "-", text).strip(" .")
+    return text.lstrip("_").encode()[:200].decode(errors="ignore") or "class"

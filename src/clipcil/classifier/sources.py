@@ -1,0 +1,105 @@
+"""What people hand over to be learnt: a folder of class folders, a mapping of names to pictures, or a dataset."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from clipcil.data.dataset import Dataset
+from clipcil.data.datasets.folder import picture_files, read_tree
+from clipcil.data.names import clean_name
+from clipcil.data.pictures import Picture, PictureSet
+from clipcil.data.tree import SUFFIXES, list_files
+from clipcil.errors import UserError
+
+TEMPLATE = "a photo of a {}."
+
+Source = str | Path | Mapping[str, Sequence[Any]] | Dataset
+"""A class/picture tree, `{name: [pictures]}`, or a dataset (its training part)."""
+
+
+def read_source(source: Source) -> Dataset:
+    """The pictures to learn as a dataset without a test part; nothing is decoded yet."""
+    if isinstance(source, Dataset):
+        present = torch.unique(source.train.labels).tolist()
+        place = torch.full((len(source.classes),), -1)
+        place[present] = torch.arange(len(present))
+        train = source.train.subset(torch.arange(len(source.train)), place[source.train.labels])
+        return _learnable(source.name, [source.classes[label] for label in present], train, source.templates)
+    if isinstance(source, Mapping):
+        return _from_mapping(source)
+    root = Path(source)
+    if not root.is_dir():
+        raise UserError(f"there is no folder {root}; name one that holds a folder of pictures for each class")
+    names, files, labels = read_tree(root)
+    return _learnable(str(root), names, picture_files(str(root), root, files, labels))
+
+
+def loose_pictures(root: Path) -> int:
+    """Pictures beside the class folders: they belong to no class and are passed over."""
+    return sum(path.suffix.lower() in SUFFIXES for path in root.iterdir() if not path.name.startswith("."))
+
+
+def as_picture(thing: Any) -> Picture:
+    """A path, bytes of a file, a PIL picture, or an array (height, width[, 1, 3 or 4]) of bytes or of floats in 0…1."""
+    if isinstance(thing, str | Path):
+        return Path(thing)
+    if isinstance(thing, bytes | Image.Image):
+        return thing
+    if isinstance(thing, Tensor):
+        thing = thing.detach().cpu().numpy()
+    if isinstance(thing, np.ndarray):
+        return _from_array(thing)
+    raise UserError(f"a {type(thing).__name__} is no picture; give a path, bytes, a PIL image or an array")
+
+
+def expand(pictures: Sequence[str | Path]) -> list[Path]:
+    """Files as they are, folders as the pictures below them."""
+    found: list[Path] = []
+    for picture in map(Path, pictures):
+        if not picture.is_dir():
+            found.append(picture)
+            continue
+        inside = list_files(picture)
+        if not inside:
+            raise UserError(f"there are no pictures in {picture}")
+        found += inside
+    return found
+
+
+def _from_mapping(source: Mapping[str, Sequence[Any]]) -> Dataset:
+    pictures: list[Picture] = []
+    labels: list[int] = []
+    for label, (name, things) in enumerate(source.items()):
+        if isinstance(things, str | bytes | Path | Image.Image) or not len(things):
+            raise UserError(f"class '{name}' needs a list of pictures, such as {{'{name}': ['a.jpg', 'b.jpg']}}")
+        pictures += [as_picture(thing) for thing in things]
+        labels += [label] * len(things)
+    # Pictures in memory have no name to recognise them by, and nothing is kept of them anyway.
+    train = PictureSet("pictures", pictures, torch.tensor(labels, dtype=torch.int64), uuid.uuid4().hex[:24])
+    return _learnable("pictures", [clean_name(name) for name in source], train)
+
+
+def _from_array(array: np.ndarray) -> Image.Image:
+    if array.ndim == 3 and array.shape[2] == 1:
+        array = array[..., 0]
+    if array.ndim not in (2, 3) or (array.ndim == 3 and array.shape[2] not in (3, 4)) or not array.size:
+        raise UserError(f"an array of shape {tuple(array.shape)} is no picture; it must be (height, width[, 3 or 4])")
+    if array.dtype == np.uint8:
+        return Image.fromarray(array)
+    if not np.issubdtype(array.dtype, np.floating):
+        raise UserError(f"an array of {array.dtype} is no picture; give bytes (uint8), or floats between 0 and 1")
+    if not bool(((array >= 0) & (array <= 1)).all()):
+        raise UserError("an array of floats must lie between 0 and 1 to be a picture; divide by 255, or give uint8")
+    return Image.fromarray((array * 255).round().astype(np.uint8))
+
+
+def _learnable(name: str, classes: list[str], train: PictureSet, templates: tuple[str, ...] = (TEMPLATE,)) -> Dataset:
+    return Dataset(name, classes, train, train.subset(torch.empty(0, dtype=torch.int64)), templates)

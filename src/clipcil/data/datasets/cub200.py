@@ -1,0 +1,125 @@
+"""`cub200`: CUB-200-2011, 200 birds, 11,788 pictures (Wah et al. 2011); the official folder or archive."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from clipcil.data.archives import find_archive, is_archive, unpack
+from clipcil.data.dataset import Dataset, register
+from clipcil.data.datasets.folder import picture_files
+from clipcil.data.names import clean_name
+from clipcil.data.splits import split_whole
+from clipcil.errors import UserError
+
+TEMPLATES = (
+    "a photo of a {}, a type of bird.",
+    "a photo of a {}.",
+    "a close-up photo of the {}, a bird.",
+    "a photo of the {} in the wild.",
+)
+CLASSES, PICTURES = 200, 11_788
+LISTS = ("images.txt", "image_class_labels.txt", "train_test_split.txt", "classes.txt")
+_PUT = "put the official CUB_200_2011.tgz or the folder CUB_200_2011 unpacked from it there"
+
+
+@dataclass(frozen=True)
+class CubOptions:
+    split: Literal["official", "random"] = "official"
+    """official: 5,994 and 5,794 pictures, 30 for training in most classes; random: 80/20, as much of the field does."""
+    split_seed: int = 0
+    """Which pictures the random split takes for the test."""
+    test_share: float = 0.2
+    """Size of the test set of the random split."""
+    check: bool = True
+    """Refuse a set that has not the official 200 classes and 11,788 pictures."""
+
+
+@register("cub200", "CUB-200-2011, 200 birds, 11,788 pictures", "CUB_200_2011.tgz or the folder in it", CubOptions)
+def open_cub200(root: Path | None, options: CubOptions) -> Dataset:
+    home = _find(root or Path("data/cub200"))
+    images = _pairs(home / "images.txt")
+    labels = _numbers(home / "image_class_labels.txt")
+    official = _numbers(home / "train_test_split.txt")
+    classes = _pairs(home / "classes.txt")
+    if not images or not (images.keys() == labels.keys() == official.keys()):
+        raise UserError(
+            f"images.txt, image_class_labels.txt and train_test_split.txt of {home} name different pictures"
+        )
+    if options.check and (len(classes), len(images)) != (CLASSES, PICTURES):
+        raise UserError(
+            f"{home} lists {len(classes)} classes and {len(images)} pictures, but CUB-200-2011 has {CLASSES} and"
+            f" {PICTURES}; set the data option check=no to use it all the same"
+        )
+    places = {number: index for index, number in enumerate(sorted(classes, key=int))}
+    if wrong := [key for key, label in labels.items() if str(label) not in places]:
+        raise UserError(
+            f"{home / 'image_class_labels.txt'}: picture {wrong[0]} has class {labels[wrong[0]]}, not in classes.txt"
+        )
+    files = [home / "images" / name for name in images.values()]
+    if missing := [path for path in files if not path.is_file()]:
+        raise UserError(
+            f"{len(missing)} pictures of CUB are missing, the first is {missing[0]}; unpack the archive again"
+        )
+    targets = torch.tensor([places[str(labels[key])] for key in images])
+    if options.split == "official":
+        is_test = torch.tensor([official[key] == 0 for key in images])
+    else:
+        is_test = split_whole(list(images.values()), options.test_share, options.split_seed)
+    pictures = picture_files("cub200", home / "images", files, targets)
+    # "001.Black_footed_Albatross" → "Black footed Albatross"
+    names = [clean_name(classes[number].split(".", 1)[-1], hyphens=True) for number in places]
+    learn, check = (pictures.subset(torch.nonzero(rows).flatten()) for rows in (~is_test, is_test))
+    return Dataset("cub200", names, learn, check, TEMPLATES)
+
+
+def _find(root: Path) -> Path:
+    """The folder with images.txt: `root`, one in it, or one in the archive that `root` is or holds."""
+    if is_archive(root):
+        root = unpack(root)
+    elif not root.is_dir():
+        raise UserError(f"CUB-200-2011 is not in {root}: {_PUT}, or name another place with --data-root")
+    elif not (homes := _homes(root)) and (archive := find_archive(root, "CUB_200_2011*")):
+        root = unpack(archive)
+    homes = _homes(root)
+    if not homes:
+        raise UserError(f"{root} has no images.txt of CUB-200-2011: {_PUT}, or name another place with --data-root")
+    if missing := [name for name in (*LISTS, "images") if not (homes[0] / name).exists()]:
+        raise UserError(f"{homes[0]} has no {missing[0]}; {_PUT}")
+    return homes[0]
+
+
+def _homes(root: Path) -> list[Path]:
+    return [path.parent for path in (root / "images.txt", *sorted(root.glob("*/images.txt"))) if path.is_file()]
+
+
+def _pairs(path: Path) -> dict[str, str]:
+    """Lines of `number value`; blank lines are passed over."""
+    pairs: dict[str, str] = {}
+    for line, text in enumerate(_lines(path), 1):
+        number, _, value = text.strip().partition(" ")
+        if not text.strip():
+            continue
+        if not number.isdecimal() or not value.strip() or number in pairs:
+            raise UserError(f"{path}, line {line}: '{text[:60]}' is not a number and a value that come once")
+        if ".." in Path(value).parts or value.startswith("/"):
+            raise UserError(f"{path}, line {line}: '{text[:60]}' leads out of the folder")
+        pairs[number] = value.strip()
+    return pairs
+
+
+def _numbers(path: Path) -> dict[str, int]:
+    pairs = _pairs(path)
+    if wrong := [key for key, value in pairs.items() if not value.isdecimal()]:
+        raise UserError(f"{path}: '{wrong[0]} {pairs[wrong[0]]}' is not two whole numbers")
+    return {key: int(value) for key, value in pairs.items()}
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path} cannot be read as text ({error})") from error

@@ -1,0 +1,70 @@
+"""`hub`: a dataset of the Hugging Face hub, through its parquet files; no code of a stranger is run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from clipcil.data.dataset import Dataset, register
+from clipcil.data.datasets.parquet import ParquetOptions, from_files
+from clipcil.errors import UserError
+
+CONVERTED = "refs/convert/parquet"
+"""The branch where the hub keeps the parquet form of datasets that come in another one."""
+
+
+@dataclass(frozen=True)
+class HubOptions(ParquetOptions):
+    repo: str = ""
+    """The dataset, owner/name."""
+    config: str = ""
+    """The configuration (subset), for a dataset that has several."""
+    revision: str | None = None
+    """Branch, tag or commit; None: main, then the hub's own conversion to parquet."""
+
+
+@register("hub", "any image dataset of the Hugging Face hub", "the data option repo=owner/name", HubOptions)
+def open_hub(root: Path | None, options: HubOptions) -> Dataset:
+    """`root`, where given, is the folder the files are kept in (else the hub's own cache)."""
+    if options.repo.count("/") != 1 or not all(options.repo.split("/")):
+        raise UserError(f"dataset hub: the data option repo is '{options.repo}'; write repo=owner/name")
+    for revision in [options.revision] if options.revision else [None, CONVERTED]:
+        folder = _download(options, revision, root)
+        files = sorted(folder.glob("**/*.parquet"))
+        if options.config:
+            files = [path for path in files if options.config in path.relative_to(folder).parts]
+        if files:
+            _refuse_mixture(options, folder, files)
+            return from_files(options.repo, folder, files, options)
+    wanted = f" of configuration '{options.config}'" if options.config else ""
+    raise UserError(f"hub dataset '{options.repo}' has no parquet files{wanted}; download it and use --data folder")
+
+
+def _refuse_mixture(options: HubOptions, folder: Path, files: list[Path]) -> None:
+    """Configurations are top folders with the same parts; reading two as one would count pictures twice."""
+    tops = sorted({path.relative_to(folder).parts[0] for path in files if len(path.relative_to(folder).parts) > 1})
+    plain = ("train", "test", "val", "valid", "validation", "data")
+    configs = [top for top in tops if top.lower() not in plain]
+    if not options.config and len(configs) > 1:
+        raise UserError(
+            f"hub dataset '{options.repo}' has configurations {', '.join(configs)}; choose one with config=NAME"
+        )
+
+
+def _download(options: HubOptions, revision: str | None, root: Path | None) -> Path:
+    """Offline mode (HF_HUB_OFFLINE=1) is honoured by the library: it then answers from its cache alone."""
+    from huggingface_hub import snapshot_download
+
+    where: dict[str, Any] = {"local_dir": root} if root is not None else {}
+    try:
+        found = snapshot_download(
+            options.repo, repo_type="dataset", revision=revision, allow_patterns=["*.parquet"], **where
+        )
+    except Exception as error:  # gated, misspelt, offline: the library has a class for each
+        line = (str(error).strip().splitlines() or [type(error).__name__])[0][:160]
+        raise UserError(
+            f"cannot get dataset '{options.repo}' from the hub ({line}); download its parquet files by hand and use"
+            " --data parquet"
+        ) from error
+    return Path(found)

@@ -1,0 +1,186 @@
+"""`imagenet-r`: ImageNet-R, 200 classes drawn, painted, sewn, folded; 30,000 pictures (Hendrycks et al. 2021).
+
+It has no official split. Three lists of 24,000 and 6,000 circulate; none is ours to hand out. So the default is a split
+by seed that every machine gets the same, and a list can be given.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from clipcil.data.archives import find_archive, is_archive, unpack
+from clipcil.data.dataset import Dataset, register
+from clipcil.data.datasets.folder import picture_files
+from clipcil.data.names import clean_name
+from clipcil.data.splits import split_whole
+from clipcil.data.tree import SUFFIXES, list_files, list_folders
+from clipcil.errors import UserError
+
+TEMPLATES = (
+    "a photo of a {}.",
+    "a rendition of a {}.",
+    "a drawing of a {}.",
+    "a painting of the {}.",
+    "a sculpture of a {}.",
+    "a cartoon of a {}.",
+    "a toy in the shape of a {}.",
+)
+CLASSES, PICTURES = 200, 30_000
+_PUT = "put the official imagenet-r.tar there, or the folder imagenet-r unpacked from it"
+_WNID = re.compile(r"n\d{8}")
+_ENTRY = re.compile(r"(n\d{8})/([^\s/'\",\]]+)")
+_SECTION = re.compile(r"^[\s\-#\[]*(train|test|val)(?:ing)?[\s:\]]*$", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class ImageNetROptions:
+    split_seed: int = 0
+    """Which pictures are the test set, where no list is given."""
+    test_share: float = 0.2
+    """Size of the test set, where no list is given."""
+    train_list: Path | None = None
+    """A list of training pictures (txt or yaml: whatever has n01443537/art_0.jpg in it), with its test_list."""
+    test_list: Path | None = None
+    """The list of test pictures."""
+    split_list: Path | None = None
+    """One text file with both: a line `train`, the training pictures, a line `test`, the test pictures."""
+    check: bool = True
+    """Refuse a set that has not the official 200 classes and 30,000 pictures."""
+
+    def __post_init__(self) -> None:
+        if (self.train_list is None) != (self.test_list is None):
+            raise UserError("the data options train_list and test_list go together; give both")
+        if self.split_list is not None and self.train_list is not None:
+            raise UserError("give the data option split_list, or train_list and test_list, not all three")
+
+
+@register(
+    "imagenet-r",
+    "ImageNet-R, 200 classes, 30,000 renditions",
+    "the folder imagenet-r or imagenet-r.tar",
+    ImageNetROptions,
+)
+def open_imagenet_r(root: Path | None, options: ImageNetROptions) -> Dataset:
+    home = _find(root or Path("data/imagenet-r"))
+    folders = [folder for folder in list_folders(home) if _WNID.fullmatch(folder.name)]
+    said = _read_names(home / "README.txt")
+    if unknown := [folder.name for folder in folders if folder.name not in said]:
+        raise UserError(
+            f"{home / 'README.txt'} has no name for the folder {unknown[0]}; take the README.txt of ImageNet-R"
+        )
+    files: list[Path] = []
+    labels: list[int] = []
+    for label, folder in enumerate(folders):
+        inside = list_files(folder)
+        files += inside
+        labels += [label] * len(inside)
+    if options.check and (len(folders), len(files)) != (CLASSES, PICTURES):
+        raise UserError(
+            f"{home} has {len(folders)} classes and {len(files)} pictures, but ImageNet-R has {CLASSES} and {PICTURES};"
+            " unpack it again, or set the data option check=no to use it all the same"
+        )
+    pictures = picture_files("imagenet-r", home, files, torch.tensor(labels))
+    keys = [path.relative_to(home).as_posix() for path in files]
+    notes: tuple[str, ...] = ()
+    if options.split_list or options.train_list:
+        train, test, notes = _read_split(options, keys)
+    else:
+        is_test = split_whole(keys, options.test_share, options.split_seed)
+        train, test = (torch.nonzero(rows).flatten() for rows in (~is_test, is_test))
+    names = [clean_name(said[folder.name]) for folder in folders]
+    return Dataset("imagenet-r", names, pictures.subset(train), pictures.subset(test), TEMPLATES, notes)
+
+
+def _find(root: Path) -> Path:
+    if is_archive(root):
+        root = unpack(root)
+    elif not root.is_dir():
+        raise UserError(f"ImageNet-R is not in {root}: {_PUT}, or name another place with --data-root")
+    elif not _has_classes(root) and not _has_classes(root / "imagenet-r"):
+        archive = find_archive(root, "imagenet-r*")
+        root = unpack(archive) if archive else root
+    home = next((folder for folder in (root, root / "imagenet-r") if _has_classes(folder)), None)
+    if home is None:
+        raise UserError(f"{root} has no folders such as n01443537: {_PUT}, or name another place with --data-root")
+    return home
+
+
+def _has_classes(folder: Path) -> bool:
+    return folder.is_dir() and any(_WNID.fullmatch(path.name) for path in folder.iterdir())
+
+
+def _read_names(path: Path) -> dict[str, str]:
+    """`n01443537 goldfish` lines of the dataset's own README; the rest of it is prose."""
+    if not path.is_file():
+        raise UserError(f"{path} is missing: it has the class names of ImageNet-R; {_PUT}")
+    text = path.read_text(encoding="utf-8", errors="replace")
+    return {wnid: name.strip() for wnid, name in re.findall(r"^[ \t]*(n\d{8})[ \t]+(\S[^\n]*)$", text, re.MULTILINE)}
+
+
+def _read_split(options: ImageNetROptions, keys: list[str]) -> tuple[torch.Tensor, torch.Tensor, tuple[str, ...]]:
+    """Rows of the training and the test pictures, and what to say about lines that are neither."""
+    if options.split_list is not None:
+        listed, stray = _sections(options.split_list)
+    else:
+        assert options.train_list is not None and options.test_list is not None
+        train, stray_train = _entries(options.train_list, _text(options.train_list))
+        test, stray_test = _entries(options.test_list, _text(options.test_list))
+        listed, stray = {"train": train, "test": test}, stray_train + stray_test
+    source = options.split_list or options.train_list
+    place = {key: row for row, key in enumerate(keys)}
+    for part, entries in listed.items():
+        if not entries:
+            raise UserError(f"{source} names no {part} pictures; entries look like n01443537/art_0.jpg")
+        if missing := [entry for entry in entries if entry not in place]:
+            raise UserError(f"{source}: {len(missing)} {part} pictures are not there, the first is {missing[0]}")
+    if both := listed["train"].keys() & listed["test"].keys():
+        raise UserError(f"{source}: {len(both)} pictures are in both parts, such as {min(both)}")
+    rows = {part: torch.tensor(sorted(place[entry] for entry in entries)) for part, entries in listed.items()}
+    notes = [f"{source}: passed over '{entry}', which is not a picture" for entry in stray]
+    if left := len(keys) - len(rows["train"]) - len(rows["test"]):
+        notes.append(f"{source}: {left} pictures of the folder are in neither part and are not used")
+    return rows["train"], rows["test"], tuple(notes)
+
+
+def _sections(path: Path) -> tuple[dict[str, dict[str, None]], list[str]]:
+    parts: dict[str, list[str]] = {"train": [], "test": []}
+    part = None
+    for line in _text(path).splitlines():
+        if found := _SECTION.match(line):
+            part = "train" if found[1].lower() == "train" else "test"
+        elif part is not None:
+            parts[part].append(line)
+        elif _ENTRY.search(line):
+            raise UserError(f"{path}: '{line.strip()[:60]}' stands before any line 'train' or 'test'")
+    train, stray_train = _entries(path, "\n".join(parts["train"]))
+    test, stray_test = _entries(path, "\n".join(parts["test"]))
+    return {"train": train, "test": test}, stray_train + stray_test
+
+
+def _entries(path: Path, text: str) -> tuple[dict[str, None], list[str]]:
+    """Every n01443537/art_0.jpg in the text, in whatever form it is written, and those that are not pictures.
+
+    The class is in the path, so label columns and `targets:` lists are not needed and not trusted.
+    """
+    entries: dict[str, None] = {}
+    stray: list[str] = []
+    for wnid, name in _ENTRY.findall(text):
+        key = f"{wnid}/{name}"
+        if Path(name).suffix.lower() not in SUFFIXES:
+            stray.append(key)
+        elif key in entries:
+            raise UserError(f"{path}: '{key}' stands there twice")
+        else:
+            entries[key] = None
+    return entries, stray
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"the list {path} cannot be read ({getattr(error, 'strerror', None) or error})") from error

@@ -1,0 +1,145 @@
+"""`ucf101`: UCF-101, 13,320 clips of 101 human actions (Soomro et al. 2012), a picture for each clip."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from clipcil.data.dataset import Dataset, register
+from clipcil.data.names import clean_name
+from clipcil.data.pictures import PictureSet, identity_of_files
+from clipcil.data.splits import split_by_group, split_whole
+from clipcil.data.tree import SUFFIXES, list_files
+from clipcil.data.video import VIDEO, Clip, ClipPictures
+from clipcil.errors import UserError
+from clipcil.settings import within
+
+TEMPLATES = (
+    "a photo of a person doing {}.",
+    "a photo of a person during {}.",
+    "a video frame of a person practicing {}.",
+    "a picture of the human action of {}.",
+)
+CLASSES, CLIPS = 101, 13_320
+_CLIP = re.compile(r"v_([A-Za-z]+)_g(\d+)_c(\d+)")
+_SPELLING = {"handstandpushups": "HandstandPushups"}
+"""The clips of this class are called HandStandPushups; its folder and the class list spell it like this."""
+_PUT = "put the folder UCF-101 with its clips there (or pictures called like them, v_ApplyEyeMakeup_g01_c01.jpg)"
+
+
+@dataclass(frozen=True)
+class UcfOptions:
+    split: Literal["1", "2", "3", "random", "groups"] = "1"
+    """1, 2, 3: the official lists trainlist01.txt and so on; random: 80/20 of the clips, as much of the field does (the
+    clips of one film then stand on both sides, which flatters every method); groups: 80/20 of the films."""
+    classes: Literal["100", "101"] = "100"
+    """100: all but YoYo, so that ten tasks are of one size, as the field does; 101: all."""
+    frames: int = 1
+    """Frames taken from a clip: the middle one, or the middles of as many equal parts."""
+    pool: Literal["mean", "each"] = "mean"
+    """With several frames: mean, one picture for a clip that averages them, so that accuracies still count clips; each:
+    every frame is a picture of its own."""
+    lists: Path | None = None
+    """Folder of the official lists; None: wherever they are below the data folder."""
+    split_seed: int = 0
+    """Which clips or groups the splits by seed take for the test."""
+    test_share: float = 0.2
+    """Size of the test set in the splits by seed."""
+    check: bool = True
+    """Refuse a set that has not the official 101 classes and 13,320 clips."""
+
+    def __post_init__(self) -> None:
+        within("frames", self.frames, 1, 64)
+
+
+@register(
+    "ucf101",
+    "UCF-101, 101 actions, 13,320 clips",
+    "the clips (extra: video) or frames, and the official lists",
+    UcfOptions,
+)
+def open_ucf101(root: Path | None, options: UcfOptions) -> Dataset:
+    home = root or Path("data/ucf101")
+    if not home.is_dir():
+        raise UserError(f"UCF-101 is not in {home}: {_PUT}, or name another place with --data-root")
+    clips = find_clips(home)
+    names = sorted({clip.label for clip in clips}, key=str.lower)  # the order of the official class list
+    if options.check and (len(names), len(clips)) != (CLASSES, CLIPS):
+        raise UserError(
+            f"{home} has {len(clips)} clips of {len(names)} classes, but UCF-101 has {CLIPS} of {CLASSES};"
+            " unpack it again, or set the data option check=no to use it all the same"
+        )
+    if options.classes == "100":
+        names = [name for name in names if name != "YoYo"]
+        clips = [clip for clip in clips if clip.label != "YoYo"]
+    place = {name: index for index, name in enumerate(names)}
+    labels = torch.tensor([place[clip.label] for clip in clips])
+    if options.split == "random":
+        is_test = split_whole([clip.name for clip in clips], options.test_share, options.split_seed)
+        is_train = ~is_test
+    elif options.split == "groups":
+        is_test = split_by_group([clip.group for clip in clips], labels, options.test_share, options.split_seed)
+        is_train = ~is_test
+    else:
+        is_train, is_test = (_listed(clips, home, options, part) for part in ("train", "test"))
+    files = [file for clip in clips for file in clip.files]
+    identity = identity_of_files(files, home) + f"-{options.frames}{options.pool}"
+    pictures = ClipPictures(clips, options.frames, options.pool == "mean", identity)
+    whole = PictureSet("ucf101", pictures, labels.repeat_interleave(pictures.each), identity)
+    learn, check = (
+        whole.subset(torch.nonzero(rows.repeat_interleave(pictures.each)).flatten()) for rows in (is_train, is_test)
+    )
+    return Dataset("ucf101", [clean_name(name, camel=True) for name in names], learn, check, TEMPLATES)
+
+
+def find_clips(home: Path) -> list[Clip]:
+    """Clips below `home` in order of name: videos, or else pictures whose file or folder is called like a clip."""
+    found: dict[str, list[Path]] = {}
+    for suffixes in (VIDEO, SUFFIXES):
+        for path in list_files(home, suffixes):
+            matches = _CLIP.findall(path.relative_to(home).as_posix())
+            if matches:
+                label, group, number = matches[-1]
+                found.setdefault(f"v_{label}_g{group}_c{number}", []).append(path)
+        if found:
+            break
+    if not found:
+        raise UserError(f"{home} has no clips of UCF-101: {_PUT}")
+    clips = []
+    for name in sorted(found, key=str.lower):
+        label, group, _ = _CLIP.findall(name)[0]
+        if len(found[name]) > 1 and found[name][0].suffix.lower() in VIDEO:
+            raise UserError(f"clip {name} is there twice: {found[name][0]} and {found[name][1]}; remove one")
+        clips.append(Clip(name, _SPELLING.get(label.lower(), label), group, tuple(sorted(found[name], key=_natural))))
+    return clips
+
+
+def _natural(path: Path) -> list[tuple[int, str]]:
+    """Sorts frame2 before frame10."""
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"([0-9]+)", path.as_posix())]
+
+
+def _listed(clips: list[Clip], home: Path, options: UcfOptions, part: str) -> torch.Tensor:
+    """(N,) bool: the clips in the official list of this part."""
+    name = f"{part}list0{options.split}.txt"
+    folder = options.lists or home
+    path = next(iter(sorted(folder.glob(f"**/{name}"))), None)
+    if path is None:
+        raise UserError(
+            f"there is no {name} below {folder}: put the official folder ucfTrainTestlist there, name it with the data"
+            " option lists=FOLDER, or choose split=random or split=groups"
+        )
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"the list {path} cannot be read ({error})") from error
+    # Lines are "ApplyEyeMakeup/v_ApplyEyeMakeup_g08_c01.avi 1"; the number at the end is not always there.
+    listed = {"_".join(match).lower() for match in _CLIP.findall(text)}
+    rows = torch.tensor(["_".join(_CLIP.findall(clip.name)[0]).lower() in listed for clip in clips])
+    if not bool(rows.any()):
+        raise UserError(f"{path} names none of the clips in {home}")
+    return rows

@@ -1,0 +1,1 @@
+"""Sentences that tell classes apart, and the client that asks a language model for them."""

@@ -1,0 +1,230 @@
+"""Checkpoints: after every task the whole method, inside a task a snapshot of every stage after each epoch.
+
+Tensors are safetensors, the rest JSON with the checksum of what it belongs to; each file is written under another name
+and renamed. Nothing is ever unpickled.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from clipcil.errors import UserError
+from clipcil.files import sha256, uninterrupted, whole_file, write_json
+from clipcil.methods.base import Method
+from clipcil.training.loop import Snapshot
+
+KEEP = 2
+"""Whole checkpoints kept: the newest, and the one before it in case the newest is damaged."""
+
+
+def save_tensors(path: Path, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
+    """`path` (safetensors) and, once that is whole, `path`.json with its checksum and `facts`."""
+    for key, value in tensors.items():
+        if value.is_floating_point() and not bool(torch.isfinite(value).all()):
+            raise UserError(f"training diverged: '{key}' holds a NaN or an infinity; try a lower learning rate")
+    plain = {key: value.detach().cpu().contiguous().clone() for key, value in tensors.items()}
+    with uninterrupted():
+        try:
+            with whole_file(path) as part:
+                save_file(plain, part)
+                checksum = sha256(part)
+        except SafetensorError as error:  # its writer reports a full disk in its own way
+            raise UserError(f"cannot write {path}: {_reason(error)}") from error
+        write_json(path.with_suffix(".json"), {**facts, "sha256": checksum})
+
+
+def drop_tensors(path: Path) -> None:
+    path.with_suffix(".json").unlink(missing_ok=True)
+    path.unlink(missing_ok=True)
+
+
+def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The pair written by `save_tensors`; a UserError names what is damaged."""
+    manifest = path.with_suffix(".json")
+    try:
+        facts = json.loads(manifest.read_text(encoding="utf-8"))
+        if not isinstance(facts, dict) or facts.get("sha256") != sha256(path):
+            raise UserError(f"{path} does not match its checksum")
+        return load_file(path), facts
+    except FileNotFoundError as error:
+        raise UserError(f"{Path(error.filename)} is missing") from error
+    except (OSError, ValueError, RecursionError, SafetensorError) as error:
+        raise UserError(f"{path} is damaged or incomplete ({type(error).__name__})") from error
+
+
+def method_state(method: Method) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Everything of a method that a later session needs: tensors, and the names and sizes that shape them."""
+    return dict(method.state_dict()), {"names": method.names, "sizes": method.sizes}
+
+
+def restore_method(method: Method, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
+    """Make a fresh method what it was: replay `grow` for every task, then fill in the values."""
+    try:
+        start = 0
+        for size in facts["sizes"]:
+            method.grow(facts["names"][start : start + size])
+            start += size
+        method.load_state_dict(tensors)
+    except (RuntimeError, KeyError, TypeError) as error:
+        raise UserError(f"the checkpoint does not fit {method.name}: {_reason(error)}") from error
+    if method.tunes_tower:
+        method.clip.touch()
+
+
+@dataclass
+class Loaded:
+    """A checkpoint found on disk."""
+
+    tasks: int
+    tensors: dict[str, Tensor]
+    facts: dict[str, Any]
+
+
+class CheckpointFolder:
+    """`checkpoint/task-0004.safetensors` and `.json`: the run after four tasks.
+
+    `belongs` says which run these are the checkpoints of (method, backbone, dataset, class order, settings). It stands
+    in every checkpoint, and one that says otherwise is refused: a file copied from another run may well fit in shape.
+    """
+
+    def __init__(self, folder: Path, belongs: dict[str, Any]) -> None:
+        self.folder, self.belongs = folder, json.loads(json.dumps(belongs))
+
+    def save(self, tasks: int, method: Method, facts: dict[str, Any]) -> None:
+        tensors, shape = method_state(method)
+        tensors = {f"method.{key}": value for key, value in tensors.items()}
+        tensors["random.cpu"] = torch.get_rng_state()
+        if torch.cuda.is_available():
+            tensors["random.cuda"] = torch.cuda.get_rng_state()
+        save_tensors(self._path(tasks), tensors, {**facts, **shape, "tasks": tasks, "belongs": self.belongs})
+        for path in self._paths():
+            if not tasks - KEEP < _number(path) <= tasks:
+                drop_tensors(path)
+
+    def newest(self, tell: Callable[[str], None]) -> Loaded | None:
+        """The newest whole checkpoint; a damaged one is named and the one before it is used."""
+        for path in self._paths():
+            try:
+                tensors, facts = load_tensors(path)
+            except UserError as error:
+                tell(f"{error}; going back to the checkpoint before it")
+                continue
+            self._check(path, facts)
+            return Loaded(int(facts["tasks"]), tensors, facts)
+        return None
+
+    def restore(self, loaded: Loaded, method: Method) -> None:
+        own = {key[7:]: value for key, value in loaded.tensors.items() if key.startswith("method.")}
+        restore_method(method, own, loaded.facts)
+        torch.set_rng_state(loaded.tensors["random.cpu"])
+        if "random.cuda" in loaded.tensors and torch.cuda.is_available():
+            torch.cuda.set_rng_state(loaded.tensors["random.cuda"])
+
+    def _check(self, path: Path, facts: dict[str, Any]) -> None:
+        found = facts.get("belongs")
+        if difference := first_difference(found if isinstance(found, dict) else {}, self.belongs):
+            raise UserError(f"{path} belongs to another run ({difference}); put the right file back or start anew")
+        if facts.get("tasks") != _number(path):
+            raise UserError(f"{path} says that it stands after task {facts.get('tasks')}; it was renamed")
+
+    def _path(self, tasks: int) -> Path:
+        return self.folder / f"task-{tasks:04d}.safetensors"
+
+    def _paths(self) -> list[Path]:
+        """Newest first. A checkpoint of which one of the two files is gone counts, so that it is named."""
+        found = {path.with_suffix(".safetensors") for path in self.folder.glob("task-????.*")}
+        return sorted((path for path in found if re.fullmatch(r"task-\d{4}", path.stem)), reverse=True)
+
+
+class SnapshotFolder:
+    """`checkpoint/stages-0004/01-stage2-0003.safetensors`: a stage of the task under way after three epochs.
+
+    The number in front is the stage's place in the task. Training a stage makes what was kept of the stages after it
+    stale, so it is dropped: the step log, which grows with them, would otherwise have a hole.
+    """
+
+    def __init__(self, folder: Path, tell: Callable[[str], None]) -> None:
+        self.folder, self.tell = folder, tell
+        self.mark = ""
+        """Fingerprint of the run, as `run_mark` makes it."""
+
+    def save(self, task: int, place: int, stage: str, snapshot: Snapshot, log_size: int) -> None:
+        path = self._folder(task) / f"{place:02d}-{_plain(stage)}-{snapshot.epoch:04d}.safetensors"
+        save_tensors(path, snapshot.tensors, {"epoch": snapshot.epoch, "log_size": log_size, "mark": self.mark})
+        whole = [old for old in self._paths(task, place) if old <= path]
+        later = [old for old in self._folder(task).glob("*.safetensors") if old.name > path.name]
+        for old in (*whole[KEEP:], *later):  # only now: a process killed before this line still has the older ones
+            drop_tensors(old)
+
+    def load(self, task: int, place: int) -> tuple[Snapshot, int] | None:
+        """The newest whole snapshot of the stage that comes at `place`, and the size of the step log then."""
+        for path in self._paths(task, place):
+            try:
+                tensors, facts = load_tensors(path)
+                if facts.get("mark") != self.mark:
+                    raise UserError(f"{path} belongs to another run")
+                return Snapshot(int(facts["epoch"]), tensors), int(facts["log_size"])
+            except UserError as error:
+                self.tell(f"{error}; going back to the one before it")
+        return None
+
+    def clear(self, keep: int | None = None) -> None:
+        """Forget the stages of all tasks, or of all but task `keep`."""
+        for folder in self.folder.glob("stages-*"):
+            if keep is None or folder != self._folder(keep):
+                shutil.rmtree(folder, ignore_errors=True)
+
+    def _folder(self, task: int) -> Path:
+        return self.folder / f"stages-{task:04d}"
+
+    def _paths(self, task: int, place: int) -> list[Path]:
+        return sorted(self._folder(task).glob(f"{place:02d}-*-????.safetensors"), reverse=True)
+
+
+def run_mark(belongs: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(belongs, sort_keys=True).encode()).hexdigest()[:24]
+
+
+def first_difference(found: dict[str, Any], asked: dict[str, Any], where: str = "") -> str:
+    """The first entry in which two tables differ, in words; empty where they agree."""
+    for key in sorted({*found, *asked}, key=lambda key: (key != "run", key)):  # the method's name before its settings
+        a, b = found.get(key), asked.get(key)
+        if isinstance(a, dict) and isinstance(b, dict):
+            if inner := first_difference(a, b, f"{where}{key}."):
+                return inner
+        elif isinstance(a, list) and isinstance(b, list) and len(a) == len(b) > 3 and a != b:
+            place = next(i for i, pair in enumerate(zip(a, b)) if pair[0] != pair[1])
+            return f"its {where}{key}[{place}] is {_show(a[place])}, not {_show(b[place])}"
+        elif json.dumps(a) != json.dumps(b):
+            return f"its {where}{key} is {_show(a)}, not {_show(b)}"
+    return ""
+
+
+def _show(value: Any) -> str:
+    text = str(value)
+    return text if len(text) <= 80 else f"{text[:80]}…"
+
+
+def _reason(error: BaseException) -> str:
+    lines = str(error).splitlines() or [type(error).__name__]
+    return lines[-1].strip().removeprefix("Error while serializing: ")
+
+
+def _number(path: Path) -> int:
+    return int(path.stem[5:])
+
+
+def _plain(stage: str) -> str:
+    return re.sub(r"[^\w.]", "_", stage)

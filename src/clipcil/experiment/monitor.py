@@ -1,0 +1,113 @@
+"""Watches training for a run: the step log, seconds per phase, snapshots, and what a person sees."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+import torch
+from torch import Tensor
+
+from clipcil.errors import UserError
+from clipcil.experiment.checkpoint import SnapshotFolder
+from clipcil.experiment.display import Display
+from clipcil.training.loop import Monitor, Snapshot
+
+
+class RunMonitor(Monitor):
+    """The monitor of one run. Losses stay on the device until an epoch ends: a step never waits for them."""
+
+    def __init__(self, log: Path, display: Display, snapshots: SnapshotFolder | None) -> None:
+        self.display, self.snapshots = display, snapshots
+        self.seconds: dict[str, float] = {}
+        self.peak_megabytes: dict[str, float] = {}
+        self._task = 0
+        self._place = -1
+        self._log = log
+        self._waiting: list[tuple[str, int, int, Tensor, float]] = []
+        self._depth: list[str] = []
+        self._since = 0.0
+        self.log_size = 0
+        """Bytes of the log that belong to the state we stand at."""
+
+    @property
+    def task(self) -> int:
+        """Which task is under way."""
+        return self._task
+
+    @task.setter
+    def task(self, index: int) -> None:
+        self._task, self._place = index, -1
+
+    def cut_log(self) -> None:
+        """Take back lines written after the state we stand at: a resumed log reads as if never stopped."""
+        with self._open_log() as file:
+            self._cut(file)
+
+    @contextmanager
+    def _open_log(self) -> Iterator[BinaryIO]:
+        try:
+            with self._log.open("ab") as file:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())  # before the snapshot that counts on it
+        except OSError as error:
+            raise UserError(f"cannot write {self._log}: {error.strerror or error}") from error
+
+    def _cut(self, file: BinaryIO) -> None:
+        there = file.seek(0, os.SEEK_END)
+        if there < self.log_size:  # no reason to stop a run of hours: the results do not depend on the log
+            self.display.tell(f"{self._log} was taken away or shortened; the losses before this point are lost")
+            self.log_size = there
+        file.truncate(self.log_size)
+
+    def begin(self, stage: str, epochs: int, steps: int) -> None:
+        self._place += 1
+        self.display.stage(stage, epochs * steps)
+        self._since = time.perf_counter()
+
+    def step(self, stage: str, epoch: int, step: int, loss: Tensor, rate: float) -> None:
+        self._waiting.append((stage, epoch, step, loss, rate))
+        self.display.advance()
+
+    def finish_epoch(self, stage: str, epoch: int, last: bool, snapshot: Callable[[], Snapshot]) -> None:
+        losses = torch.stack([row[3].float() for row in self._waiting]).tolist() if self._waiting else []
+        with self._open_log() as file:
+            self._cut(file)
+            for (name, at, step, _, rate), loss in zip(self._waiting, losses, strict=True):
+                line = {"task": self.task, "stage": name, "epoch": at, "step": step, "loss": loss, "rate": rate}
+                file.write(json.dumps(line).encode() + b"\n")
+        self.log_size = self._log.stat().st_size
+        self._waiting = []
+        now = time.perf_counter()
+        self._count(stage, now - self._since)
+        self._since = now
+        if self.snapshots is not None:
+            self.snapshots.save(self.task, self._place, stage, snapshot(), self.log_size)
+
+    def restore(self, stage: str) -> Snapshot | None:
+        found = self.snapshots.load(self.task, self._place) if self.snapshots is not None else None
+        if found is None:
+            return None
+        snapshot, self.log_size = found
+        return snapshot
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        self.display.stage(name, 0)
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._count(name, time.perf_counter() - start)
+
+    def _count(self, name: str, seconds: float) -> None:
+        self.seconds[name] = self.seconds.get(name, 0.0) + seconds
+        used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+        self.peak_megabytes[name] = max(self.peak_megabytes.get(name, 0.0), round(used, 1))

@@ -1,0 +1,254 @@
+"""Learn, predict, save, load: what a person with pictures does, on the embedded data."""
+
+from __future__ import annotations
+
+import doctest
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from picture_helpers import FAST, flat, pictures, write_tree
+from torch.nn.functional import normalize
+
+import clipcil
+import clipcil.classifier.classifier
+from clipcil.classifier.sources import read_source
+from clipcil.data.reader import Reader
+from clipcil.errors import UserError
+from clipcil.methods.dmc import DMC
+
+FIRST, SECOND = ["airplane", "ant", "apple"], ["banana", "bee"]
+
+
+def scores(model: clipcil.Classifier) -> torch.Tensor:
+    """The logits of fixed pictures, without the rounding of probabilities."""
+    reader = Reader(model._method.clip, None)
+    held = read_source(pictures([*FIRST, *SECOND], test=True)).train
+    with torch.no_grad():
+        result = model._method.logits(reader.open(held))
+    reader.close()
+    return result
+
+
+@pytest.fixture(scope="module")
+def taught() -> clipcil.Classifier:
+    model = clipcil.Classifier("dmc-ot", **FAST)
+    model.learn(pictures(FIRST))
+    model.learn(pictures(SECOND))
+    return model
+
+
+@pytest.fixture
+def model(taught: clipcil.Classifier, tmp_path: Path) -> clipcil.Classifier:
+    """A copy that a test may change."""
+    taught.save(tmp_path / "copy")
+    return clipcil.load(tmp_path / "copy")
+
+
+def same_after_saving(model: clipcil.Classifier, folder: Path) -> clipcil.Classifier:
+    model.save(folder)
+    loaded = clipcil.load(folder)
+    assert loaded.classes == model.classes
+    assert torch.equal(scores(loaded), scores(model))
+    return loaded
+
+
+def test_examples_in_the_docstrings_run() -> None:
+    failed, tried = doctest.testmod(clipcil.classifier.classifier, verbose=False)
+    assert tried >= 6
+    assert failed == 0
+
+
+def test_five_lines(tmp_path: Path) -> None:
+    model = clipcil.Classifier("simplecil")
+    model.learn(write_tree(tmp_path / "week1", pictures(FIRST)))
+    model.learn(write_tree(tmp_path / "week2", pictures(SECOND)))
+    asked = pictures(["apple"], test=True)["apple"]
+    asked[0].save(tmp_path / "a.jpg")
+    found = model.predict([tmp_path / "a.jpg", asked[0], np.asarray(asked[0]), np.asarray(asked[0]) / 255.0], top=2)
+    assert [len(prediction.names) for prediction in found] == [2] * 4
+    assert all(prediction.names[0] == "apple" for prediction in found)
+    assert found[1] == found[2] == found[3]
+    assert found[1].probabilities[0] > found[1].probabilities[1] > 0
+    same_after_saving(model, tmp_path / "mymodel")
+
+
+def test_taught_in_two_lessons_tells_most_right(taught: clipcil.Classifier) -> None:
+    asked = pictures([*FIRST, *SECOND], test=True)
+    right = [p.names[0] == name for name, images in asked.items() for p in taught.predict(images)]
+    assert sum(right) / len(right) >= 0.7  # chance is 0.2
+
+
+def test_same_seed_same_model_and_stops_do_not_matter(taught: clipcil.Classifier, tmp_path: Path) -> None:
+    other = clipcil.Classifier("dmc-ot", **FAST)
+    torch.rand(7)  # what others draw must not matter, nor may learning disturb it
+    before = torch.get_rng_state()
+    other.learn(pictures(FIRST))
+    assert torch.equal(torch.get_rng_state(), before)
+    other = same_after_saving(other, tmp_path / "m")
+    other.learn(pictures(SECOND))
+    assert torch.equal(scores(other), scores(taught))
+
+
+def test_learning_again_merges_exactly_and_trains_on(model: clipcil.Classifier, tmp_path: Path) -> None:
+    more = pictures(["apple"], test=True)["apple"]
+    method, index = model._method, model.classes.index("apple")
+    assert isinstance(method, DMC)
+    old = method.memory._carried(index)  # mean and S = rowsᵀ rows, in today's space
+    reader = Reader(method.clip, None)
+    features = normalize(reader.open(read_source({"apple": more}).train).features, dim=-1).double()
+    reader.close()
+    prompt = method.class_prompts[0].clone()
+    lesson = model.learn({"APPLE": more}, hold_out=False)
+    assert lesson.again == {"APPLE": 2} and not lesson.new and model.classes == [*FIRST, *SECOND]
+    assert method.sizes == [3, 2]
+    new, count, total = method.memory._carried(index), old.count, old.count + len(features)
+    mean = (count * old.mean + features.sum(0)) / total
+    second = (count * (old.rows.T @ old.rows + torch.outer(old.mean, old.mean)) + features.T @ features) / total
+    torch.testing.assert_close(new.mean, mean, atol=1e-12, rtol=0)
+    torch.testing.assert_close(new.rows.T @ new.rows, second - torch.outer(mean, mean), atol=1e-12, rtol=0)
+    assert method.memory.count(index) == total == model.facts().known[index].pictures
+    assert not torch.equal(method.class_prompts[0], prompt)
+    same_after_saving(model, tmp_path / "m")
+
+
+def test_known_and_new_in_one_lesson(model: clipcil.Classifier, tmp_path: Path) -> None:
+    lesson = model.learn({**pictures(["bicycle"]), **pictures(["ant"], test=True)})
+    assert list(lesson.new) == ["bicycle"] and list(lesson.again) == ["ant"]
+    assert model.classes[-1] == "bicycle" and model._method.sizes == [3, 2, 1]
+    assert model.predict(pictures(["bicycle"])["bicycle"][:1])[0].names[0] == "bicycle"
+    same_after_saving(model, tmp_path / "m")
+
+
+def test_forgetting(model: clipcil.Classifier, tmp_path: Path) -> None:
+    before = scores(model)
+    model.forget("ant")
+    assert model.classes == ["airplane", "apple", "banana", "bee"] and model._method.sizes == [2, 2]
+    torch.testing.assert_close(scores(model), before[:, [0, 2, 3, 4]], atol=1e-5, rtol=0)
+    model = same_after_saving(model, tmp_path / "m")
+    model.forget("banana")
+    model.forget("bee")  # the last of its task: the task goes too
+    assert model._method.sizes == [2]
+    model = same_after_saving(model, tmp_path / "m")
+    model.learn(pictures(["bee"]))
+    assert model.classes == ["airplane", "apple", "bee"]
+    same_after_saving(model, tmp_path / "m")
+    model.forget("airplane")
+    model.forget("bee")
+    with pytest.raises(UserError, match="only class"):
+        model.forget("apple")
+    with pytest.raises(UserError, match="did you mean 'apple'"):
+        model.forget("appel")
+
+
+def test_renaming_moves_no_score(model: clipcil.Classifier, tmp_path: Path) -> None:
+    before = scores(model)
+    model.rename("ant", "fire ant")
+    assert torch.equal(scores(model), before)
+    assert model.classes[1] == "fire ant"
+    model = same_after_saving(model, tmp_path / "m")
+    lesson = model.learn({"fire ant": pictures(["ant"], test=True)["ant"]})
+    assert list(lesson.again) == ["fire ant"]
+    with pytest.raises(UserError, match="already"):
+        model.rename("bee", "Banana")
+
+
+@pytest.mark.parametrize("count", [1, 4, 5])
+def test_classes_of_few_pictures(count: int) -> None:
+    model = clipcil.Classifier("dmc-ot", **FAST)
+    lesson = model.learn({name: images[:count] for name, images in pictures(FIRST).items()})
+    assert lesson.held_out == (3 if count == 5 else 0)
+    assert (lesson.accuracy is None) == (count < 5)
+    model.learn({"banana": pictures(["banana"])["banana"][:1]})  # a single picture of a single class
+    prediction = model.predict(pictures(["banana"])["banana"][:1])[0]
+    assert len(prediction.names) == 4
+    assert abs(sum(prediction.probabilities) - 1) < 1e-6
+    assert prediction.unknown is False or count == 5
+
+
+def test_a_lesson_that_fails_leaves_nothing(model: clipcil.Classifier, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = scores(model)
+
+    def stop(self: object, held: object, lesson: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(clipcil.Classifier, "_measure", stop)
+    with pytest.raises(KeyboardInterrupt):
+        model.learn(pictures(["bicycle"]))
+    assert model.classes == [*FIRST, *SECOND]
+    assert torch.equal(scores(model), before)
+
+
+def test_methods_that_cannot_say_who_can() -> None:
+    model = clipcil.Classifier("zero-shot")
+    model.learn(pictures(FIRST))
+    with pytest.raises(UserError, match="dmc, dmc-ot, simplecil can"):
+        model.learn(pictures(["ant", "bee"]))
+    assert model.classes == FIRST
+    with pytest.raises(UserError, match="cannot forget a class"):
+        model.forget("ant")
+    assert model.classes == FIRST
+
+
+def test_simplecil_again_equals_all_at_once() -> None:
+    data = pictures(FIRST)
+    whole, parts = clipcil.Classifier("simplecil"), clipcil.Classifier("simplecil")
+    whole.learn(data, hold_out=False)
+    parts.learn({name: images[:2] for name, images in data.items()}, hold_out=False)
+    parts.learn({name: images[2:] for name, images in data.items()}, hold_out=False)
+    torch.testing.assert_close(scores(parts), scores(whole), atol=1e-5, rtol=0)
+    parts.forget("ant")
+    torch.testing.assert_close(scores(parts), scores(whole)[:, [0, 2]], atol=1e-5, rtol=0)
+
+
+def test_broken_pictures(taught: clipcil.Classifier, tmp_path: Path) -> None:
+    root = write_tree(tmp_path / "week", pictures(["bicycle"]))
+    (root / "bicycle" / "bad.png").write_bytes(b"no picture")
+    fresh = clipcil.Classifier("simplecil")
+    with pytest.raises(UserError, match=r"bad\.png"):
+        fresh.learn(root)
+    assert fresh.classes == []
+    lesson = fresh.learn(root, skip_broken=True)
+    assert len(lesson.left_out) == 1 and "bad.png" in lesson.left_out[0]
+    found = list(taught.predict_stream(sorted((root / "bicycle").iterdir())))
+    assert [p.error is not None for _, p in found] == [path.name == "bad.png" for path, _ in found]
+    assert sum(p.error is not None for _, p in found) == 1
+    with pytest.raises(UserError, match=r"bad\.png"):
+        taught.predict([root / "bicycle" / "bad.png"])
+
+
+def test_predictions_do_not_depend_on_company(taught: clipcil.Classifier) -> None:
+    images = flat(pictures([*FIRST, *SECOND]))
+    images = (images * 4)[:110]  # more than is decoded ahead, and no multiple of a batch
+    together = taught.predict(images)
+    assert len(together) == 110
+    alone = taught.predict(images[77:78])[0]
+    assert alone.names == together[77].names
+    assert alone.probabilities == pytest.approx(together[77].probabilities, abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        ({}, "no classes"),
+        ({"a": []}, "list of pictures"),
+        ({"a": "x.jpg"}, "list of pictures"),
+        ({"a": [3]}, "is no picture"),
+        ({"a": [np.zeros((2, 2), dtype=np.int64)]}, "uint8"),
+        ({"a": [np.full((2, 2), 7.0)]}, "divide by 255"),
+        ("nowhere", "no folder nowhere"),
+    ],
+)
+def test_sources_that_cannot_be(source: object, words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        clipcil.Classifier("simplecil").learn(source)  # type: ignore[arg-type]
+
+
+def test_importing_is_light() -> None:
+    code = "import sys, clipcil; assert clipcil.__version__; assert 'torch' not in sys.modules, 'torch came along'"
+    subprocess.run([sys.executable, "-c", code], check=True)
+    code = "import sys, clipcil; clipcil.load; assert 'lightning_fabric' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,0 +1,70 @@
+"""An exported model gives the scores of the model it was made from."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from picture_helpers import FAST, flat, pictures
+from safetensors.torch import load_file
+from torch.nn.functional import normalize
+
+import clipcil
+from clipcil.classifier.export import export
+from clipcil.classifier.predicting import stream_logits
+from clipcil.errors import UserError
+
+HAS_ONNX = all(importlib.util.find_spec(name) for name in ("onnx", "onnxscript", "onnxruntime"))
+
+
+@pytest.fixture(scope="module", params=["simplecil", "dmc-ot"])
+def model(request: pytest.FixtureRequest) -> clipcil.Classifier:
+    made = clipcil.Classifier(request.param, **(FAST if request.param == "dmc-ot" else {}))
+    made.learn(pictures(["airplane", "ant", "apple"]))
+    return made
+
+
+def expected(model: clipcil.Classifier, images: list) -> tuple[torch.Tensor, torch.Tensor]:  # type: ignore[type-arg]
+    pixels = torch.stack([model._clip.preprocess.picture(image) for image in images])
+    logits = [row for _, row in stream_logits(images, model._reader, model._method.logits)]
+    return pixels, torch.stack(logits)  # type: ignore[arg-type]
+
+
+def test_torch_export(model: clipcil.Classifier, tmp_path: Path) -> None:
+    images = flat(pictures(["airplane", "ant"], test=True))
+    file = export(model, tmp_path / "out")
+    network = torch.export.load(file).module()
+    pixels, wanted = expected(model, images)
+    for count in (1, len(images)):  # any number of pictures
+        logits, features = network(pixels[:count])
+        # The model rounds trunk outputs to half precision on their way through the cache; the exported one does not.
+        torch.testing.assert_close(logits, wanted[:count], atol=2e-2, rtol=2e-3)
+        assert torch.equal(logits.argmax(1), wanted[:count].argmax(1))
+    vectors = load_file(tmp_path / "out" / "classifier.safetensors")["class_vectors"]
+    cosines = normalize(features, dim=-1) @ vectors.T
+    scale = float(model._clip.scale) if model.facts().method == "dmc-ot" else 1.0
+    torch.testing.assert_close(scale * cosines, logits, atol=1e-4, rtol=1e-4)
+    facts = json.loads((tmp_path / "out" / "classes.json").read_text())
+    assert facts["classes"] == model.classes and facts["threshold"] == model.calibration.threshold
+
+
+@pytest.mark.skipif(HAS_ONNX, reason="the onnx extra is installed")
+def test_onnx_absent_is_one_line(model: clipcil.Classifier, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"pip install 'clipcil\[onnx\]'"):
+        export(model, tmp_path / "out", "onnx")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.skipif(not HAS_ONNX, reason="needs the onnx extra")
+def test_onnx(model: clipcil.Classifier, tmp_path: Path) -> None:
+    import onnxruntime
+
+    images = flat(pictures(["airplane", "ant"], test=True))
+    file = export(model, tmp_path / "out", "onnx")
+    session = onnxruntime.InferenceSession(str(file))
+    pixels, wanted = expected(model, images)
+    logits, _ = session.run(None, {"pictures": pixels.numpy()})
+    torch.testing.assert_close(torch.from_numpy(logits), wanted, atol=2e-2, rtol=2e-3)

@@ -1,0 +1,150 @@
+"""The folder a model lives in: readable, whole or not at all, refused when it cannot be right."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+
+import pytest
+import torch
+from picture_helpers import pictures
+
+import clipcil
+from clipcil.classifier import model_folder
+from clipcil.classifier.describe import describe
+from clipcil.classifier.model_folder import read_model
+from clipcil.errors import UserError
+from clipcil.files import run_lock
+
+
+@pytest.fixture(scope="module")
+def model() -> clipcil.Classifier:
+    made = clipcil.Classifier("simplecil", seed=3)
+    made.learn(pictures(["airplane", "ant"]))
+    return made
+
+
+def edit(folder: Path, old: str, new: str) -> None:
+    path = folder / "model.toml"
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new))
+
+
+def test_what_lies_there(model: clipcil.Classifier, tmp_path: Path) -> None:
+    folder = tmp_path / "m"
+    model.save(folder)
+    table = tomllib.loads((folder / "model.toml").read_text())
+    assert table["method"] == "simplecil" and table["backbone"] == "mini" and table["seed"] == 3
+    assert [row["name"] for row in table["classes"]] == ["airplane", "ant"]
+    assert all(row["pictures"] == 5 and row["task"] == 0 for row in table["classes"])  # one of six is held out
+    assert sorted(path.suffix for path in folder.iterdir()) == ["", ".md", ".safetensors", ".toml"]
+    assert "| airplane |" in (folder / "README.md").read_text()
+    told = describe(folder)
+    assert told["exemplars_kept"] == 0 and told["bytes"] == sum(p.stat().st_size for p in folder.iterdir())
+
+
+def test_saving_again_keeps_one_set_of_weights(model: clipcil.Classifier, tmp_path: Path) -> None:
+    model.save(tmp_path / "m")
+    other = clipcil.load(tmp_path / "m")
+    other.learn(pictures(["apple"]))
+    other.save(tmp_path / "m")
+    assert len(list((tmp_path / "m").glob("weights*"))) == 1
+    assert clipcil.load(tmp_path / "m").classes == ["airplane", "ant", "apple"]
+
+
+@pytest.mark.parametrize("step", ["save_file", "sha256", "write_text"])
+def test_a_write_that_fails_leaves_the_old_model(
+    model: clipcil.Classifier, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    model.save(tmp_path / "m")
+    before = clipcil.load(tmp_path / "m")
+    more = clipcil.load(tmp_path / "m")
+    more.learn(pictures(["apple"]))
+
+    def fail(*args: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(model_folder, step, fail)
+        with pytest.raises((OSError, UserError)):
+            more.save(tmp_path / "m")
+    after = clipcil.load(tmp_path / "m")
+    assert after.classes == before.classes
+    image = pictures(["ant"])["ant"][0]
+    assert after.predict([image]) == before.predict([image])
+    more.save(tmp_path / "m")  # and the next attempt goes through
+    assert len(clipcil.load(tmp_path / "m").classes) == 3
+
+
+def test_refusals(model: clipcil.Classifier, tmp_path: Path) -> None:
+    folder = tmp_path / "m"
+    model.save(folder)
+    edit(folder, 'format = "1.0"', 'format = "1.7"')
+    assert clipcil.load(folder).classes == ["airplane", "ant"]  # a newer minor version only adds
+    edit(folder, 'format = "1.7"', 'format = "2.0"')
+    with pytest.raises(UserError, match=r"format 2\.0.*install a newer"):
+        clipcil.load(folder)
+    edit(folder, 'format = "2.0"', 'format = "1.0"')
+    fingerprint = read_model(folder).fingerprint
+    edit(folder, fingerprint, "0" * 12)
+    with pytest.raises(UserError, match="fingerprint"):
+        clipcil.load(folder)
+    edit(folder, "0" * 12, fingerprint)
+    weights = next(folder.glob("weights-*"))
+    whole = weights.read_bytes()
+    weights.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    with pytest.raises(UserError, match="checksum"):
+        clipcil.load(folder)
+    weights.unlink()
+    with pytest.raises(UserError, match="damaged or missing"):
+        clipcil.load(folder)
+    (folder / "model.toml").write_text("format = ")
+    with pytest.raises(UserError, match="is damaged"):
+        clipcil.load(folder)
+    with pytest.raises(UserError, match="holds no model"):
+        clipcil.load(tmp_path / "none")
+
+
+def test_a_weights_name_cannot_lead_outside(model: clipcil.Classifier, tmp_path: Path) -> None:
+    model.save(tmp_path / "m")
+    name = read_model(tmp_path / "m").weights
+    (tmp_path / "m" / name).replace(tmp_path / name)
+    edit(tmp_path / "m", name, f"../{name}")
+    with pytest.raises(UserError, match="damaged or missing"):
+        clipcil.load(tmp_path / "m")
+
+
+def test_two_learners(model: clipcil.Classifier, tmp_path: Path) -> None:
+    folder = tmp_path / "m"
+    model.save(folder)
+    with run_lock(folder), pytest.raises(UserError, match="in use"):
+        model.save(folder)
+    one, two = clipcil.load(folder), clipcil.load(folder)
+    one.rename("ant", "fire ant")
+    one.learn(pictures(["apple"]))
+    one.save(folder)
+    two.learn(pictures(["bee"]))
+    with pytest.raises(UserError, match="changed by another"):
+        two.save(folder)
+    two.save(tmp_path / "other")
+
+
+def test_no_stranger_is_overwritten(model: clipcil.Classifier, tmp_path: Path) -> None:
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "photos" / "a.txt").write_text("mine")
+    with pytest.raises(UserError, match="holds other things"):
+        model.save(tmp_path / "photos")
+    assert (tmp_path / "photos" / "a.txt").read_text() == "mine"
+    with pytest.raises(UserError, match="learnt nothing"):
+        clipcil.Classifier("simplecil").save(tmp_path / "empty")
+
+
+def test_nothing_is_pickled(model: clipcil.Classifier, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model.save(tmp_path / "m")
+
+    def refuse(*args: object, **kwargs: object) -> None:
+        raise AssertionError("torch.load was called")
+
+    monkeypatch.setattr(torch, "load", refuse)
+    assert clipcil.load(tmp_path / "m").classes == ["airplane", "ant"]

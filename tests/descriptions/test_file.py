@@ -1,0 +1,94 @@
+"""Files of descriptions: read, checked, put into sentences, encoded once."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from torch.nn.functional import normalize
+
+from clipcil.clip import CLIP
+from clipcil.descriptions.file import Descriptions, average_by_owner, encode_descriptions, read_table, shorten
+from clipcil.errors import UserError
+
+TABLE = {
+    "cat": {"dog": ["a short nose.", "  upright   ears "], "cat": ["whiskers"]},
+    "dog": {"cat": ["a long nose"]},
+}
+
+
+def write(path: Path, value: object) -> Path:
+    path.write_text(json.dumps(value), encoding="utf-8")
+    return path
+
+
+def test_sentences(tmp_path: Path) -> None:
+    known = Descriptions.read(write(tmp_path / "d.json", TABLE))
+    known.require(["cat", "dog"])
+    assert known.sentences("cat", "dog") == ["cat with a short nose", "cat with upright ears"]
+    assert known.sentences("dog", "dog") == known.sentences("bird", "cat") == []
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ([], "must hold an object"),
+        ({"cat": ["x"]}, "entry of 'cat'"),
+        ({"cat": {"dog": "x"}}, r"\['cat'\]\['dog'\]"),
+        ({"cat": {"dog": []}}, r"\['cat'\]\['dog'\]"),
+        ({"cat": {"dog": [" "]}}, "at least one"),
+        ({"cat": {"dog": [1]}}, "list of phrases"),
+    ],
+)
+def test_a_file_of_another_shape_is_one_line(tmp_path: Path, value: object, message: str) -> None:
+    with pytest.raises(UserError, match=message) as caught:
+        read_table(write(tmp_path / "d.json", value))
+    assert "\n" not in str(caught.value)
+
+
+def test_missing_or_damaged_file(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="clipcil describe"):
+        read_table(tmp_path / "none.json")
+    (tmp_path / "half.json").write_text('{"cat": {', encoding="utf-8")
+    with pytest.raises(UserError, match="not a JSON file"):
+        read_table(tmp_path / "half.json")
+
+
+def test_a_missing_pair_is_named() -> None:
+    with pytest.raises(UserError, match=r"'bird' from 'cat'|'cat' from 'bird'"):
+        Descriptions(TABLE).require(["cat", "dog", "bird"])
+
+
+def test_encoding_gives_unit_vectors_with_owners(tiny_clip: CLIP) -> None:
+    table = {"cat": {"dog": ["fur", "claws"], "cow": ["fur"]}}
+    pairs = [("cat", "cow"), ("cow", "cat"), ("cat", "dog")]
+    calls: list[list[str]] = []
+    encode = tiny_clip.encode_texts
+    try:
+        tiny_clip.encode_texts = lambda texts: calls.append(list(texts)) or encode(texts)  # type: ignore[method-assign]
+        vectors, owners = encode_descriptions(tiny_clip, Descriptions(table), pairs)
+    finally:
+        del tiny_clip.encode_texts
+    assert calls == [["cat with fur", "cat with claws"]]  # the sentence both pairs share is encoded once
+    assert owners.tolist() == [0, 2, 2]
+    expected = normalize(encode(["cat with fur", "cat with claws"]), dim=-1)
+    torch.testing.assert_close(vectors, expected[[0, 0, 1]])
+    means = average_by_owner(vectors, owners, 3)
+    torch.testing.assert_close(means, torch.stack([expected[0], torch.zeros_like(expected[0]), expected.mean(0)]))
+
+
+def test_nothing_to_encode(tiny_clip: CLIP) -> None:
+    vectors, owners = encode_descriptions(tiny_clip, Descriptions({}), [("cat", "cat")])
+    assert vectors.shape == (0, tiny_clip.config.dim) and len(owners) == 0
+
+
+def test_a_long_answer_is_cut_between_words(tiny_clip: CLIP) -> None:
+    sentence = "cat with " + " ".join(["stripes"] * 100)
+    short = shorten(tiny_clip, sentence, "cat")
+    assert sentence.startswith(short + " ") and short.startswith("cat with stripes")
+    tiny_clip.tokenizer([short])
+    with pytest.raises(UserError):
+        tiny_clip.tokenizer([short + " stripes"])
+    assert shorten(tiny_clip, "cat with claws", "cat") == "cat with claws"

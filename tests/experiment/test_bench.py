@@ -1,0 +1,206 @@
+"""The grid: what it consists of, that nothing is done twice, and that a failure stops nothing."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from clipcil.errors import UserError
+from clipcil.experiment import bench
+from clipcil.experiment import run as engine
+from clipcil.experiment.bench import RESULTS, Finished, lines_of, read_log, run_grid
+from clipcil.experiment.grid import Grid, Planned, data_roots, plan
+
+COLOURS = ("red", "green", "blue", "white", "black", "orange")
+FAST = ("stage1.epochs=1", "stage2.epochs=1")
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Six classes of six pictures, a colour each."""
+    root = tmp_path_factory.mktemp("pictures") / "folder"
+    for colour in COLOURS:
+        (root / colour).mkdir(parents=True)
+        for size in range(40, 46):
+            Image.new("RGB", (size, 48), colour).save(root / colour / f"{size}.png")
+    return root
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CLIPCIL_CACHE", str(tmp_path_factory.getbasetemp() / "bench-cache"))
+
+
+def small_grid(pictures: Path, **changes: Any) -> Grid:
+    wanted = {"methods": ("zero-shot", "simplecil", "dmc-ot"), "data": ("folder",), "roots": (f"folder={pictures}",)}
+    settings = FAST if "dmc-ot" in changes.get("methods", wanted["methods"]) else ()
+    return Grid(**{**wanted, "seeds": 2, "settings": settings, "run": {"tasks": 2}, **changes})
+
+
+def counted(monkeypatch: pytest.MonkeyPatch, before: Any = None) -> list[str]:
+    """The folders of the runs that are really run from now on."""
+    real, folders = bench.run, []
+
+    def run(spec: Any, config: Any, out: Path, *rest: Any, **more: Any) -> Any:
+        folders.append(out.name)
+        if before is not None:
+            before(spec, len(folders))
+        return real(spec, config, out, *rest, **more)
+
+    monkeypatch.setattr(bench, "run", run)
+    return folders
+
+
+def test_a_grid_is_stopped_and_goes_on_and_nothing_is_done_twice(
+    pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    planned = plan(small_grid(pictures), tmp_path)
+    assert len({each.folder for each in planned}) == 6
+
+    real, measured = engine.evaluate, []
+
+    def evaluate(*given: Any) -> Any:
+        measured.append(given)
+        if len(measured) == 8:  # the second of two tasks of the fourth run
+            raise KeyboardInterrupt
+        return real(*given)
+
+    monkeypatch.setattr(engine, "evaluate", evaluate)
+    done = counted(monkeypatch)
+    with pytest.raises(KeyboardInterrupt, match="stopped in run 4 of 6; the same command goes on"):
+        run_grid(planned, tmp_path)
+    assert len(done) == 4 and len(read_log(tmp_path / RESULTS)) == 3
+    monkeypatch.undo()
+    monkeypatch.setenv("CLIPCIL_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(engine, "evaluate", evaluate)
+    again = counted(monkeypatch)
+    told: list[str] = []
+    finished = run_grid(planned, tmp_path, told.append)
+    assert len(measured) == 8 + 1 + 2 * 2, "the first task of the run that was stopped is not measured again"
+    assert again == [each.folder.name for each in planned[3:]]
+    assert [line.rsplit("(", 1)[1] for line in told] == ["done before)"] * 3 + ["done)"] * 3
+    lines = read_log(tmp_path / RESULTS)
+    assert [line["run"] for line in lines] == [each.folder.name for each in planned]
+    assert all(line["status"] == "done" and 0 <= line["last"] <= 100 for line in lines)
+    assert [str(len(line.group.runs)) for line in lines_of(finished) if line.group] == ["2", "2", "2"]
+    again.clear()
+    run_grid(planned, tmp_path)
+    assert not again and len(read_log(tmp_path / RESULTS)) == 6
+
+
+def test_a_failed_run_is_reported_and_the_rest_go_on(
+    pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(spec: Any, number: int) -> None:
+        if spec.method == "zero-shot":
+            raise RuntimeError("the tower fell\nand more")
+
+    counted(monkeypatch, fail)
+    told: list[str] = []
+    planned = plan(small_grid(pictures, methods=("zero-shot", "simplecil"), seeds=1), tmp_path)
+    finished = run_grid(planned, tmp_path, told.append)
+    assert "FAILED: RuntimeError: the tower fell (see" in told[0] and "A_B" in told[1]
+    assert "the tower fell" in (planned[0].folder / "error.txt").read_text()
+    assert [line["status"] for line in read_log(tmp_path / RESULTS)] == ["failed", "done"]
+    assert [(line.failed, line.group is None) for line in lines_of(finished)] == [(1, True), (0, False)]
+    monkeypatch.undo()
+    run_grid(planned, tmp_path)
+    assert [line["status"] for line in read_log(tmp_path / RESULTS)] == ["failed", "done", "done"]
+    assert not (planned[0].folder / "error.txt").exists()
+
+
+def test_damaged_or_foreign_results_are_done_again(
+    pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    planned = plan(small_grid(pictures, methods=("simplecil",), seeds=1), tmp_path)
+    done = counted(monkeypatch)
+    run_grid(planned, tmp_path)
+    results = planned[0].folder / "results.json"
+    results.write_text(results.read_text()[:-40])
+    run_grid(planned, tmp_path)
+    values = json.loads(results.read_text())
+    values["config"]["run"]["seed"] = 7
+    results.write_text(json.dumps(values))
+    run_grid(planned, tmp_path)
+    assert len(done) == 3
+
+
+def test_half_a_line_in_the_log_is_passed_over_and_not_lengthened(pictures: Path, tmp_path: Path) -> None:
+    planned = plan(small_grid(pictures, methods=("simplecil",), seeds=1), tmp_path)
+    (tmp_path / RESULTS).write_text('{"run": "x", "sta')
+    run_grid(planned, tmp_path)
+    assert [line["run"] for line in read_log(tmp_path / RESULTS)] == [planned[0].folder.name]
+
+
+def labels(planned: list[Planned]) -> list[tuple[str, str, str]]:
+    return [(each.label, each.spec.method, each.spec.data) for each in planned]
+
+
+def test_a_table_of_the_paper_is_a_grid(tmp_path: Path) -> None:
+    planned = plan(Grid("table1"), tmp_path)
+    assert len(planned) == 12 * 4
+    assert {(each.spec.tasks, each.spec.backbone) for each in planned} == {(10, "openai/clip-vit-base-patch16")}
+    cut = plan(Grid("table1", only=("dmc*", "rapf", "c*00"), seeds=3), tmp_path)
+    assert {each.spec.method for each in cut} == {"dmc", "dmc-ot", "rapf"}
+    assert [each.spec.seed for each in cut[:3]] == [0, 1, 2]
+    assert {each.spec.data for each in cut} == {"cifar100", "cub200"}
+    assert {each.spec.tasks for each in plan(Grid("table2"), tmp_path)} == {20}
+
+
+def test_ablations_are_settings(tmp_path: Path) -> None:
+    planned = plan(Grid("table4", data=("emoji",), run={"backbone": "mini"}), tmp_path)
+    assert [(each.label, each.config.calibration, each.config.task_prompt) for each in planned] == [
+        ("w/o OT", "none", True), ("with alternative OT", "class", True), ("with OT", "task", True),
+    ]  # fmt: skip
+    assert plan(Grid("table3", data=("emoji",)), tmp_path)[0].config.simultaneous
+    assert not plan(Grid("table5", data=("emoji",)), tmp_path)[0].config.task_prompt
+    usual = plan(Grid("table1", data=("emoji",), only=("dmc-ot",), run={"backbone": "mini"}), tmp_path)
+    assert usual[0].folder == planned[2].folder, "the same run in two tables is one run"
+
+
+def test_two_rows_that_are_the_same_run_are_run_once(
+    pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    planned = plan(small_grid(pictures, methods=("simplecil",), seeds=1), tmp_path)
+    done = counted(monkeypatch)
+    finished: list[Finished] = run_grid([*planned, *planned], tmp_path)
+    assert len(done) == 1 and len(finished) == 2 and finished[1].result is not None
+
+
+@pytest.mark.parametrize(
+    ("grid", "said"),
+    [
+        (Grid("table9"), "has no table 'table9'"),
+        (Grid(methods=("simplecli",)), "did you mean 'simplecil'"),
+        (Grid(data=("emojis",)), "did you mean 'emoji'"),
+        (Grid(only=("nothing-like-it",)), "fits no method and no dataset"),
+        (Grid(settings=("stage1.epoch=1",)), "none of the methods has a setting 'stage1.epoch'"),
+        (Grid(settings=("stage1.epochs=many",)), "it must be a whole number"),
+        (Grid("table4", settings=("calibration=none",)), "decide 'calibration' themselves"),
+        (Grid(seeds=0), "'seeds' is 0"),
+        (Grid(roots=("a", "b")), "names 2 folders"),
+        (Grid(data_settings=("splits=1",)), "none of the datasets has an option 'splits'"),
+    ],
+)
+def test_wrong_words_are_refused_before_anything_runs(grid: Grid, said: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=said):
+        plan(grid, tmp_path)
+
+
+def test_roots(tmp_path: Path) -> None:
+    (tmp_path / "cifar100").mkdir()
+    found = data_roots([str(tmp_path), "cub200=elsewhere"], ["cifar100", "cub200", "imagenet-r", "emoji"])
+    assert found == {
+        "cifar100": tmp_path / "cifar100", "cub200": Path("elsewhere"), "imagenet-r": tmp_path, "emoji": None,
+    }  # fmt: skip
+
+
+def test_a_setting_that_some_methods_lack_reaches_those_that_have_it(tmp_path: Path) -> None:
+    planned = plan(Grid(methods=("zero-shot", "dmc"), settings=("stage1.epochs=7",)), tmp_path)
+    assert [each.problem for each in planned] == ["", ""] and planned[1].config.stage1.epochs == 7
+    shutil.rmtree(tmp_path, ignore_errors=True)

@@ -1,0 +1,125 @@
+"""Whatever is wrong with a command: exit code 2 and one line that names the value and what to do."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from clipcil.cli import main
+from clipcil.clip.loading import MINI
+
+
+def fail(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    with pytest.raises(SystemExit) as stop:
+        main(words)
+    assert stop.value.code == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 1, lines
+    assert lines[0].startswith("clipcil: ")
+    return lines[0]
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (("rnu",), "there is no command 'rnu'; did you mean 'run'?"),
+        (("run", "dmc-to"), "there is no method 'dmc-to'; did you mean 'dmc-ot'?"),
+        (("run", "--data", "emojis"), "there is no dataset 'emojis'; did you mean 'emoji'?"),
+        (("run", "--sed", "1"), "--sed"),
+        (("run", "--seed", "x"), "invalid"),
+        (("run", "--seed", "-1"), "setting 'seed' is -1; it must be between 0 and"),
+        (("run", "--shots", "0"), "setting 'shots' is 0; it must be at least 1"),
+        (("run", "simplecil", "--tasks", "101"), "tasks is 101; it must lie between 1 and the 100 classes"),
+        (("run", "simplecil", "--tasks", "5", "--increment", "5"), "the number of tasks or the increment, not both"),
+        (("run", "simplecil", "--order", "seed:x"), "class order 'seed:x': write seed:N"),
+        (("run", "simplecil", "--order", "nothing.txt"), "'nothing.txt' is neither natural"),
+        (("run", "simplecil", "--device", "gpu9"), "device 'gpu9'"),
+        (("run", "simplecil", "--precision", "8"), "precision '8'"),
+        (("run", "simplecil", "--backbone", "nothing"), "no backbone 'nothing'"),
+        (("run", "simplecil", "--data-set", "split=x"), "there is no setting 'split'"),
+        (("run", "--set", "stage1.lrr=1"), "there is no setting 'stage1.lrr'; did you mean 'lr'?"),
+        (("run", "--set", "stage1.lr=fast"), "setting 'stage1.lr' is 'fast'; it must be a number"),
+        (("run", "--set", "stage1.lr=nan"), "setting 'lr' is nan; it must be at least 0"),
+        (("run", "--set", "stage1.epochs=1.5"), "setting 'stage1.epochs' is '1.5'; it must be a whole number"),
+        (("run", "--set", "stage1.batch_size=99999999999999999999"), "must be between 1 and 1e+09"),
+        (("run", "--set", "stage1.optimizer=adamx"), "did you mean 'adam"),
+        (("run", "--set", "stage1=3"), "stage1"),
+        (("run", "--set", "stage1.lr=1", "stage1=2"), "stage1"),
+        (("run", "--resume", "nothing"), "nothing holds no run (there is no config.toml in it)"),
+    ],
+)
+def test_a_wrong_word_is_named(
+    words: tuple[str, ...],
+    expected: str,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert expected in fail(capsys, *words)
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []  # a refused command leaves nothing behind
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("", "it has no table [run]"),
+        ("run = 3\n", "it has no table [run]"),
+        ("[run]\nmethod = 'rapf'\n", "it has no table [method]"),
+        ("[run\n", "cannot be read as TOML"),
+        ("[run]\nsede = 1\n[method]\n", "there is no setting 'sede'; did you mean 'seed'?"),
+        ("[run]\nmethod = 'rapf'\n[method]\nx = 1\n", "there is no setting 'x'"),
+        ("[run]\ndata_options = 3\n[method]\n", "data_options"),
+        ("[run]\nmethod = 7\n[method]\n", "there is no method '7'"),
+    ],
+)
+def test_damaged_settings_of_a_run_are_named(
+    text: str, expected: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "config.toml").write_text(text)
+    assert expected in fail(capsys, "run", "--resume", str(tmp_path))
+    assert [path.name for path in tmp_path.iterdir()] == ["config.toml"]
+
+
+def without(name: str) -> dict[str, torch.Tensor]:
+    return {key: value for key, value in load_file(MINI / "model.safetensors").items() if key != name}
+
+
+KEY = "visual_projection.weight"
+WEIGHTS = {
+    "missing": (lambda path: save_file(without(KEY), path), KEY),
+    "shape": (lambda path: save_file({**without(KEY), KEY: torch.zeros(3, 3)}, path), "(3, 3)"),
+    "nan": (lambda path: save_file({**without(KEY), KEY: torch.full((256, 256), torch.nan)}, path), "NaN"),
+    "cut": (lambda path: path.write_bytes((MINI / "model.safetensors").read_bytes()[:9000]), "model.safetensors"),
+    "pickle": (lambda path: path.write_bytes(b"\x80\x02}q\x00."), "model.safetensors"),
+}
+
+
+@pytest.mark.parametrize("damage", WEIGHTS)
+def test_damaged_weights_are_named(damage: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    folder = tmp_path / "backbone"
+    shutil.copytree(MINI, folder)
+    make, expected = WEIGHTS[damage]
+    make(folder / "model.safetensors")
+    line = fail(capsys, "run", "simplecil", "--backbone", str(folder), "--out", str(tmp_path / "out"))
+    assert expected in line
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_finished_run_that_is_resumed_says_so_and_prints_its_numbers(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from clipcil.experiment import launch
+
+    out = str(tmp_path / "run")
+    main(["run", "zero-shot", "--tasks", "2", "--out", out, "--quiet"])
+    first = capsys.readouterr().out
+    shutil.rmtree(tmp_path / "run" / "checkpoint")  # not needed any more
+    monkeypatch.setattr(launch, "run", None)  # nothing is to be run again
+    main(["run", "--resume", out])
+    assert capsys.readouterr().out == f"{out} is complete; nothing is left to do\n{first}"
+    assert "its run.seed is 0, not 4" in fail(capsys, "run", "--resume", out, "--seed", "4")

@@ -1,0 +1,76 @@
+"""Sweeps: the runs they consist of, what they reuse, and the curve."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from clipcil.errors import UserError
+from clipcil.experiment import bench
+from clipcil.experiment.bench import Finished, run_grid
+from clipcil.experiment.grid import Grid, plan
+from clipcil.experiment.sweep import plan_sweep, points_of, study_values
+from clipcil.report.compare import Spread
+from clipcil.report.curve import Curve, save_sweep
+
+
+def test_each_value_is_a_run_and_symbols_of_the_paper_are_names(tmp_path: Path) -> None:
+    planned = plan_sweep("dmc-ot", "λ", ["0", "0.5"], Grid(seeds=2), tmp_path)
+    assert [(each.label, each.config.ortho, each.spec.seed) for each in planned] == [
+        ("0", 0.0, 0), ("0", 0.0, 1), ("0.5", 0.5, 0), ("0.5", 0.5, 1),
+    ]  # fmt: skip
+
+
+def test_without_values_the_study_s_are_taken(tmp_path: Path) -> None:
+    planned = plan_sweep("dmc-ot", "M", [], Grid(), tmp_path)
+    assert [each.config.prompt_length for each in planned] == list(study_values("prompt_length"))
+
+
+def test_choices_outside_the_method_can_be_swept(tmp_path: Path) -> None:
+    planned = plan_sweep("simplecil", "tasks", ["5", "10", "20"], Grid(), tmp_path)
+    assert [each.spec.tasks for each in planned] == [5, 10, 20]
+
+
+def test_a_sweep_reuses_what_a_bench_has_done(tmp_path: Path) -> None:
+    usual = plan(Grid(methods=("dmc-ot",)), tmp_path)[0]
+    swept = plan_sweep("dmc-ot", "beta", ["1.5", f"{usual.config.beta:g}"], Grid(), tmp_path)
+    assert [each.folder == usual.folder for each in swept] == [False, True]
+
+
+@pytest.mark.parametrize(
+    ("key", "values", "said"),
+    [
+        ("betta", ["1", "2"], "did you mean 'beta'"),
+        ("beta", ["1"], "at least two values"),
+        ("beta", ["1", "big"], "it must be a number"),
+        ("beta", ["1", "-1"], "must be at least 0"),
+        ("tasks", ["5", "five"], "it must be a whole number"),
+        ("max_replay", [], "at least two values"),
+    ],
+)
+def test_wrong_words_are_refused(key: str, values: list[str], said: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=said):
+        plan_sweep("dmc-ot", key, values, Grid(), tmp_path)
+
+
+def test_points_leave_out_what_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    planned = plan_sweep("dmc-ot", "beta", ["0", "1"], Grid(), tmp_path)
+
+    def fail(*_: object, **__: object) -> None:
+        raise RuntimeError("no")
+
+    monkeypatch.setattr(bench, "run", fail)
+    finished = run_grid(planned, tmp_path)
+    assert [isinstance(each, Finished) and each.result is None for each in finished] == [True, True]
+    assert points_of(finished) == []
+
+
+def test_the_curve_is_a_picture(tmp_path: Path) -> None:
+    points = [(value, Spread(50 + i, 1.0), Spread(60 + i, None)) for i, value in enumerate(("10", "0", "0.5"))]
+    save_sweep([Curve("emoji", points), Curve("cifar100", points[:2])], "title", "beta", tmp_path / "a" / "curve.png")
+    image = Image.open(tmp_path / "a" / "curve.png").convert("RGB")
+    assert image.width > 600
+    colours = {colour for _, colour in image.getcolors(maxcolors=10**6)}
+    assert {(213, 94, 0), (0, 114, 178)} <= colours, "a line of its own colour for each dataset"
