@@ -37,8 +37,9 @@ class Training:
     weight_decay: float = 1e-4
     momentum: float = 0.9
     """For sgd alone."""
-    schedule: Literal["cosine", "constant", "multistep"] = "cosine"
-    """cosine: down to 0 at the last step; multistep: ×0.1 after each of the milestones."""
+    schedule: Literal["cosine", "cosine-epoch", "quarter-cosine", "constant", "multistep"] = "cosine"
+    """cosine: down to 0 at the last step; cosine-epoch: the same curve, but lowered once an epoch (PROOF, ENGINE);
+    quarter-cosine: cos(0.99 π/2 · e/(E − 1)) in epoch e of E (CODA-Prompt); multistep: ×0.1 after each milestone."""
     milestones: tuple[int, ...] = ()
     """Epochs after which multistep lowers the learning rate."""
     warmup: float = 0.0
@@ -60,10 +61,14 @@ class Training:
         ramp = self.warmup * steps
         if step < ramp:
             return (step + 1) / ramp if ramp > 1 else 1.0
+        epoch = step * self.epochs // max(1, steps)
         if self.schedule == "cosine":
             return 0.5 * (1 + math.cos(math.pi * (step - ramp) / max(1.0, steps - ramp)))
+        if self.schedule == "cosine-epoch":
+            return 0.5 * (1 + math.cos(math.pi * epoch / max(1, self.epochs)))
+        if self.schedule == "quarter-cosine":
+            return math.cos(0.99 * math.pi / 2 * epoch / max(1, self.epochs - 1))
         if self.schedule == "multistep":
-            epoch = step * self.epochs // max(1, steps)
             return float(0.1 ** sum(epoch >= milestone for milestone in self.milestones))
         return 1.0
 

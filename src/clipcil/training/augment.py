@@ -1,0 +1,70 @@
+"""Flips and random crops of what a vision tower reads, for methods that train something inside the tower."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.nn.functional import affine_grid, grid_sample
+
+from clipcil.training.loop import Training
+
+Augment = Literal["none", "flip", "crop"]
+
+AREA = (0.08, 1.0)
+"""Share of the picture that a crop covers; torchvision's default for RandomResizedCrop."""
+RATIO = (3 / 4, 4 / 3)
+"""Width of a crop divided by its height; torchvision's default."""
+
+
+@dataclass(frozen=True)
+class TowerTraining(Training):
+    """Training of something inside the vision tower, which sees pictures and not only their cached features."""
+
+    augment: Augment = "none"
+    """none: every picture as it is; flip: left and right exchanged for half of the pictures; crop: flip, and a random
+    part of 8 to 100 % of the picture stretched to its size (RandomResizedCrop). Drawn anew at every step."""
+
+
+def augmented(pixels: Tensor, how: Augment) -> Tensor:
+    """Flip and crop each picture of a batch by itself, with draws from torch's global generator.
+
+    A crop never covers more than the picture, so resampling only enlarges and plain bilinear interpolation has
+    nothing to blur away. Where a backbone has a frozen trunk (`mini`), `pixels` are the trunk's feature maps: flipping
+    and cropping these is close to, but not the same as, the trunk's answer to a flipped and cropped picture.
+
+    Args:
+        pixels: (B, C, H, W), what the tower reads.
+        how: See `TowerTraining.augment`.
+
+    Returns:
+        A tensor of the same shape; `pixels` itself with `how="none"`.
+
+    Example:
+        >>> import torch
+        >>> augmented(torch.zeros(2, 3, 8, 8), "crop").shape
+        torch.Size([2, 3, 8, 8])
+    """
+    if how == "none":
+        return pixels
+    flips = torch.rand(len(pixels)) < 0.5
+    if how == "flip":
+        return torch.where(flips.to(pixels.device)[:, None, None, None], pixels.flip(3), pixels)
+    grid = affine_grid(_crops(flips, pixels.shape[2:]).to(pixels), list(pixels.shape), align_corners=False)
+    return grid_sample(pixels, grid, mode="bilinear", padding_mode="border", align_corners=False)
+
+
+def _crops(flips: Tensor, size: torch.Size) -> Tensor:
+    """(B, 2, 3): for each picture the affine map from places in the result to places in the picture, in [−1, 1]."""
+    count = len(flips)
+    area = AREA[0] + (AREA[1] - AREA[0]) * torch.rand(count)
+    low, high = torch.tensor(RATIO).log()
+    ratio = torch.exp(low + (high - low) * torch.rand(count)) * size[0] / size[1]  # relative to the picture's own
+    wide, tall = (area * ratio).sqrt().clamp(max=1), (area / ratio).sqrt().clamp(max=1)
+    across = (1 - wide) * (2 * torch.rand(count) - 1)  # centres such that the crop stays inside
+    down = (1 - tall) * (2 * torch.rand(count) - 1)
+    zero = torch.zeros(count)
+    mirrored = torch.where(flips, -wide, wide)
+    return torch.stack([torch.stack([mirrored, zero, across], 1), torch.stack([zero, tall, down], 1)], 1)

@@ -1,0 +1,85 @@
+"""Flips and crops: each picture by itself, inside its borders, the same for the same random state."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor
+
+from clipcil.clip import CLIP
+from clipcil.errors import UserError
+from clipcil.settings import override
+from clipcil.training.augment import TowerTraining, _crops, augmented
+
+
+def ramps(count: int, side: int = 16) -> Tensor:
+    """(count, 2, side, side): the column's and the row's place in [−1, 1], so that a pixel says where it came from."""
+    places = (torch.arange(side) + 0.5) / side * 2 - 1
+    one = torch.stack([places.expand(side, -1), places[:, None].expand(-1, side)])
+    return one.expand(count, -1, -1, -1)
+
+
+def test_none_is_the_same_tensor() -> None:
+    pixels = ramps(2)
+    assert augmented(pixels, "none") is pixels
+
+
+def test_flip_exchanges_left_and_right_for_about_half() -> None:
+    torch.manual_seed(0)
+    pixels = ramps(400)
+    result = augmented(pixels, "flip")
+    mirrored = torch.tensor([torch.equal(one, pixels[0].flip(2)) for one in result])
+    kept = torch.tensor([torch.equal(one, pixels[0]) for one in result])
+    assert (mirrored ^ kept).all() and 160 < int(mirrored.sum()) < 240
+
+
+def test_a_crop_is_a_stretched_part_of_the_picture() -> None:
+    """On a ramp, bilinear sampling is exact away from the border: place = centre + half width × place in the result."""
+    torch.manual_seed(0)
+    pixels = ramps(300)
+    state = torch.get_rng_state()
+    result = augmented(pixels, "crop")
+    torch.set_rng_state(state)
+    maps = _crops(torch.rand(300) < 0.5, pixels.shape[2:])
+    wide, tall = maps[:, 0, 0], maps[:, 1, 1]
+    expected = torch.stack(
+        [
+            wide[:, None, None] * pixels[:, 0] + maps[:, 0, 2, None, None],
+            tall[:, None, None] * pixels[:, 1] + maps[:, 1, 2, None, None],
+        ],
+        dim=1,
+    )
+    inside = 1 - 1 / 16  # the centre of the outermost pixel; beyond it the border is repeated
+    torch.testing.assert_close(result, expected.clamp(-inside, inside), atol=1e-5, rtol=0)
+    area, ratio = (wide * tall).abs(), (wide / tall).abs()
+    assert 0.05 < float(area.min()) < 0.15 and 0.9 < float(area.max()) <= 1
+    assert float(ratio.min()) >= 0.74 and float(ratio.max()) <= 1.34
+    assert (maps[:, 0, 2].abs() + wide.abs() <= 1 + 1e-6).all() and (maps[:, 1, 2].abs() + tall <= 1 + 1e-6).all()
+    assert 100 < int((wide < 0).sum()) < 200
+
+
+def test_same_random_state_same_pictures() -> None:
+    drawn = []
+    for seed in (3, 3, 4):
+        torch.manual_seed(seed)
+        drawn.append(augmented(ramps(8), "crop"))
+    assert torch.equal(drawn[0], drawn[1]) and not torch.equal(drawn[0], drawn[2])
+
+
+def test_flipping_the_maps_of_the_trunk_is_close_to_flipping_the_picture(mini: CLIP) -> None:
+    torch.manual_seed(0)
+    rows = torch.randint(0, 256, (4, 8, 8, 3), dtype=torch.uint8)
+    images = [Image.fromarray(row.numpy()).resize((128, 128), Image.Resampling.BICUBIC) for row in rows]
+    mirrored = [image.transpose(Image.Transpose.FLIP_LEFT_RIGHT) for image in images]
+    with torch.no_grad():
+        maps, others = mini.preprocess(images), mini.preprocess(mirrored)
+    near = torch.cosine_similarity(maps.flip(3).flatten(1), others.flatten(1))
+    far = torch.cosine_similarity(maps.flatten(1), others.flatten(1))
+    assert (near > 0.9).all() and (near > far).all()
+
+
+def test_an_unknown_way_is_refused() -> None:
+    assert override(TowerTraining(), {"augment": "crop"}).augment == "crop"
+    with pytest.raises(UserError, match="augment"):
+        override(TowerTraining(), {"augment": "rotate"})
