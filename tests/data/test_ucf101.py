@@ -37,7 +37,7 @@ def test_folder_of_frames_and_the_fields_classes(tmp_path: Path) -> None:
     data = opened(root, split="random")
     assert data.classes == ["Hammering", "Hammer Throw", "Handstand Pushups"], "official order and spelling, no YoYo"
     assert (len(data.train), len(data.test)) == (48, 12)
-    assert data.templates[0] == "a photo of a person doing {}."
+    assert data.templates[0] == "a photo of a person {}."
     assert opened(root, split="random", classes="101").classes[-1] == "Yo Yo"
     assert data.train.image(0).size == (8, 8)
 

@@ -16,7 +16,7 @@ from clipcil.methods.l2p import L2P, L2PConfig
 from clipcil.prompts.visual import choose, cosine
 from clipcil.training.loop import Session
 
-CONFIG = L2PConfig(train=FAST, pool=6, length=2, top_k=3)
+CONFIG = L2PConfig(train=FAST, pool=6, length=2, top_k=3, pull=0.1, prompt_range=(-1.0, 1.0), key_range=(-1.0, 1.0))
 
 
 def nearest_prompts(method: L2P, query: torch.Tensor) -> list[int]:
@@ -73,7 +73,7 @@ def test_chosen_keys_are_pulled_to_the_queries_and_the_others_stay() -> None:
     clip = make_tower()
     source = make_stream(clip)
     torch.manual_seed(0)
-    method = L2P(replace(CONFIG, key_range=0.1), clip, Session())
+    method = L2P(replace(CONFIG, key_range=(-0.1, 0.1)), clip, Session())
     before = method.keys.detach().clone()
     tasks = source.tasks()  # held: a stream that is dropped shuts its pictures
     task = next(tasks)

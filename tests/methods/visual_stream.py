@@ -16,9 +16,10 @@ from clipcil.data.pictures import PictureSet
 from clipcil.data.reader import Pictures, Reader
 from clipcil.data.stream import TaskStream
 from clipcil.methods.base import Method
+from clipcil.training.augment import TowerTraining
 from clipcil.training.loop import Session, Training
 
-FAST = Training(epochs=3, lr=5e-3, batch_size=8, optimizer="adam", weight_decay=0, schedule="constant")
+FAST = TowerTraining(epochs=3, lr=5e-3, batch_size=8, optimizer="adam", weight_decay=0, schedule="constant")
 
 
 def tower() -> CLIP:

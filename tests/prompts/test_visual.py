@@ -8,8 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn.functional import cross_entropy
 
+from clipcil.errors import UserError
 from clipcil.heads.linear import GrowingHead
 from clipcil.prompts.visual import (
+    check_range,
     choose,
     cosine,
     existing,
@@ -55,11 +57,17 @@ def test_layers_a_tower_does_not_have_are_dropped_and_named() -> None:
     assert missing_note((0, 3), 4) == []
 
 
-def test_uniform_stays_within_its_limit_and_fills_it() -> None:
-    drawn = uniform(40, 50, limit=0.25, device=CPU)
+def test_uniform_stays_within_its_range_and_fills_it() -> None:
+    drawn = uniform(40, 50, between=(-0.25, 0.75), device=CPU)
     assert not drawn.requires_grad
-    assert 0.24 < drawn.abs().max() <= 0.25
-    assert drawn.mean().abs() < 0.02
+    assert -0.25 <= drawn.min() < -0.24 and 0.74 < drawn.max() < 0.75
+    assert (drawn.mean() - 0.25).abs() < 0.02
+
+
+@pytest.mark.parametrize("between", [(1.0, -1.0), (0.5,), (0.0, 1.0, 2.0), (float("nan"), 1.0)])
+def test_a_range_is_two_numbers_the_lower_first(between: tuple[float, ...]) -> None:
+    with pytest.raises(UserError, match="key_range"):
+        check_range("key_range", between)
 
 
 @settings(max_examples=30, deadline=None)

@@ -10,7 +10,7 @@ from torch import Tensor
 from clipcil.clip import CLIP
 from clipcil.errors import UserError
 from clipcil.settings import override
-from clipcil.training.augment import TowerTraining, _crops, augmented
+from clipcil.training.augment import TowerTraining, _crops, augmented, training_inputs
 
 
 def ramps(count: int, side: int = 16) -> Tensor:
@@ -77,6 +77,32 @@ def test_flipping_the_maps_of_the_trunk_is_close_to_flipping_the_picture(mini: C
     near = torch.cosine_similarity(maps.flip(3).flatten(1), others.flatten(1))
     far = torch.cosine_similarity(maps.flatten(1), others.flatten(1))
     assert (near > 0.9).all() and (near > far).all()
+
+
+class Batch:
+    """Pictures that have their pixels already."""
+
+    def __init__(self, pixels: Tensor) -> None:
+        self.pixels = pixels
+
+    def __getitem__(self, rows: Tensor) -> Batch:
+        return Batch(self.pixels[rows])
+
+
+def test_queries_are_those_of_the_augmented_pictures(tiny_clip: CLIP) -> None:
+    pictures = Batch(torch.randn(5, *tiny_clip.preprocess.shape))
+    rows, tower = torch.tensor([4, 0, 2]), tiny_clip.vision
+    with torch.no_grad():
+        cached = tower(pictures.pixels, class_only=True).features
+    plain, queries = training_inputs(tower, pictures, rows, cached, "none")  # type: ignore[arg-type]
+    assert torch.equal(plain, pictures.pixels[rows]) and torch.equal(queries, cached[rows])
+    torch.manual_seed(0)
+    pixels, queries = training_inputs(tower, pictures, rows, cached, "crop")  # type: ignore[arg-type]
+    torch.manual_seed(0)
+    assert torch.equal(pixels, augmented(pictures.pixels[rows], "crop")) and not queries.requires_grad
+    with torch.no_grad():
+        torch.testing.assert_close(queries, tower(pixels, class_only=True).features)
+    assert not torch.allclose(queries, cached[rows], atol=1e-3)
 
 
 def test_an_unknown_way_is_refused() -> None:

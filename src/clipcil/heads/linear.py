@@ -12,8 +12,9 @@ class GrowingHead(nn.Module):
 
     The cross-entropy of these methods is over the classes of the current task only (logits of all others at −∞), so
     earlier rows would get no gradient anyway; as parameters of their own they cannot move at all.
-    The rows start at 0. The papers do not say; a masked cross-entropy cannot see what the rows of a task have in
-    common, so whatever they start with in common would stay and favour one task over another.
+    The rows start at 0, as in the code of L2P and DualPrompt; CODA-Prompt's code keeps PyTorch's random start. A masked
+    cross-entropy cannot see what the rows of a task have in common, so whatever they start with in common would stay
+    and favour one task over another: 0 for all three.
     """
 
     def __init__(self, size: int, device: torch.device) -> None:

@@ -15,6 +15,8 @@ Where codes and descriptions differ:
   task. Here each picture has the expert of its own nearest key, whatever else is in the batch.
 - A CLIP port freezes the general prompt at its random start together with the tower. Here it trains, as described.
 - The pool of the references has the size of the number of tasks known in advance. Here each task adds its expert.
+
+arXiv:2204.04799. Read at google-research/l2p, commit dd8836e, and JH-LEE-KR/dualprompt-pytorch, commit 7eb457d.
 """
 
 from __future__ import annotations
@@ -32,43 +34,46 @@ from clipcil.data.stream import Task
 from clipcil.heads.linear import GrowingHead
 from clipcil.methods.base import Method
 from clipcil.methods.registry import register
-from clipcil.prompts.visual import cosine, existing, missing_note, prefixes, uniform
+from clipcil.prompts.visual import check_range, cosine, existing, missing_note, prefixes, uniform
 from clipcil.settings import within
-from clipcil.training.loop import Session, Training
+from clipcil.training.augment import TowerTraining, training_inputs
+from clipcil.training.loop import Session
 
 
 @dataclass(frozen=True)
 class DualPromptConfig:
-    train: Training = field(
-        default_factory=lambda: Training(
+    train: TowerTraining = field(
+        default_factory=lambda: TowerTraining(
             epochs=5, lr=2.8e-3, batch_size=24, optimizer="adam", weight_decay=0, schedule="constant", clip_norm=1
         )
     )
-    """The original's on CIFAR-100: Adam, 0.03 × batch 24 / 256, constant, 5 epochs, gradients no longer than 1."""
+    """The single-GPU port's on CIFAR-100: Adam at a constant 0.03 × batch 24 / 256, 5 epochs, gradients clipped to norm
+    1. The authors have 24 pictures on each of several devices, whose number they do not say, and the rate of the whole
+    batch. Both crop and flip the pictures (`augment`)."""
     general_layers: tuple[int, ...] = (0, 1)
-    """Layers of the general prompt, from 0; the paper's. Layers a tower does not have are left out, and noted."""
+    """Layers of the general prompt, from 0; the authors'. Layers a tower does not have are left out, and noted."""
     general_length: int = 5
-    """Vectors for the keys, and as many for the values, at each of them; the paper's."""
+    """Vectors for the keys, and as many for the values, at each of them; the authors'."""
     expert_layers: tuple[int, ...] = (2, 3, 4)
-    """Layers of the expert prompts, from 0; the paper's. Layers a tower does not have are left out, and noted."""
+    """Layers of the expert prompts, from 0; the authors'. Layers a tower does not have are left out, and noted."""
     expert_length: int = 5
-    """Vectors for the keys, and as many for the values; the original: 5 on CIFAR-100, 20 on ImageNet-R."""
+    """Vectors for the keys, and as many for the values; the authors: 5 on CIFAR-100, 20 on ImageNet-R."""
     pull: float = 1.0
-    """λ; the original's. Keys have no other gradient, so Adam makes little of the size."""
-    prompt_range: float = 1.0
-    """Prompts start from U(−r, r); the reference's."""
-    key_range: float = 0.01
-    """Keys start from U(−r, r). The reference has r = 1; the cosine ignores r, but a key takes about r/lr steps of Adam
-    to turn, and a task of few pictures has no such number of steps. Where it has, both end at the same key. (Embedded
-    dataset, 15 steps a task: the right one of ten tasks is found for 12 % of the pictures with r = 1, 29 % with this.)
-    """
+    """λ; the authors'. Keys have no other gradient, so Adam makes little of the size."""
+    prompt_range: tuple[float, ...] = (-1.0, 1.0)
+    """Prompts start from U[low, high); the port's. The authors draw from U[0, 0.01)."""
+    key_range: tuple[float, ...] = (-0.01, 0.01)
+    """Keys start from U[low, high). The port has (−1, 1), the authors (0, 0.01). The cosine ignores a key's length, but
+    a key of size r takes about r/lr steps of Adam to turn, and a task of few pictures has no such number of steps.
+    Where it has, all end at the same key. (Embedded dataset, 15 steps a task: the right one of ten tasks is found for
+    12 % of the pictures with (−1, 1), 29 % with this.)"""
 
     def __post_init__(self) -> None:
         within("general_length", self.general_length, 1)
         within("expert_length", self.expert_length, 1)
         within("pull", self.pull, 0)
-        within("prompt_range", self.prompt_range, 0)
-        within("key_range", self.key_range, 0)
+        check_range("prompt_range", self.prompt_range)
+        check_range("key_range", self.key_range)
         for layer in (*self.general_layers, *self.expert_layers):
             within("general_layers or expert_layers", layer, 0)
 
@@ -93,7 +98,7 @@ class DualPrompt(Method):
     def new_prompt(self, layers: int, length: int) -> nn.Parameter:
         """(layers, 2·L, width): at each layer L vectors for the keys, then L for the values."""
         width = self.clip.config.vision.width
-        return uniform(layers, 2 * length, width, limit=self.config.prompt_range, device=self.session.device)
+        return uniform(layers, 2 * length, width, between=self.config.prompt_range, device=self.session.device)
 
     def grow(self, names: Sequence[str]) -> None:
         super().grow(names)
@@ -101,7 +106,7 @@ class DualPrompt(Method):
         if len(self.experts):
             expert.copy_(self.experts[-1])
         self.experts.append(expert)
-        self.keys.append(uniform(1, self.clip.config.dim, limit=self.config.key_range, device=self.session.device))
+        self.keys.append(uniform(1, self.clip.config.dim, between=self.config.key_range, device=self.session.device))
         self.head.grow(len(names))
 
     def learn(self, task: Task) -> None:
@@ -110,8 +115,9 @@ class DualPrompt(Method):
         labels = pictures.labels - (self.seen - self.sizes[-1])
 
         def loss(rows: Tensor) -> Tensor:
-            features = self.encode(pictures[rows].pixels, self.experts[-1].unsqueeze(1))
-            near = cosine(queries[rows], self.keys[-1]).mean()
+            pixels, query = training_inputs(self.clip.vision, pictures, rows, queries, self.config.train.augment)
+            features = self.encode(pixels, self.experts[-1].unsqueeze(1))
+            near = cosine(query, self.keys[-1]).mean()
             return cross_entropy(self.head.current(features), labels[rows]) - self.config.pull * near
 
         parameters = [self.general, self.experts[-1], self.keys[-1], *self.head.newest()]

@@ -13,6 +13,8 @@ Where codes and descriptions differ:
   (the paper's Eq. for S(x)); `vote_in_training` brings the vote back for training alone, and nothing does for test.
 - The head reads the mean of the prompt tokens in the original and the class token in its CLIP port; see `head_input`.
 - A CLIP port masks the pool by task and adds exemplars; neither is L2P.
+
+arXiv:2112.08654. Read at google-research/l2p, commit dd8836e, and JH-LEE-KR/l2p-pytorch, commit f7bc994.
 """
 
 from __future__ import annotations
@@ -31,32 +33,36 @@ from clipcil.errors import UserError
 from clipcil.heads.linear import GrowingHead
 from clipcil.methods.base import Method
 from clipcil.methods.registry import register
-from clipcil.prompts.visual import choose, cosine, uniform
+from clipcil.prompts.visual import check_range, choose, cosine, uniform
 from clipcil.settings import within
-from clipcil.training.loop import Session, Training
+from clipcil.training.augment import TowerTraining, training_inputs
+from clipcil.training.loop import Session
 
 
 @dataclass(frozen=True)
 class L2PConfig:
-    train: Training = field(
-        default_factory=lambda: Training(
-            epochs=5, lr=1.875e-3, batch_size=16, optimizer="adam", weight_decay=0, schedule="constant", clip_norm=1
+    train: TowerTraining = field(
+        default_factory=lambda: TowerTraining(
+            epochs=5, lr=0.015, batch_size=128, optimizer="adam", weight_decay=0, schedule="constant", clip_norm=1
         )
     )
-    """The original's: Adam, 0.03 × batch 16 / 256, constant, 5 epochs, gradients no longer than 1."""
+    """The authors' on CIFAR-100: Adam at a constant 0.03 × batch / 256, where 16 pictures on each of 8 devices make a
+    batch of 128; 5 epochs, gradients clipped to norm 1. The single-GPU port has batches of 16, hence 0.001875. Both
+    crop and flip the pictures (`augment`)."""
     pool: int = 10
-    """N, prompts in the pool; the original's and its ports'."""
-    length: int = 5
-    """L, tokens of a prompt; the original has 10 on CIFAR-100, its ports 5."""
-    top_k: int = 5
-    """Prompts a picture gets; the original has 4 on CIFAR-100, its ports 5."""
-    pull: float = 0.1
-    """λ; 1 in the original code, 0.1 in its ports. Keys have no other gradient, so Adam makes little of the size."""
-    prompt_range: float = 1.0
-    """Prompts start from U(−r, r); the reference's. They pass a layer norm at once, so r hardly matters."""
-    key_range: float = 1.0
-    """Keys start from U(−r, r); the reference's. The cosine ignores r, but a key takes about r/lr steps of Adam to
-    turn: with few pictures it must be small."""
+    """N, prompts in the pool; the authors' and the ports'."""
+    length: int = 10
+    """L, tokens of a prompt; the authors' on CIFAR-100. The ports have 5."""
+    top_k: int = 4
+    """Prompts a picture gets; the authors' on CIFAR-100. The ports have 5."""
+    pull: float = 1.0
+    """λ; the authors'. 0.1 in the ports. Keys have no other gradient, so Adam makes little of the size."""
+    prompt_range: tuple[float, ...] = (0.0, 0.01)
+    """Prompts start from U[low, high); the authors'. The PyTorch ports have (−1, 1). The range matters although a layer
+    norm follows: at rate lr a step of Adam is a larger part of a small prompt."""
+    key_range: tuple[float, ...] = (0.0, 0.01)
+    """Keys start from U[low, high); the authors'. The PyTorch ports have (−1, 1). The cosine ignores a key's length,
+    but a key of size r takes about r/lr steps of Adam to turn: with few pictures it must be small."""
     head_input: Literal["class", "prompts"] = "class"
     """What the head reads. class: the projected class token, the one vector CLIP was trained to be read by, as the CLIP
     port does; prompts: the mean of the prompt tokens after the last norm, as in the original, whose ViT is read freely.
@@ -68,8 +74,8 @@ class L2PConfig:
         within("length", self.length, 1)
         within("top_k", self.top_k, 1)
         within("pull", self.pull, 0)
-        within("prompt_range", self.prompt_range, 0)
-        within("key_range", self.key_range, 0)
+        check_range("prompt_range", self.prompt_range)
+        check_range("key_range", self.key_range)
         if self.pool < self.top_k:
             raise UserError(f"setting 'pool' is {self.pool}; it must be at least top_k, which is {self.top_k}")
 
@@ -84,8 +90,8 @@ class L2P(Method):
     def __init__(self, config: L2PConfig, clip: CLIP, session: Session) -> None:
         super().__init__(config, clip, session)
         dim, width, device = clip.config.dim, clip.config.vision.width, session.device
-        self.prompts = uniform(config.pool, config.length, width, limit=config.prompt_range, device=device)
-        self.keys = uniform(config.pool, dim, limit=config.key_range, device=device)
+        self.prompts = uniform(config.pool, config.length, width, between=config.prompt_range, device=device)
+        self.keys = uniform(config.pool, dim, between=config.key_range, device=device)
         self.head = GrowingHead(dim if config.head_input == "class" else width, device)
 
     def grow(self, names: Sequence[str]) -> None:
@@ -98,9 +104,10 @@ class L2P(Method):
         labels = pictures.labels - (self.seen - self.sizes[-1])
 
         def loss(rows: Tensor) -> Tensor:
-            similarity = cosine(queries[rows], self.keys)  # (B, N)
+            pixels, query = training_inputs(self.clip.vision, pictures, rows, queries, self.config.train.augment)
+            similarity = cosine(query, self.keys)  # (B, N)
             chosen = choose(similarity, self.config.top_k, together=self.config.vote_in_training)
-            scores = self.head.current(self.encode(pictures[rows].pixels, chosen))
+            scores = self.head.current(self.encode(pixels, chosen))
             near = similarity.gather(1, chosen).sum(1).mean()
             return cross_entropy(scores, labels[rows]) - self.config.pull * near
 

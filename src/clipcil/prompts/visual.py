@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize
 
 from clipcil.clip.layers import Prefix
+from clipcil.errors import UserError
 
 
 def cosine(queries: Tensor, keys: Tensor) -> Tensor:
@@ -34,9 +35,17 @@ def choose(similarity: Tensor, count: int, together: bool = False) -> Tensor:
     return votes.topk(count).indices.expand(len(similarity), -1)
 
 
-def uniform(*shape: int, limit: float, device: torch.device) -> nn.Parameter:
-    """A parameter drawn from U(−limit, limit), not training until a stage says so."""
-    return nn.Parameter((2 * torch.rand(*shape) - 1).mul_(limit).to(device), requires_grad=False)
+def uniform(*shape: int, between: Sequence[float], device: torch.device) -> nn.Parameter:
+    """A parameter drawn from U[low, high), `between` = (low, high); not training until a stage says so."""
+    low, high = between
+    return nn.Parameter((low + (high - low) * torch.rand(*shape)).to(device), requires_grad=False)
+
+
+def check_range(name: str, between: Sequence[float]) -> None:
+    """Refuse a range that is not two numbers, the lower first."""
+    if len(between) != 2 or not between[0] <= between[1]:
+        given = ", ".join(f"{value:g}" for value in between)
+        raise UserError(f"setting '{name}' is ({given}); it must be two numbers, the lower first, such as -1,1")
 
 
 def existing(layers: Sequence[int], depth: int) -> list[int]:
@@ -67,7 +76,7 @@ def orthogonal_rows(earlier: Tensor, count: int) -> Tensor:
 
     Gram–Schmidt by one QR: [earlierᵀ, randomᵀ] = Q R, and the columns of Q after the first n are the random rows with
     all that came before taken out. Householder's QR keeps them orthogonal to rounding, also where earlier rows nearly
-    coincide, where the textbook loop does not. The sign of R's diagonal is undone, so that a row keeps its side.
+    coincide, where the textbook loop does not. The sign of R's diagonal is undone, so that a row keeps its sign.
 
     d dimensions hold no more than d orthogonal rows. When n + count > d, the first d − n rows are as above and the rest
     are random unit rows: in d dimensions their cosines with anything are about 1/√d. (The reference code would redraw

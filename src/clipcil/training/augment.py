@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import affine_grid, grid_sample
 
+from clipcil.clip.vision import VisionTower
+from clipcil.data.reader import Pictures
 from clipcil.training.loop import Training
 
 Augment = Literal["none", "flip", "crop"]
@@ -54,6 +56,31 @@ def augmented(pixels: Tensor, how: Augment) -> Tensor:
         return torch.where(flips.to(pixels.device)[:, None, None, None], pixels.flip(3), pixels)
     grid = affine_grid(_crops(flips, pixels.shape[2:]).to(pixels), list(pixels.shape), align_corners=False)
     return grid_sample(pixels, grid, mode="bilinear", padding_mode="border", align_corners=False)
+
+
+def training_inputs(
+    tower: VisionTower, pictures: Pictures, rows: Tensor, features: Tensor, how: Augment
+) -> tuple[Tensor, Tensor]:
+    """What a method with prompts inside a frozen tower trains on: the pixels of a batch and their queries.
+
+    A query is the feature of the picture from the tower without prompts. Where pictures are augmented it is that of the
+    augmented picture, as in the codes of L2P, DualPrompt and CODA-Prompt, at the price of one more pass.
+
+    Args:
+        tower: The frozen vision tower.
+        pictures: The training pictures of the task.
+        rows: (B,) int64, the rows of the batch.
+        features: (n, dim), the cached features of all pictures of the task.
+        how: See `TowerTraining.augment`.
+
+    Returns:
+        Pixels (B, C, H, W) and queries (B, dim).
+    """
+    pixels = augmented(pictures[rows].pixels, how)
+    if how == "none":
+        return pixels, features[rows]
+    with torch.no_grad():
+        return pixels, tower(pixels, class_only=True).features
 
 
 def _crops(flips: Tensor, size: torch.Size) -> Tensor:

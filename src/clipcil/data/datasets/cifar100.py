@@ -10,14 +10,17 @@ from clipcil.data.names import clean_name
 from clipcil.data.parquet import read_parquet
 from clipcil.errors import UserError
 
-TEMPLATES = (
-    "a photo of a {}.",
-    "a blurry photo of a {}.",
-    "a low contrast photo of a {}.",
-    "a photo of the small {}.",
-    "a tiny picture of a {}.",
-    "a pixelated photo of the {}.",
+_KINDS = ("", "blurry ", "black and white ", "low contrast ", "high contrast ", "bad ", "good ")
+TEMPLATES = tuple(
+    template
+    for article in ("a", "the")
+    for template in (
+        *(f"a {kind}photo of {article} {{}}." for kind in _KINDS),
+        f"a photo of {article} small {{}}.",
+        f"a photo of {article} big {{}}.",
+    )
 )
+"""The 18 sentences that OpenAI published for CIFAR, which PROOF, ENGINE and CLAP4CLIP average over."""
 COUNTS = {"train": 50_000, "test": 10_000}
 
 

@@ -15,12 +15,8 @@ from clipcil.data.names import clean_name
 from clipcil.data.splits import split_whole
 from clipcil.errors import UserError
 
-TEMPLATES = (
-    "a photo of a {}, a type of bird.",
-    "a photo of a {}.",
-    "a close-up photo of the {}, a bird.",
-    "a photo of the {} in the wild.",
-)
+TEMPLATES = ("a photo of a {}, a type of bird.",)
+"""The one sentence that OpenAI published for birds, and the only one of PROOF and ENGINE on this dataset."""
 CLASSES, PICTURES = 200, 11_788
 LISTS = ("images.txt", "image_class_labels.txt", "train_test_split.txt", "classes.txt")
 _PUT = "put the official CUB_200_2011.tgz or the folder CUB_200_2011 unpacked from it there"

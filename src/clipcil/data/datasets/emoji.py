@@ -24,5 +24,6 @@ def open_emoji(root: Path | None, options: NoOptions) -> Dataset:
         classes=table.names,
         train=table.pictures.subset(torch.nonzero(~is_test).flatten()),
         test=table.pictures.subset(torch.nonzero(is_test).flatten()),
+        # Ours: there is no published list for drawings of emoji.
         templates=("a photo of a {}.", "a drawing of a {}.", "an icon of a {}.", "a picture of a {}."),
     )

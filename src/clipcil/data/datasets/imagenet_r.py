@@ -21,14 +21,16 @@ from clipcil.data.tree import SUFFIXES, list_files, list_folders
 from clipcil.errors import UserError
 
 TEMPLATES = (
-    "a photo of a {}.",
-    "a rendition of a {}.",
-    "a drawing of a {}.",
-    "a painting of the {}.",
-    "a sculpture of a {}.",
-    "a cartoon of a {}.",
-    "a toy in the shape of a {}.",
+    "itap of a {}.",
+    "a bad photo of the {}.",
+    "a origami {}.",
+    "a photo of the large {}.",
+    "a {} in a video game.",
+    "art of the {}.",
+    "a photo of the small {}.",
 )
+"""The seven sentences that OpenAI published as the best few of its 80 for ImageNet ("itap": I took a picture of).
+PROOF and ENGINE train with the first and average over all; CLAP4CLIP averages over the 80, of which these are part."""
 CLASSES, PICTURES = 200, 30_000
 _PUT = "put the official imagenet-r.tar there, or the folder imagenet-r unpacked from it"
 _WNID = re.compile(r"n\d{8}")

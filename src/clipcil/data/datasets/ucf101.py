@@ -18,12 +18,13 @@ from clipcil.data.video import VIDEO, Clip, ClipPictures
 from clipcil.errors import UserError
 from clipcil.settings import within
 
-TEMPLATES = (
-    "a photo of a person doing {}.",
-    "a photo of a person during {}.",
-    "a video frame of a person practicing {}.",
-    "a picture of the human action of {}.",
+TEMPLATES = tuple(
+    f"a {kind} of {article} person {verb}{{}}."
+    for verb in ("", "using ", "doing ", "during ", "performing ", "practicing ")
+    for article in ("a", "the")
+    for kind in ("photo", "video", "example", "demonstration")
 )
+"""The 48 sentences that OpenAI published for UCF-101, which PROOF and ENGINE average over."""
 CLASSES, CLIPS = 101, 13_320
 _CLIP = re.compile(r"v_([A-Za-z]+)_g(\d+)_c(\d+)")
 _SPELLING = {"handstandpushups": "HandstandPushups"}

@@ -1,0 +1,79 @@
+"""CODA-Prompt, facts read at GT-RIPL/CODA-Prompt, commit 6417d4f (models/zoo.py, learners/prompt.py, experiments/).
+
+- Per layer 0…4: α = ⟨normalise(q ⊙ A), normalise(K)⟩ for each component, prompt = Σ α P, first half keys, second
+  values; in training the components of earlier tasks are detached but stay in the sum.
+- Cross-entropy with the logits of earlier tasks at −∞, plus μ · Σ mean((B Bᵀ − I)²) over K, A and flattened P and
+  over layers; μ = 0 in the scripts.
+- A task's new rows: Gram–Schmidt against all earlier rows, then unit length.
+- 100 components in all, whatever the number of tasks (5 each with twenty), length 8; Adam 1e-3, batch 128, 20 epochs
+  on CIFAR-100 and 50 on ImageNet-R; cos(99 π e / (200 (K − 1))) in epoch e of K.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch.nn.functional import cross_entropy, normalize
+from visual_stream import FAST, Recorder, encode_by_hand, project, stream, tower
+
+from clipcil.experiment.spec import RunSpec, method_settings
+from clipcil.methods.coda_prompt import CODAPrompt, CODAPromptConfig
+from clipcil.paper import read_table
+
+
+def test_score_loss_and_gradient_are_the_reference() -> None:
+    clip, session = tower(), Recorder()
+    torch.manual_seed(0)
+    config = CODAPromptConfig(train=FAST, components=4, length=6, ortho=0.3)
+    method = CODAPrompt(config, clip, session)
+    tasks = stream(clip).tasks()
+    for _ in range(2):
+        task = next(tasks)
+        method.learn(task)  # the recorder trains nothing
+        for parameter in session.trained:
+            parameter.detach().normal_(std=0.5)
+    for parameter in session.trained:
+        parameter.requires_grad_(True)
+    rows = torch.tensor([0, 9, 5])
+    batch = task.pictures[rows]
+    prefixes, penalty = [], torch.zeros(())
+    for layer in range(5):
+        P, K, A = (
+            torch.cat([part[0][layer].detach(), part[1][layer]])
+            for part in (method.prompts, method.keys, method.attention)
+        )
+        attended = torch.einsum("bd,kd->bkd", batch.features, A)
+        alpha = torch.einsum("bkd,kd->bk", normalize(attended, dim=2), normalize(K, dim=1))
+        prompt = torch.einsum("bk,kld->bld", alpha, P.view(8, 6, -1))
+        prefixes.append((prompt[:, :3], prompt[:, 3:]))
+        penalty = penalty + sum(((t @ t.T - torch.eye(8)) ** 2).mean() for t in (K, A, P))
+    features = torch.stack(
+        [
+            project(clip, encode_by_hand(clip, x, prefixes={i: (k[b], v[b]) for i, (k, v) in enumerate(prefixes)}))
+            for b, x in enumerate(batch.pixels)
+        ]
+    )
+    logits = features @ torch.cat(list(method.head.weights)).T + torch.cat(list(method.head.biases))
+    torch.testing.assert_close(method.logits(batch), logits, atol=1e-4, rtol=1e-4)
+    masked = torch.cat([torch.full((3, 3), -torch.inf), logits[:, 3:]], dim=1)
+    expected = cross_entropy(masked, batch.labels) + 0.3 * penalty
+    ours = session.loss(rows)
+    torch.testing.assert_close(ours, expected)
+    for one, other in zip(
+        torch.autograd.grad(ours, session.trained), torch.autograd.grad(expected, session.trained), strict=True
+    ):
+        torch.testing.assert_close(one, other, atol=1e-4, rtol=1e-3)
+
+
+def test_recipe_is_the_authors_at_ten_and_at_twenty_tasks() -> None:
+    config = method_settings(
+        RunSpec(method="coda-prompt", data="cifar100", backbone="openai/clip-vit-base-patch16"), {}
+    )
+    assert config == replace(CODAPromptConfig(), layers=(0, 1, 2, 3, 4), components=10, length=8, ortho=0.0)
+    train = config.train
+    assert (train.optimizer, train.lr, train.batch_size, train.epochs) == ("adam", 1e-3, 128, 20)
+    assert train.rate(1, 20) == pytest.approx(torch.cos(torch.tensor(99 * torch.pi / (200 * 19))).item())
+    row = next(row for row in read_table("table2").rows if row.method == "coda-prompt")
+    assert row.settings == {"components": 100 // 20}

@@ -1,0 +1,64 @@
+"""CoOp, facts read from KaiyangZhou/CoOp by way of the project's fact sheet (no class-incremental code is official).
+
+- Prompt: [SOS] V_1 … V_M name . [EOS], 77 tokens, the placeholder's embeddings replaced by V; V shared by all
+  classes.
+- Text feature: the tower's output at the end-of-text token, projected, normalised; score = s · cos; cross-entropy.
+- M = 16, V from N(0, 0.02²), SGD 2e-3, batch 32, cosine.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from feature_helpers import learn_all, make_tasks, make_test
+from torch.nn.functional import normalize
+
+from clipcil.clip import CLIP
+from clipcil.memory.exemplars import Budget
+from clipcil.methods.coop import CoOp, CoOpConfig
+from clipcil.training.loop import Session, Training
+
+
+def test_score_is_the_reference(tiny_clip: CLIP) -> None:
+    """Every class by itself: "name." is tokenised, the context put before it, nothing is cut or shared."""
+    config = CoOpConfig(train=Training(epochs=1, optimizer="sgd"), context_length=3, memory=Budget(2, "class"))
+    torch.manual_seed(0)
+    method = learn_all(CoOp(config, tiny_clip, Session()), make_tasks(tiny_clip, [2, 2]))
+    assert isinstance(method, CoOp)
+    pictures, model = make_test(tiny_clip, 4, per_class=2), tiny_clip.text.text_model
+    texts = []
+    for name in method.names:
+        tokens, _ = tiny_clip.tokenizer([f"{name}."])
+        hidden = model.embeddings.token_embedding(tokens)
+        hidden = torch.cat([hidden[:, :1], method.context, hidden[:, 1:]], dim=1)
+        end = hidden.shape[1] - 1
+        hidden = hidden + model.embeddings.position_embedding.weight[: hidden.shape[1]]
+        texts.append(_encode(tiny_clip, hidden)[0, end])
+    unit = normalize(tiny_clip.text.text_projection(torch.stack(texts)), dim=-1)
+    expected = tiny_clip.logit_scale.exp() * normalize(pictures.features, dim=-1) @ unit.T
+    torch.testing.assert_close(method.logits(pictures), expected, atol=1e-3, rtol=1e-4)  # type: ignore[arg-type]
+
+
+def _encode(clip: CLIP, hidden: torch.Tensor) -> torch.Tensor:
+    """The causal text tower, one head after the other."""
+    model = clip.text.text_model
+    mask = torch.full((hidden.shape[1], hidden.shape[1]), -torch.inf).triu(1)
+    for block in model.encoder.blocks():
+        attention, normed = block.self_attn, block.layer_norm1(hidden)
+        parts = [
+            layer(normed).chunk(attention.heads, dim=2)
+            for layer in (attention.q_proj, attention.k_proj, attention.v_proj)
+        ]
+        mixed = [
+            (q @ k.transpose(1, 2) / q.shape[2] ** 0.5 + mask).softmax(2) @ v for q, k, v in zip(*parts, strict=True)
+        ]
+        hidden = hidden + attention.out_proj(torch.cat(mixed, dim=2))
+        hidden = hidden + block.mlp(block.layer_norm2(hidden))
+    return model.final_layer_norm(hidden)
+
+
+def test_recipe() -> None:
+    config = CoOpConfig()
+    assert (config.context_length, config.context_std, config.suffix) == (16, 0.02, ".")
+    assert (config.train.optimizer, config.train.lr, config.train.batch_size) == ("sgd", 2e-3, 32)
+    assert config.train.rate(0, 100) == pytest.approx(0.1)  # rises over the first of ten epochs

@@ -1,0 +1,102 @@
+"""RAPF, facts read at linlany/RAPF, commit 81d41df (main.py, continual_clip/models.py, configs/class/).
+
+- Score: exp(logit_scale) · cos(A v, t), A without bias, v raw; t from "a good photo of a {}.".
+- Replay: `n` old classes a step, in a shuffled order, by turns; 10β features each. Hard pairs: old i and new j whose
+  unit texts are closer than τ; 20β features of class i each; hinge relu(−cos(A x, t_i) + cos(A x, t_j) + 0.1), mean
+  over all.
+- Loss: cross-entropy over all classes on pictures and replayed features, plus the hinge where there are pairs.
+- Fusion: W_old = U S Vᵀ; Δ = |Uᵀ W_new − S Vᵀ|; mask = min(Δ / max Δ + b, 1); W = U (Uᵀ W_new ⊙ mask + S Vᵀ ⊙ (1 −
+  mask)).
+- `shrink`: Σ + mean(diagonal) I + mean(off-diagonal) (1 − I).
+- τ = 0.65 for ImageNet-R in tasks of 20, 0.60 in tasks of 10 or 40; 0.55 CIFAR-100; 0.65 CUB-200.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.nn.functional import cross_entropy, normalize
+from visual_stream import FAST, stream, tower
+
+from clipcil.experiment.spec import RunSpec, method_settings
+from clipcil.methods.rapf import RAPF, RAPFConfig, fuse, spread
+from clipcil.training.loop import Session
+
+
+def test_fusion_is_the_reference() -> None:
+    torch.manual_seed(0)
+    old, new = torch.randn(2, 16, 16, dtype=torch.float64)
+    U, S, V = torch.linalg.svd(old)
+    right = torch.diag(S) @ V
+    change = (U.T @ new - right).abs()
+    mask = torch.clamp(change / change.max() + 0.6, max=1)
+    torch.testing.assert_close(fuse(old, new, 0.6), U @ (U.T @ new * mask + right * (1 - mask)))
+
+
+def test_widened_covariance_is_the_reference() -> None:
+    torch.manual_seed(0)
+    root = torch.randn(6, 6, dtype=torch.float64)
+    covariance = root @ root.T
+    off = covariance - torch.diag(covariance.diagonal())
+    expected = torch.full((6, 6), float(off.sum() / 30), dtype=torch.float64)
+    expected.fill_diagonal_(float(covariance.diagonal().mean()))
+    a, b = spread(covariance)
+    identity = torch.eye(6, dtype=torch.float64)
+    torch.testing.assert_close(a * identity + b * (1 - identity), expected)
+
+
+def test_score_and_loss_are_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With memories that give their means for every draw, so that only the arithmetic is compared."""
+    clip, kept = tower(), {}
+
+    class Keep(Session):
+        def fit(self, *args: object, **kwargs: object) -> None:
+            kept.update(loss=args[3], draw=kwargs["each_epoch"])
+
+    config = RAPFConfig(adapter=FAST, threshold=1.2, replay_classes=2, replay_each=3, replay_epoch=0, pair_each=2)
+    torch.manual_seed(0)
+    method = RAPF(config, clip, Keep())
+    tasks = stream(clip).tasks()
+    method.learn(next(tasks))
+    means = method.memory.means().float()
+    monkeypatch.setattr(method.memory, "sample", lambda classes: means[classes])
+    task = next(tasks)
+    method.learn(task)
+    texts = normalize(clip.encode_texts([f"a good photo of a {name}." for name in method.names]), dim=-1)
+    rows = torch.tensor([2, 7])
+    torch.manual_seed(1)
+    kept["draw"]()
+    value = kept["loss"](rows)
+    torch.manual_seed(1)
+    order = torch.randperm(3)
+    steps = -(-len(task.pictures) // FAST.batch_size)
+    last = [int(order[(2 * (steps - 1) + i) % 3]) for i in range(2)]  # our epochs hand their draws out from the end
+    replay = torch.tensor(last).repeat_interleave(3)
+
+    def scores(v: torch.Tensor) -> torch.Tensor:
+        return normalize(v @ method.adapter.weight.T, dim=-1) @ texts.T
+
+    batch = task.pictures[rows]
+    inputs, targets = torch.cat([batch.features, means[replay]]), torch.cat([batch.labels, replay])
+    scale = clip.logit_scale.exp()
+    torch.testing.assert_close(method.logits(batch), scale * scores(batch.features), atol=1e-4, rtol=1e-4)
+    pairs = [(i, j) for i in range(3) for j in range(3, 5) if float((texts[i] - texts[j]).norm()) < 1.2]
+    assert len(pairs) > 0
+    hinge = [torch.relu(-scores(means[i])[i] + scores(means[i])[j] + 0.1) for i, j in pairs for _ in range(2)]
+    expected = cross_entropy(scale * scores(inputs), targets) + torch.stack(hinge).mean()
+    torch.testing.assert_close(value, expected)
+
+
+@pytest.mark.parametrize(
+    ("data", "values"),
+    [
+        ("cifar100", (2, 20, 40, 0.55, 0.6, False, 100)),
+        ("imagenet-r", (5, 10, 20, 0.65, 0.7, True, 64)),
+        ("cub200", (10, 10, 20, 0.65, 0.8, True, 32)),
+    ],
+)
+def test_presets_are_the_authors(data: str, values: tuple[float, ...]) -> None:
+    c = method_settings(RunSpec(method="rapf", data=data, backbone="openai/clip-vit-base-patch16"), {})
+    ours = (c.replay_classes, c.replay_each, c.pair_each, c.threshold, c.fusion, c.widen, c.adapter.batch_size)
+    assert ours == values
+    assert (c.adapter.epochs, c.adapter.lr, c.adapter.milestones, c.margin) == (15, 1e-3, (4, 10), 0.1)

@@ -1,0 +1,52 @@
+"""Zero-shot CLIP as the paper's row: "a photo of a {}." (its section 3.1) on every dataset, scores s · cos(v, t).
+
+The sentences of the datasets, which other methods average over, are those of zhoudw-zdw/PROOF, commit 0bb2052
+(utils/templates.json): 18 for CIFAR-100, 7 for ImageNet-R beginning with "itap of a {}.", 48 for UCF-101, 1 for
+CUB-200.
+"""
+
+from __future__ import annotations
+
+import importlib
+
+import pytest
+import torch
+from torch.nn.functional import normalize
+
+from clipcil.clip import CLIP
+from clipcil.experiment.spec import RunSpec, method_settings
+
+LISTS = {
+    "cifar100": ("cifar100", 18, "a photo of a {}.", "a photo of the big {}."),
+    "imagenet-r": ("imagenet_r", 7, "itap of a {}.", "a photo of the small {}."),
+    "ucf101": ("ucf101", 48, "a photo of a person {}.", "a demonstration of the person practicing {}."),
+    "cub200": ("cub200", 1, "a photo of a {}, a type of bird.", "a photo of a {}, a type of bird."),
+}
+
+
+@pytest.mark.parametrize("data", [*LISTS, "emoji"])
+def test_the_paper_sentence_on_every_dataset(data: str) -> None:
+    config = method_settings(RunSpec(method="zero-shot", data=data), {})
+    assert (config.template, config.ensemble) == ("a photo of a {}.", False)
+
+
+@pytest.mark.parametrize("data", LISTS)
+def test_sentences_of_the_datasets_are_the_authors(data: str) -> None:
+    module, count, first, last = LISTS[data]
+    templates = importlib.import_module(f"clipcil.data.datasets.{module}").TEMPLATES
+    assert (len(templates), templates[0], templates[-1]) == (count, first, last)
+    assert len(set(templates)) == count and all(template.count("{}") == 1 for template in templates)
+
+
+def test_score_is_the_reference(mini: CLIP) -> None:
+    """Texts one by one through the tower, and a score for each picture and class."""
+    from feature_helpers import learn_all, make_tasks, make_test
+
+    from clipcil.methods.zero_shot import ZeroShot, ZeroShotConfig
+    from clipcil.training.loop import Session
+
+    tasks, pictures = make_tasks(mini, [2, 2]), make_test(mini, 4, per_class=2)
+    method = learn_all(ZeroShot(ZeroShotConfig(), mini, Session()), tasks)
+    texts = torch.cat([normalize(mini.encode_texts([f"a photo of a {name}."]), dim=-1) for name in method.names])
+    expected = mini.logit_scale.exp() * normalize(pictures.features, dim=-1) @ texts.T
+    torch.testing.assert_close(method.logits(pictures), expected, atol=1e-4, rtol=1e-4)  # type: ignore[arg-type]
