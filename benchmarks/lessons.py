@@ -29,9 +29,14 @@ def auroc(known: Tensor, unknown: Tensor) -> float:
 
 
 def logits_of(model: clipcil.Classifier, pictures: list[object]) -> Tensor:
-    from clipcil.classifier.predicting import stream_logits
+    from clipcil.classifier.predicting import BatchReader, stream_logits
 
-    rows = [row for _, row in stream_logits(pictures, model._reader, model._method.logits)]
+    rows = [
+        row
+        for _, row in stream_logits(
+            pictures, BatchReader(model._method.clip, torch.device("cpu")), model._method.logits
+        )
+    ]
     return torch.stack(rows)  # type: ignore[arg-type]
 
 

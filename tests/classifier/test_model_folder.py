@@ -80,12 +80,12 @@ def test_a_write_that_fails_leaves_the_old_model(
 def test_refusals(model: clipcil.Classifier, tmp_path: Path) -> None:
     folder = tmp_path / "m"
     model.save(folder)
-    edit(folder, 'format = "1.0"', 'format = "1.7"')
+    edit(folder, 'format = "1.1"', 'format = "1.7"')
     assert clipcil.load(folder).classes == ["airplane", "ant"]  # a newer minor version only adds
     edit(folder, 'format = "1.7"', 'format = "2.0"')
     with pytest.raises(UserError, match=r"format 2\.0.*install a newer"):
         clipcil.load(folder)
-    edit(folder, 'format = "2.0"', 'format = "1.0"')
+    edit(folder, 'format = "2.0"', 'format = "1.1"')
     fingerprint = read_model(folder).fingerprint
     edit(folder, fingerprint, "0" * 12)
     with pytest.raises(UserError, match="fingerprint"):

@@ -54,11 +54,21 @@ def test_learning_shows_what_it_does(tmp_path: Path, capsys: pytest.CaptureFixtu
     week = write_tree(tmp_path / "week", pictures(["bee", "banana"]))
     pictures(["apple"])["apple"][0].save(week / "loose.png")
     text = said(capsys, "learn", str(tmp_path / "m"), str(week), "--method", "simplecil")
-    for words in ("banana", "new", "1 pictures in", "trained on 10 of 12", "of the 2 held out", "none of these"):
+    for words in (
+        "banana",
+        "new",
+        "1 pictures in",
+        "trained on 10 of 12 pictures, 2 held out",
+        "of 2 held-out pictures",
+        "none of these",
+    ):
         assert words in text
     write_tree(tmp_path / "next", pictures(["bee", "apple"], test=True))
     text = said(capsys, "learn", str(tmp_path / "m"), str(tmp_path / "next"))
-    assert "known: more pictures" in text and "learnt 1 new classes and more of 1; it knows 3 now" in text
+    assert (
+        "known: more pictures" in text
+        and "learnt 1 new class, and more pictures of 1 known class; the model knows 3 classes now" in text
+    )
 
 
 def test_predicting(model: Path, asked: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

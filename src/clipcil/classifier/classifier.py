@@ -3,129 +3,175 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import normalize
 
-from clipcil.classifier.lesson import Lesson, split_held_out
-from clipcil.classifier.model_folder import Facts, Known, read_model, read_weights, today, write_model
+from clipcil.calibration.optimal_transport import paired_map
+from clipcil.classifier.evaluation import Answer, Evaluation, evaluate_answers
+from clipcil.classifier.held_out import HeldOut, PixelsNeededError, split_held_out
+from clipcil.classifier.lesson import LearnMonitor, Lesson, LessonRecord, Progress
+from clipcil.classifier.model_folder import Facts, Known, now, read_model, read_weights, today, write_model
 from clipcil.classifier.predicting import BatchReader, Prediction, rank, stream_logits
 from clipcil.classifier.sources import TEMPLATE, Source, read_source
-from clipcil.classifier.unknown import Calibration, calibrate, probabilities
-from clipcil.classifier.watch import LearnMonitor
-from clipcil.clip import load_clip
+from clipcil.classifier.unknown import ENOUGH, Calibration, calibrate
+from clipcil.clip import CLIP, load_clip
 from clipcil.data.broken import drop_broken
 from clipcil.data.dataset import Dataset
 from clipcil.data.reader import Pictures, Reader
 from clipcil.data.stream import Task
 from clipcil.errors import UserError, nearest
 from clipcil.experiment.checkpoint import method_state, restore_method
-from clipcil.experiment.display import Display
 from clipcil.experiment.run import make_fabric, own_tower
 from clipcil.experiment.spec import RunSpec, method_settings
 from clipcil.files import run_lock
 from clipcil.methods.base import Method
 from clipcil.methods.registry import find_method
-from clipcil.settings import override, to_dict
+from clipcil.settings import merge, override, to_dict
 from clipcil.training.loop import Session
 
-HELD = "held_out"
-"""What the scores of held-out pictures are called among the weights."""
+DEFAULT_METHOD = "dmc-ot"
+"""The method of a new model where none is named."""
+SEED_STEP = 1_000_003
+"""Lesson k draws from seed + k · SEED_STEP: a large prime, so that the lessons of models with neighbouring seeds never
+share a seed."""
+MEASURE_BATCH = 256
+"""Held-out pictures scored at once, where a method needs their pixels."""
+
+State = tuple[Facts, dict[str, Tensor]]
+"""All of a model: what `model.toml` says, and the weights."""
 
 
 class Classifier:
     """Learns classes of pictures a few at a time, and tells them apart.
 
-    >>> import clipcil
-    >>> from PIL import Image
-    >>> def plain(*colours): return [Image.new("RGB", (64, 64), colour) for colour in colours]
-    >>> model = clipcil.Classifier("simplecil")
-    >>> lesson = model.learn({"red": plain("red", "darkred"), "blue": plain("blue", "navy")})
-    >>> lesson = model.learn({"green": plain("green", "lime")})   # the pictures of before are not needed
-    >>> model.classes
-    ['red', 'blue', 'green']
-    >>> model.predict(plain("crimson"), top=1)[0].name
-    'red'
+    Args:
+        method: One of `clipcil methods`.
+        backbone: "mini" (embedded), a Hugging Face id, a folder or a file, or a loaded `CLIP`.
+        seed: The same seed and the same lessons give the same model.
+        device: cpu, cuda, mps or auto.
+        settings: Settings of the method, such as `beta=0.2`, `stage1={"epochs": 5}` or `**{"stage1.epochs": 5}`;
+            `clipcil methods METHOD` lists them.
+
+    Example:
+        >>> import clipcil
+        >>> from PIL import Image
+        >>> def plain(*colours): return [Image.new("RGB", (64, 64), colour) for colour in colours]
+        >>> model = clipcil.Classifier("simplecil")
+        >>> lesson = model.learn({"red": plain("red", "darkred"), "blue": plain("blue", "navy")})
+        >>> lesson = model.learn({"green": plain("green", "lime")})   # the pictures of before are not needed
+        >>> model.classes
+        ['red', 'blue', 'green']
+        >>> model.predict(plain("crimson"), top=1)[0].name
+        'red'
+        >>> model.undo()   # takes the last lesson back
+        >>> model.classes
+        ['red', 'blue']
     """
 
     def __init__(
-        self, method: str = "dmc-ot", backbone: str = "mini", seed: int = 0, *, device: str = "cpu", **settings: Any
+        self,
+        method: str = DEFAULT_METHOD,
+        backbone: str | Path | CLIP = "mini",
+        seed: int = 0,
+        *,
+        device: str = "cpu",
+        **settings: Any,
     ) -> None:
-        """
-        method: one of `clipcil methods`. backbone: "mini" (embedded), a Hugging Face id or folder, or a file.
-        settings: of the method, such as `beta=0.2` or `stage1={"epochs": 5}`; `clipcil methods METHOD` lists them.
-        """
-        spec = RunSpec(method=method, data="folder", backbone=str(backbone), seed=seed)
-        self._open(spec, method_settings(spec, settings), device)
-        self._build({}, {"names": [], "sizes": []})
+        if not isinstance(backbone, str | Path | CLIP):
+            raise UserError(f"backbone is a {type(backbone).__name__}; give a name, a path or a CLIP")
+        name = backbone.name if isinstance(backbone, CLIP) else str(backbone)
+        spec = RunSpec(method=method, data="folder", backbone=name, seed=seed)
+        config = method_settings(spec, _nested(settings))
+        clip = backbone if isinstance(backbone, CLIP) else load_clip(name)
+        self._open(find_method(method), config, clip, name, seed, device)
+        self._set_state((self.facts(), {}))
 
-    def _open(self, spec: RunSpec, config: Any, device: str) -> None:
-        self.seed, self.config = spec.seed, config
-        self._kind = find_method(spec.method)
+    def _open(self, kind: type[Method], config: Any, clip: CLIP, backbone: str, seed: int, device: str) -> None:
+        """Everything that no lesson changes."""
+        self.seed, self.config, self.device = seed, config, device
+        self._kind, self._backbone = kind, backbone
         self._monitor = LearnMonitor()
         self._session = Session(make_fabric(device, "32-true") if device != "cpu" else None, self._monitor)
-        self._clip = load_clip(spec.backbone).to(self._session.device)
-        self._backbone = spec.backbone
+        self._clip = clip.to(self._session.device)
+        self._source: tuple[Path, str] | None = None  # the folder it was loaded from, and the weights that lay there
+        self._previous: State | None = None
         self._templates: tuple[str, ...] = (TEMPLATE,)
         self._known: list[Known] = []
+        self._history: list[LessonRecord] = []
         self._lessons = 0
-        self._source: tuple[Path, str] | None = None  # the folder it was loaded from, and the weights that lay there
+        self._held = self._no_held_out()
         self.calibration = Calibration()
-        self._held = torch.zeros(0, 2, dtype=torch.float64)  # class and score of every held-out picture
-
-    def _build(self, tensors: dict[str, Tensor], shape: dict[str, Any]) -> None:
-        """The method as `method_state` described it, or a fresh one."""
-        clip = own_tower(self._clip) if self._kind.tunes_tower else self._clip
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(self.seed)
-            self._method: Method = self._kind(self.config, clip, self._session).to(self._session.device)
-            self._method.templates = self._templates
-            if shape["sizes"]:
-                restore_method(self._method, tensors, shape)
-        self._method.eval()
-        self._reader = BatchReader(clip, self._session.device)
 
     @property
     def classes(self) -> list[str]:
         """Names of the classes it knows, in the order in which they were learnt."""
         return [known.name for known in self._known]
 
+    @property
+    def class_facts(self) -> list[Known]:
+        """Of each class: when it was learnt, from how many pictures, and how well held-out pictures of it are told."""
+        return copy.deepcopy(self._known)
+
+    @property
+    def history(self) -> list[LessonRecord]:
+        """The lessons it was given, the oldest first, each with the accuracy over all classes after it."""
+        return list(self._history)
+
     def learn(
-        self, source: Source, *, hold_out: bool = True, skip_broken: bool = False, display: Display | None = None
+        self,
+        source: Source,
+        *,
+        hold_out: bool = True,
+        skip_broken: bool = False,
+        on_progress: Progress | None = None,
+        should_stop: Callable[[], bool] | None = None,
     ) -> Lesson:
         """Learn new classes, and more pictures of classes already known.
 
-        source: a folder with a folder of pictures for each class, `{name: [pictures]}`, or a dataset.
-        hold_out: keep a tenth of the pictures of each class (none where it has fewer than five) out of training, to
-            measure on them and to set the threshold for "none of these".
-        skip_broken: leave out pictures that cannot be decoded instead of stopping at the first.
-
         Either all of it is learnt or, if anything fails or is stopped, nothing.
+
+        Args:
+            source: A folder with a folder of pictures for each class, `{name: [pictures]}`, or a dataset. A picture is
+                a path, the bytes of a file, a PIL image or an array.
+            hold_out: Keep a tenth of the pictures of each class (none where it has fewer than five) out of training,
+                to measure on them and to set the threshold for "none of these". Their features are kept.
+            skip_broken: Leave out pictures that cannot be decoded instead of stopping at the first.
+            on_progress: Called as `on_progress(stage, done, total)`; total is 0 where there is nothing to count.
+            should_stop: Asked again and again; once it returns True the lesson ends and the model stays as it was.
+
+        Returns:
+            What was learnt, and how well all held-out pictures of all classes are told now.
+
+        Raises:
+            LessonStoppedError: `should_stop` returned True.
+            UserError: The pictures cannot be learnt; the message says why.
         """
-        display = display or Display()
         dataset, lesson = read_source(source), Lesson()
-        if skip_broken:
-            dataset, lesson.left_out = drop_broken(dataset, display.progress)
-        self._plan(dataset, lesson)
-        self._monitor.display = display
-        reader = Reader(self._method.clip, None, self._session.device)  # no picture stays on disk
-        reader.on_progress = display.progress
-        before = self._snapshot()
-        if not self._known:
-            self._templates = self._method.templates = dataset.templates
-        try:
-            with torch.random.fork_rng(devices=[]):
-                torch.manual_seed(self.seed + 1_000_003 * self._lessons)
-                self._teach(dataset, reader, lesson, hold_out)
-        except BaseException:
-            self._restore(before)
-            raise
-        finally:
-            reader.close()
-            self._monitor.display = Display()
+        before = self._state()
+        with self._monitor.watching(on_progress, should_stop):
+            if skip_broken:
+                dataset, lesson.left_out = drop_broken(dataset, self._monitor.progress)
+            self._plan(dataset, lesson)
+            reader = Reader(self._method.clip, None, self._session.device)  # no picture stays on disk
+            reader.on_progress = self._monitor.progress
+            if not self._known:
+                self._templates = self._method.templates = dataset.templates
+            try:
+                with torch.random.fork_rng(devices=[]):
+                    torch.manual_seed(self.seed + SEED_STEP * self._lessons)
+                    self._teach(dataset, reader, lesson, hold_out)
+            except BaseException:
+                self._set_state(before)
+                raise
+            finally:
+                reader.close()
+        self._previous = before
         return lesson
 
     def _plan(self, dataset: Dataset, lesson: Lesson) -> None:
@@ -149,11 +195,13 @@ class Classifier:
             rows = rows[torch.argsort(labels[rows], stable=True)]
             return reader.open(dataset.train.subset(rows, labels[rows]))
 
-        new, known = train[labels[train] >= seen], train[labels[train] < seen]
+        new, known = pictures(train[labels[train] >= seen]), pictures(train[labels[train] < seen])
         method.train()
-        for rows, hook, names in ((new, method.learn, lesson.new), (known, method.learn_again, lesson.again)):
-            if len(rows):
-                hook(Task(len(method.sizes), list(names), pictures(rows)))
+        if len(new):
+            with self._held_out_carried(new):
+                method.learn(Task(len(method.sizes), list(lesson.new), new))
+        if len(known):
+            method.learn_again(Task(len(method.sizes), list(lesson.again), known))
         method.eval()
         counts = torch.bincount(labels[train], minlength=method.seen).tolist()
         self._known += [Known(name, name, today(), 0, today()) for name in lesson.new]
@@ -163,22 +211,85 @@ class Classifier:
         self._lessons += 1
         with self._monitor.phase("measuring"):
             self._measure(pictures(held), lesson)
+        self._remember(lesson)
+
+    @contextmanager
+    def _held_out_carried(self, pictures: Pictures) -> Iterator[None]:
+        """Carry the features of older held-out pictures along if the tower moves while the block runs.
+
+        Those pictures are gone, so the tower cannot encode them again. The map is fitted to the features of `pictures`
+        before and after, as a method's own calibration of its stored statistics is.
+        """
+        if not (self._kind.tunes_tower and len(self._held)):
+            yield
+            return
+        version, before = self._method.clip.version, normalize(pictures.features, dim=-1)
+        yield
+        if self._method.clip.version != version:
+            self._held = self._held.moved(paired_map(before, normalize(pictures.features, dim=-1)))
 
     @torch.no_grad()
     def _measure(self, held: Pictures, lesson: Lesson) -> None:
-        if len(held):
-            logits = torch.cat([self._method.logits(batch) for batch in held.batches(256)]).float().cpu()
+        """Score every held-out picture of every lesson with today's model."""
+        lesson.held_out = len(held)
+        self._held = self._held.with_pictures(held)
+        try:
+            labels, logits = self._held.labels, self._held_logits()
+        except PixelsNeededError:
+            self._held = self._no_held_out()
+            batches = [self._method.logits(batch) for batch in held.batches(MEASURE_BATCH)]
+            logits = torch.cat(batches).float().cpu() if batches else torch.zeros(0, self._method.seen)
             labels = held.labels.cpu()
-            right = logits.argmax(dim=1) == labels
-            lesson.held_out, lesson.accuracy = len(held), float(right.double().mean())
-            self.calibration = calibrate(logits, labels, self._held[:, 1], self._plain_temperature(logits))
-            scores = probabilities(logits, self.calibration.temperature).max(dim=1).values
-            self._held = torch.cat([self._held, torch.stack([labels.double(), scores], dim=1)])
-        lesson.calibration = self.calibration
+            lesson.warnings.append(
+                f"{self._kind.title} reads the pixels of a picture, not its features, so the accuracy and the threshold"
+                " rest on the pictures held out of this lesson alone"
+            )
+        self.calibration = lesson.calibration = calibrate(logits, labels, self._plain_temperature())
+        lesson.evaluation = self._evaluate(logits, labels)
+        if len(self._known) == 1:
+            lesson.warnings.append(
+                f"the model knows one class, so it says '{self.classes[0]}' to every picture; teach it another class"
+            )
+        elif len(labels) < ENOUGH:
+            lesson.warnings.append(
+                f"{len(labels)} held-out pictures are too few (fewer than {ENOUGH}) to tell unknown pictures, so none"
+                " is called 'none of these' yet"
+            )
 
-    def _plain_temperature(self, logits: Tensor) -> float:
+    def _held_logits(self) -> Tensor:
+        if not len(self._held):
+            return torch.zeros(0, self._method.seen)
+        return self._method.logits(self._held.batch(self._session.device)).float().cpu()
+
+    def _evaluate(self, logits: Tensor, labels: Tensor) -> Evaluation:
+        names, how = self.classes, self.calibration
+        answers = [
+            Answer(names[label], found.names[0], found.probabilities[0], found.unknown)
+            for label, found in (
+                (label, rank(row, names, 1, how.temperature, how.threshold))
+                for label, row in zip(labels.tolist(), logits, strict=True)
+            )
+        ]
+        return evaluate_answers(answers, names)
+
+    @torch.no_grad()
+    def held_out_evaluation(self) -> Evaluation:
+        """How well the held-out pictures of all lessons are told by the model as it is now."""
+        return self._evaluate(self._held_logits(), self._held.labels)
+
+    def _remember(self, lesson: Lesson) -> None:
+        """Write down how well each class is told, and the lesson."""
+        found = lesson.evaluation
+        for known in self._known:
+            result = found.of(known.name)
+            known.held_out, known.right = result.pictures, result.right
+        pictures = sum(lesson.new.values()) + sum(lesson.again.values())
+        counts = (len(lesson.new), len(lesson.again), pictures, len(self._known), found.pictures, found.right)
+        self._history.append(LessonRecord(now(), *counts))
+
+    def _plain_temperature(self) -> float:
         """CLIP's own scale for methods whose scores are bare cosines; 1 for those that scale them already."""
-        return float(self._method.clip.scale) if float(logits.abs().max()) <= 1.001 else 1.0
+        return float(self._method.clip.scale) if getattr(self._kind, "scores", "logits") == "cosine" else 1.0
 
     def predict(self, pictures: Sequence[Any], top: int = 5) -> list[Prediction]:
         """What each picture shows. A picture: a path, bytes of a file, a PIL image, or an array (height, width, 3)."""
@@ -201,7 +312,8 @@ class Classifier:
         if top < 1:
             raise UserError(f"top is {top}; ask for 1 class or more")
         names, how = self.classes, self.calibration
-        for picture, result in stream_logits(pictures, self._reader, self._method.logits):
+        reader = BatchReader(self._method.clip, self._session.device)  # its own, so that threads may predict at once
+        for picture, result in stream_logits(pictures, reader, self._method.logits):
             if isinstance(result, UserError):
                 yield picture, Prediction([], [], error=str(result))
             else:
@@ -212,10 +324,11 @@ class Classifier:
         index = self._need(name)
         if len(self._known) == 1:
             raise UserError(f"'{name}' is the only class of the model; delete the model instead")
+        before = self._state()
         self._method.forget(index)
         del self._known[index]
-        self._held = self._held[self._held[:, 0] != index]
-        self._held[:, 0] -= (self._held[:, 0] > index).double()
+        self._held = self._held.without(index)
+        self._previous = before
 
     def rename(self, old: str, new: str) -> None:
         """Call a class something else. The text inside its prompt stays as it was taught, so no score changes."""
@@ -224,7 +337,24 @@ class Classifier:
             raise UserError("the new name is empty; give the class a name")
         if taken is not None and taken != index:
             raise UserError(f"there is a class '{self._known[taken].name}' already; forget one of the two first")
+        self._previous = self._state()
         self._known[index].name = " ".join(new.split())
+
+    @property
+    def can_undo(self) -> bool:
+        """Whether there is a change to take back."""
+        return self._previous is not None
+
+    def undo(self) -> None:
+        """Take back the last change: a lesson, a forgotten class or another name. Only one change can be taken back.
+
+        Raises:
+            UserError: There is nothing to take back.
+        """
+        if self._previous is None:
+            raise UserError("there is no change to take back; the model before the last change is kept until the next")
+        self._set_state(self._previous)
+        self._previous = None
 
     def save(self, folder: str | Path) -> None:
         """Write the model to `folder`, whole or not at all; a model there is replaced unless another changed it."""
@@ -240,8 +370,8 @@ class Classifier:
             lies_there = read_model(folder).sha256
             if lies_there != self._source[1]:
                 raise UserError(f"{folder} was changed by another since it was loaded; save to another folder")
-        facts = self.facts()
-        write_model(folder, facts, {**method_state(self._method)[0], HELD: self._held})
+        facts, tensors = self._state()
+        write_model(folder, facts, tensors)
         self._source = (folder.resolve(), facts.sha256)
 
     def facts(self) -> Facts:
@@ -254,9 +384,10 @@ class Classifier:
             seed=self.seed,
             templates=self._templates,
             lessons=self._lessons,
-            sizes=list(self._method.sizes),
+            sizes=list(self._method.sizes) if self._known else [],
             known=copy.deepcopy(self._known),
             calibration=self.calibration,
+            history=list(self._history),
         )
 
     def _fingerprint(self) -> str:
@@ -273,35 +404,67 @@ class Classifier:
             raise UserError(f"the model knows no class '{name}'{nearest(name, self.classes)}")
         return index
 
-    def _snapshot(self) -> tuple[Any, ...]:
-        tensors, shape = method_state(self._method)
-        kept = {key: value.clone() for key, value in tensors.items()} if self._known else {}
-        return kept, copy.deepcopy(shape), copy.deepcopy(self._known), self._lessons, self.calibration, self._held
+    def _no_held_out(self) -> HeldOut:
+        return HeldOut.empty(self._clip.config.dim, self._clip.config.vision.width)
 
-    def _restore(self, snapshot: tuple[Any, ...]) -> None:
-        tensors, shape, self._known, self._lessons, self.calibration, self._held = snapshot
-        self._build(tensors, shape)
+    def _state(self) -> State:
+        """A copy of all that lessons change."""
+        if not self._known:
+            return self.facts(), {}
+        tensors = {**method_state(self._method)[0], **self._held.tensors()}
+        return self.facts(), {key: value.detach().clone() for key, value in tensors.items()}
+
+    def _set_state(self, state: State) -> None:
+        """Become what `state` says; the method is built anew."""
+        facts, tensors = copy.deepcopy(state[0]), dict(state[1])
+        self._templates, self._known, self._history = facts.templates, facts.known, facts.history
+        self._lessons, self.calibration = facts.lessons, facts.calibration
+        self._held = HeldOut.take(tensors, len(self._known), self._clip.config.dim, self._clip.config.vision.width)
+        clip = own_tower(self._clip) if self._kind.tunes_tower else self._clip
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(self.seed)
+            self._method: Method = self._kind(self.config, clip, self._session).to(self._session.device)
+            self._method.templates = self._templates
+            if facts.sizes:
+                names = [known.text for known in self._known]
+                restore_method(self._method, tensors, {"names": names, "sizes": facts.sizes})
+        self._method.eval()
 
 
 def load(folder: str | Path, *, backbone: str | None = None, device: str = "cpu") -> Classifier:
-    """The model saved in `folder`.
+    """Load the model saved in `folder`.
 
-    backbone: where the backbone lies on this machine, if elsewhere than on the one that made the model.
+    Args:
+        folder: Where it was saved.
+        backbone: Where the backbone lies on this machine, if elsewhere than on the one that made the model.
+        device: cpu, cuda, mps or auto.
+
+    Raises:
+        UserError: There is no model, it is damaged, or the backbone is another.
     """
     folder = Path(folder)
     facts = read_model(folder)
-    spec = RunSpec(method=facts.method, data="folder", backbone=backbone or facts.backbone, seed=facts.seed)
+    tensors = read_weights(folder, facts)
+    name = backbone or facts.backbone
+    spec = RunSpec(method=facts.method, data="folder", backbone=name, seed=facts.seed)
+    kind = find_method(spec.method)
     model = Classifier.__new__(Classifier)
-    model._open(spec, override(find_method(facts.method).Config(), facts.settings), device)
+    model._open(kind, override(kind.Config(), facts.settings), load_clip(name), name, spec.seed, device)
     if model._fingerprint() != facts.fingerprint:
         raise UserError(
-            f"{folder} was made with a backbone of fingerprint {facts.fingerprint}, but '{model._backbone}' here is"
+            f"{folder} was made with a backbone of fingerprint {facts.fingerprint}, but '{name}' here is"
             f" {model._fingerprint()}; name the right one with backbone"
         )
-    model._templates, model._known, model._lessons = facts.templates, facts.known, facts.lessons
-    model.calibration = facts.calibration
-    tensors = read_weights(folder, facts)
-    model._held = tensors.pop(HELD)
-    model._build(tensors, {"names": [known.text for known in facts.known], "sizes": facts.sizes})
+    model._set_state((facts, tensors))
     model._source = (folder.resolve(), facts.sha256)
     return model
+
+
+def _nested(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """`{"stage1.lr": 1e-4}` → `{"stage1": {"lr": 1e-4}}`, as on the command line."""
+    result: dict[str, Any] = {}
+    for key, value in settings.items():
+        for part in reversed(key.split(".")[1:]):
+            value = {part: value}
+        result = merge(result, {key.split(".")[0]: value})
+    return result

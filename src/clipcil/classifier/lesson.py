@@ -1,21 +1,29 @@
-"""One lesson: what was handed over, what was held out, what came of it."""
+"""One lesson: what was handed over, what came of it, and how it is watched and stopped."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-import torch
 from torch import Tensor
 
+from clipcil.classifier.evaluation import Evaluation
 from clipcil.classifier.unknown import Calibration
+from clipcil.errors import UserError
+from clipcil.training.loop import Monitor
 
-FEWEST = 5
-"""Pictures from which on a class has some held out: below that every one of them is needed."""
+Progress = Callable[[str, int, int], None]
+"""`on_progress(stage, done, total)`; total is 0 where there is nothing to count."""
+
+
+class LessonStoppedError(UserError):
+    """`should_stop` returned True: the model is as it was before the lesson."""
 
 
 @dataclass
 class Lesson:
-    """What became of it."""
+    """The result of one `learn()` call."""
 
     new: dict[str, int] = field(default_factory=dict)
     """Pictures of each class that was new, held-out ones included."""
@@ -24,20 +32,76 @@ class Lesson:
     left_out: list[str] = field(default_factory=list)
     """A line for each picture that could not be read."""
     held_out: int = 0
-    """Pictures the model did not train on."""
-    accuracy: float | None = None
-    """Share of them that it tells right among all classes it knows; None where there are none."""
+    """Pictures of this lesson that the model did not train on."""
+    evaluation: Evaluation = field(default_factory=Evaluation)
+    """All held-out pictures, of earlier lessons too, told by the model as it is now."""
     calibration: Calibration = field(default_factory=Calibration)
+    warnings: list[str] = field(default_factory=list)
+    """What a person should know before trusting the model, a sentence each."""
+
+    @property
+    def accuracy(self) -> float | None:
+        """Share of all held-out pictures, of all classes, that the model tells right now; None without any."""
+        return self.evaluation.accuracy
 
 
-def split_held_out(labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Rows to train on and rows held out: a tenth of each class, at least one, spread evenly over its pictures.
+@dataclass(frozen=True)
+class LessonRecord:
+    """What a model remembers of a lesson."""
 
-    Nothing of a class with fewer than five pictures.
-    """
-    held = torch.zeros(len(labels), dtype=torch.bool)
-    for label in torch.unique(labels).tolist():
-        rows = torch.nonzero(labels == label).flatten()
-        count = max(1, len(rows) // 10) if len(rows) >= FEWEST else 0
-        held[rows[[(2 * i + 1) * len(rows) // (2 * count) for i in range(count)]]] = True
-    return torch.nonzero(~held).flatten(), torch.nonzero(held).flatten()
+    when: str
+    """Date and time, as ISO 8601 with the seconds."""
+    new: int
+    """Classes that were new."""
+    again: int
+    """Classes that were known and got more pictures."""
+    pictures: int
+    """Pictures handed over."""
+    classes: int
+    """Classes known after it."""
+    held_out: int
+    """Held-out pictures of all classes that the accuracy was measured on."""
+    right: int
+    """Those that were told right after the lesson."""
+
+    @property
+    def accuracy(self) -> float | None:
+        return self.right / self.held_out if self.held_out else None
+
+
+class LearnMonitor(Monitor):
+    """Passes progress on and stops the lesson when asked; keeps no log and no snapshots: a stopped lesson is given
+    again."""
+
+    def __init__(self) -> None:
+        self._on_progress: Progress | None = None
+        self._should_stop: Callable[[], bool] | None = None
+        self._done = self._total = 0
+
+    @contextmanager
+    def watching(self, on_progress: Progress | None, should_stop: Callable[[], bool] | None) -> Iterator[None]:
+        """Report to these two while the block runs."""
+        self._on_progress, self._should_stop = on_progress, should_stop
+        try:
+            yield
+        finally:
+            self._on_progress = self._should_stop = None
+
+    def progress(self, stage: str, done: int, total: int) -> None:
+        if self._should_stop is not None and self._should_stop():
+            raise LessonStoppedError("the lesson was stopped; the model is as it was before")
+        if self._on_progress is not None:
+            self._on_progress(stage, done, total)
+
+    def begin(self, stage: str, epochs: int, steps: int) -> None:
+        self._done, self._total = 0, epochs * steps
+        self.progress(stage, 0, self._total)
+
+    def step(self, stage: str, epoch: int, step: int, loss: Tensor, rate: float) -> None:
+        self._done += 1
+        self.progress(stage, self._done, self._total)
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        self.progress(name, 0, 0)
+        yield

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import datetime
 import tomllib
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +20,12 @@ from torch import Tensor
 
 import clipcil
 from clipcil.classifier.card import model_card
+from clipcil.classifier.lesson import LessonRecord
 from clipcil.classifier.unknown import Calibration
 from clipcil.errors import UserError
 from clipcil.files import sha256, uninterrupted, whole_file, write_text
 
-FORMAT = "1.0"
+FORMAT = "1.1"
 """Version of the folder. A later minor one only adds; a later major one cannot be read by this program."""
 _COPY = "bring back the folder from a copy"
 MODEL, CARD, LOCK = "model.toml", "README.md", ".lock"
@@ -44,6 +45,10 @@ class Known:
     """Pictures it was trained on, all lessons together."""
     newest: str
     """The day of its newest pictures."""
+    held_out: int = 0
+    """Held-out pictures of it, all lessons together."""
+    right: int = 0
+    """Those of them that the model told right after its last lesson."""
 
 
 @dataclass
@@ -63,12 +68,18 @@ class Facts:
     """Classes of each task."""
     known: list[Known] = field(default_factory=list)
     calibration: Calibration = field(default_factory=Calibration)
+    history: list[LessonRecord] = field(default_factory=list)
+    """What each lesson brought, the oldest first."""
     weights: str = ""
     sha256: str = ""
 
 
 def today() -> str:
     return datetime.date.today().isoformat()
+
+
+def now() -> str:
+    return datetime.datetime.now().astimezone().isoformat(timespec="seconds")
 
 
 def write_model(folder: Path, facts: Facts, tensors: dict[str, Tensor]) -> None:
@@ -101,7 +112,7 @@ def read_model(folder: Path) -> Facts:
                 f"{path} has format {table['format']}, written by clipcil {table.get('clipcil', '?')}; this is clipcil"
                 f" {clipcil.__version__}, which reads up to {FORMAT.split('.')[0]}.x: install a newer one"
             )
-        classes = [Known(**{key: row[key] for key in Known.__dataclass_fields__}) for row in table["classes"]]
+        classes = [Known(**_own(Known, row)) for row in table["classes"]]
         unknown = {key: table["unknown"].get(key) for key in Calibration.__dataclass_fields__}
         return Facts(
             method=str(table["method"]),
@@ -114,11 +125,17 @@ def read_model(folder: Path) -> Facts:
             sizes=[int(size) for size in table["sizes"]],
             known=classes,
             calibration=Calibration(**unknown),
+            history=[LessonRecord(**_own(LessonRecord, row)) for row in table.get("history", [])],
             weights=str(table["weights"]),
             sha256=str(table["sha256"]),
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(f"{path} is damaged ({type(error).__name__}: {error}); {_COPY}") from error
+
+
+def _own(kind: type, row: dict[str, Any]) -> dict[str, Any]:
+    """The entries of `row` that the dataclass `kind` has; a later version may have added others."""
+    return {key: row[key] for key in (entry.name for entry in fields(kind)) if key in row}
 
 
 def read_weights(folder: Path, facts: Facts) -> dict[str, Tensor]:
@@ -147,6 +164,7 @@ def to_toml(facts: Facts) -> str:
         "sha256": facts.sha256,
         "settings": facts.settings,
         "unknown": {key: value for key, value in asdict(facts.calibration).items() if value is not None},
+        "history": [asdict(lesson) for lesson in facts.history],
         "classes": [{**asdict(known), "task": task} for known, task in zip(facts.known, task_of, strict=True)],
     }
     return tomli_w.dumps(table)

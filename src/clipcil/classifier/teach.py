@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+import shlex
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +12,8 @@ from rich.table import Table
 
 from clipcil.classifier.classifier import Classifier, load
 from clipcil.classifier.lesson import Lesson
-from clipcil.classifier.model_folder import LOCK, MODEL
+from clipcil.classifier.model_folder import MODEL
 from clipcil.classifier.sources import loose_pictures, read_source
-from clipcil.classifier.unknown import ENOUGH
 from clipcil.errors import UserError
 from clipcil.experiment.display import Display
 from clipcil.files import run_lock
@@ -32,8 +31,10 @@ def teach(
     display: Display,
 ) -> Lesson:
     """`choices`: method and seed as given, None where not; they make a new model and must fit one that is there."""
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"{folder} is a file; name a folder for the model")
     dataset = read_source(source)
-    with held(folder):
+    with run_lock(folder):
         model = _open(folder, choices, settings, backbone, device)
         known = set(model.classes)
         counts = dataset.train.labels.bincount(minlength=len(dataset.classes)).tolist()
@@ -44,28 +45,12 @@ def teach(
         what = f"{folder}: {len(known)} classes, {len(dataset.classes)} handed over, {len(dataset.train)} pictures"
         display.start(what, 1)
         try:
-            lesson = model.learn(dataset, hold_out=hold_out, skip_broken=skip_broken, display=display)
+            lesson = model.learn(dataset, hold_out=hold_out, skip_broken=skip_broken, on_progress=display.progress)
             model.write(folder)
         finally:
             display.stop()
     report(model, lesson, folder)
     return lesson
-
-
-@contextmanager
-def held(folder: Path) -> Iterator[None]:
-    """The lock of a model's folder; a folder made for nothing is taken away again."""
-    if folder.exists() and not folder.is_dir():
-        raise UserError(f"{folder} is a file; name a folder for the model")
-    fresh = not folder.exists()
-    with run_lock(folder):
-        try:
-            yield
-        finally:
-            if fresh and not (folder / MODEL).exists():
-                (folder / LOCK).unlink(missing_ok=True)
-                if not any(folder.iterdir()):
-                    folder.rmdir()
 
 
 def _open(
@@ -105,21 +90,32 @@ def report(model: Classifier, lesson: Lesson, folder: Path) -> None:
     for line in lesson.left_out:
         print(f"left out: {line}")
     total = sum(lesson.new.values()) + sum(lesson.again.values())
-    print(f"learnt {len(lesson.new)} new classes and more of {len(lesson.again)}; it knows {len(model.classes)} now")
-    how = lesson.calibration
-    if lesson.accuracy is None:
-        print(f"trained on all {total} pictures; none were held out, so nothing is known about new pictures")
+    more = f", and more pictures of {count(len(lesson.again), 'known class', 'known classes')}" if lesson.again else ""
+    known = count(len(model.classes), "class", "classes")
+    print(f"learnt {count(len(lesson.new), 'new class', 'new classes')}{more}; the model knows {known} now")
+    print(f"trained on {total - lesson.held_out} of {count(total, 'picture')}, {lesson.held_out} held out")
+    found, how = lesson.evaluation, lesson.calibration
+    if found.accuracy is None:
+        print("no picture was ever held out, so nothing is known about how well new pictures are told")
     else:
+        low, high = found.interval
         print(
-            f"trained on {total - lesson.held_out} of {total} pictures; of the {lesson.held_out} held out,"
-            f" {lesson.accuracy:.1%} are told right among all {len(model.classes)} classes"
+            f"accuracy over all {known}: {found.accuracy:.1%} of {count(found.pictures, 'held-out picture')}"
+            f" (95 % interval {low:.0%} to {high:.0%})"
         )
-    if how.threshold is None:
-        print("no threshold for 'none of these': no pictures were ever held out, so nothing will be called unknown")
-    else:
-        few = "" if how.pictures >= ENOUGH else f" (fewer than {ENOUGH}: the threshold is the lowest of them)"
+    if found.confused:
+        pairs = ", ".join(f"{c.true} taken for {c.guess} ({c.pictures})" for c in found.confused[:3])
+        print(f"most confused: {pairs}")
+    if how.threshold is not None:
         print(
-            f"threshold for 'none of these': likeliest class below {how.threshold:.1%}; false alarms on"
-            f" {how.pictures} held-out pictures of known classes: {how.false_alarms or 0:.1%}{few}"
+            f"'none of these' where the likeliest class is below {how.threshold:.1%}; expected for"
+            f" {how.false_alarms or 0:.1%} of pictures of known classes"
         )
-    print(f"model in {folder}; ask it: clipcil predict {folder} PICTURE")
+    for warning in lesson.warnings:
+        print(f"note: {warning}")
+    print(f"model in {folder}; ask it: clipcil predict {shlex.quote(str(folder))} PICTURE")
+
+
+def count(number: int, one: str, many: str | None = None) -> str:
+    """`1 picture`, `2 pictures`."""
+    return f"{number} {one if number == 1 else many or one + 's'}"

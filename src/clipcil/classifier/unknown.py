@@ -1,7 +1,7 @@
-"""How sure is sure: probabilities that mean something, and a threshold for "none of these".
+"""Temperature scaling and the threshold for unknown pictures ("none of these").
 
-Both are set on held-out pictures of known classes, which the model never trained on. Scores can be judged by held-out
-pictures of known classes alone: the threshold is where the wished share of them would be called unknown by mistake.
+Both are fitted to held-out pictures of known classes, scored again by today's model after every lesson. No picture of
+an unknown class is needed: the threshold is where the allowed share of known ones would be called unknown by mistake.
 
 The score is the highest probability, not the highest logit (for cosine classifiers: the cosine to the nearest class).
 Measured on the embedded data, 80 classes learnt in four lessons and 20 never seen, area under the ROC curve: DMC-OT
@@ -20,55 +20,66 @@ from torch.nn.functional import cross_entropy
 FALSE_ALARMS = 0.05
 """Share of pictures of known classes that may be called unknown."""
 ENOUGH = 20
-"""Held-out pictures from which a 5 % quantile can be read at all: one of them may then lie below it."""
-
-RECENT = 60
-"""Held-out pictures a threshold should rest on: the share of new pictures below their 5 % quantile is 5 ± 3 %."""
+"""Held-out pictures needed to fit a temperature and a threshold: with 19 the lowest score is a 5 % threshold."""
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """What held-out pictures said. Without any, probabilities are the method's own and nothing is ever unknown."""
+    """How scores become probabilities and verdicts. With too few held-out pictures nothing is ever called unknown."""
 
     temperature: float = 1.0
     """Logits are multiplied by it before the softmax."""
     threshold: float | None = None
     """A picture whose highest probability lies below it is none of the classes; None: nothing is."""
     pictures: int = 0
-    """Held-out pictures behind the two."""
+    """Held-out pictures that there were to fit the two."""
     false_alarms: float | None = None
-    """Share of them that lie below the threshold."""
+    """Share of new pictures of known classes expected below the threshold; None where there is no threshold."""
 
 
 def probabilities(logits: Tensor, temperature: float) -> Tensor:
-    """(B, C) → (B, C), float64."""
+    """softmax(temperature · logits), (B, C) → (B, C), float64."""
     return torch.softmax(logits.double() * temperature, dim=-1)
 
 
-def calibrate(logits: Tensor, labels: Tensor, earlier: Tensor, plain: float, rate: float = FALSE_ALARMS) -> Calibration:
-    """From this lesson's held-out logits (N, C) and labels (N,), and the scores (M,) of those of earlier lessons.
+def calibrate(logits: Tensor, labels: Tensor, plain: float, rate: float = FALSE_ALARMS) -> Calibration:
+    """Fit temperature and threshold to held-out pictures of known classes.
 
-    The earlier pictures are gone and their scores stand as they were measured, among fewer classes and so too high for
-    today. They are used, the latest first, only as far as this lesson has fewer than `RECENT` of its own: too few
-    pictures would set the threshold by chance.
-    `plain`: the temperature where there are too few pictures to fit one.
+    Args:
+        logits: (N, C) of today's model.
+        labels: (N,) true classes.
+        plain: The temperature to use where there are too few pictures to fit one.
+        rate: Share of pictures of known classes that may be called unknown.
 
-    Fewer than 20 pictures do not show a 5 % quantile: then the threshold is their lowest score, and the real
-    false-alarm rate is about 1/(N + 1). With none there is no threshold.
+    Returns:
+        With fewer than `ENOUGH` pictures, or with one class, whose probability is always 1: temperature `plain` and no
+        threshold, so that nothing is called unknown; a threshold set by a handful of pictures would be chance.
     """
-    temperature = fit_temperature(logits, labels) if len(labels) >= ENOUGH else plain
-    earlier = earlier[max(0, len(earlier) - max(0, RECENT - len(labels))) :]
-    scores = torch.cat([earlier.double(), probabilities(logits, temperature).max(dim=1).values])
-    if not len(scores):
-        return Calibration(plain)
-    threshold = threshold_for(scores, rate)
-    return Calibration(temperature, threshold, len(scores), float((scores < threshold).double().mean()))
+    if len(labels) < ENOUGH or logits.shape[1] < 2:
+        return Calibration(plain, None, len(labels), None)
+    temperature = fit_temperature(logits, labels)
+    scores = probabilities(logits, temperature).max(dim=1).values
+    threshold, expected = threshold_for(scores, rate)
+    return Calibration(temperature, threshold, len(scores), expected)
 
 
-def threshold_for(scores: Tensor, rate: float = FALSE_ALARMS) -> float:
-    """The highest threshold that calls at most `rate` of these pictures unknown."""
-    allowed = int(rate * len(scores)) if len(scores) >= ENOUGH else 0
-    return float(scores.double().sort().values[allowed])
+def threshold_for(scores: Tensor, rate: float = FALSE_ALARMS) -> tuple[float, float]:
+    """The highest threshold below which at most `rate` of new pictures like these are expected, and that share.
+
+    Of N exchangeable scores and a new one, the new one is below the k-th smallest of the N with probability at most
+    k/(N+1) (split conformal prediction), so k = ⌊rate (N+1)⌋. With fewer than 1/rate − 1 scores there is no such k.
+
+    Args:
+        scores: (N,) of held-out pictures of known classes.
+        rate: Share of false alarms allowed.
+
+    Raises:
+        ValueError: Too few scores for this rate.
+    """
+    place = int(rate * (len(scores) + 1) + 1e-9)
+    if place < 1:
+        raise ValueError(f"{len(scores)} scores are too few for a rate of {rate}")
+    return float(scores.double().sort().values[place - 1]), place / (len(scores) + 1)
 
 
 def fit_temperature(logits: Tensor, labels: Tensor) -> float:

@@ -1,0 +1,155 @@
+"""How well pictures are told: accuracy with its interval, each class, the pairs most often confused, the mistakes."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+Z95 = 1.959964
+"""The normal quantile of a two-sided interval of 95 %."""
+
+
+def wilson_interval(right: int, total: int) -> tuple[float, float]:
+    """The 95 % interval of a share, by Wilson's score; it stays inside 0…1 and is honest for few pictures.
+
+        (p + z²/2n ± z √(p(1−p)/n + z²/4n²)) / (1 + z²/n)
+
+    Args:
+        right: How many of the pictures were told right.
+        total: How many pictures there were.
+
+    Returns:
+        The lower and the upper bound; (0, 1) without any picture.
+
+    Example:
+        >>> [round(bound, 3) for bound in wilson_interval(8, 10)]
+        [0.49, 0.943]
+        >>> wilson_interval(0, 0)
+        (0.0, 1.0)
+    """
+    if not total:
+        return 0.0, 1.0
+    share, square = right / total, Z95**2 / total
+    middle = (share + square / 2) / (1 + square)
+    half = Z95 * math.sqrt(share * (1 - share) / total + square / (4 * total)) / (1 + square)
+    return max(0.0, middle - half), min(1.0, middle + half)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One picture whose class is known, and what the model said."""
+
+    true: str
+    guess: str
+    """The likeliest class, whether or not the picture was called unknown."""
+    probability: float
+    unknown: bool = False
+    """Whether the model said "none of these"."""
+    picture: Any = None
+
+
+@dataclass(frozen=True)
+class ClassResult:
+    """How well the pictures of one class are told."""
+
+    name: str
+    pictures: int
+    right: int
+
+    @property
+    def accuracy(self) -> float | None:
+        return self.right / self.pictures if self.pictures else None
+
+
+@dataclass(frozen=True)
+class Confusion:
+    """So many pictures of class `true` were taken for `guess`."""
+
+    true: str
+    guess: str
+    pictures: int
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """The result of asking a model about pictures whose classes are known.
+
+    A picture of a class the model knows is right if its likeliest class is the true one, whether or not it was also
+    called unknown; how often that happened is in `false_alarms`. Pictures of other classes count only in `strangers`.
+    """
+
+    pictures: int = 0
+    """Pictures of classes that the model knows."""
+    right: int = 0
+    """Those whose likeliest class is the true one."""
+    classes: list[ClassResult] = field(default_factory=list)
+    """Every class of the model that had pictures, in the model's order."""
+    confused: list[Confusion] = field(default_factory=list)
+    """Pairs of classes by how often one was taken for the other, the most frequent first."""
+    false_alarms: int = 0
+    """Pictures of known classes that were called "none of these"."""
+    strangers: int = 0
+    """Pictures of classes that the model does not know."""
+    missed: int = 0
+    """Those of them that were given a class instead of "none of these"."""
+    mistakes: list[Answer] = field(default_factory=list)
+    """Wrong answers (a wrong class, or a class for a stranger), the most confident first."""
+
+    @property
+    def accuracy(self) -> float | None:
+        """Share of the pictures of known classes that are told right; None without any."""
+        return self.right / self.pictures if self.pictures else None
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """The 95 % interval of the accuracy for pictures like these."""
+        return wilson_interval(self.right, self.pictures)
+
+    def of(self, name: str) -> ClassResult:
+        """The result of one class."""
+        return next((result for result in self.classes if result.name == name), ClassResult(name, 0, 0))
+
+
+def evaluate_answers(answers: Iterable[Answer], names: Sequence[str]) -> Evaluation:
+    """Count answers.
+
+    Args:
+        answers: One for each picture; `true` is a class of `names`, or another name for a class the model never saw.
+        names: Classes that the model knows, in its order.
+
+    Example:
+        >>> found = evaluate_answers([Answer("cat", "cat", 0.9), Answer("cat", "dog", 0.6)], ["cat", "dog"])
+        >>> found.accuracy, found.confused
+        (0.5, [Confusion(true='cat', guess='dog', pictures=1)])
+    """
+    known = set(names)
+    asked, right, pairs = Counter[str](), Counter[str](), Counter[tuple[str, str]]()
+    alarms = strangers = missed = 0
+    mistakes = []
+    for answer in answers:
+        if answer.true not in known:
+            strangers += 1
+            missed += not answer.unknown
+            if not answer.unknown:
+                mistakes.append(answer)
+            continue
+        asked[answer.true] += 1
+        alarms += answer.unknown
+        if answer.guess == answer.true:
+            right[answer.true] += 1
+        else:
+            pairs[answer.true, answer.guess] += 1
+            mistakes.append(answer)
+    return Evaluation(
+        pictures=asked.total(),
+        right=right.total(),
+        classes=[ClassResult(name, asked[name], right[name]) for name in names if asked[name]],
+        confused=[Confusion(*pair, count) for pair, count in pairs.most_common()],
+        false_alarms=alarms,
+        strangers=strangers,
+        missed=missed,
+        mistakes=sorted(mistakes, key=lambda answer: -answer.probability),
+    )

@@ -1,0 +1,135 @@
+"""Held-out pictures: never trained on, of each only its features are kept, and scored again after every lesson."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from clipcil.calibration.optimal_transport import AffineMap
+from clipcil.data.reader import Pictures
+from clipcil.errors import UserError
+
+FEWEST = 5
+"""Pictures from which a class has some held out: below that every one of them is needed for training."""
+MOST = 50
+"""Pictures of a class held out of one lesson at the most: more would tell little more and cost training pictures."""
+PREFIX = "held_out."
+"""What the names of these tensors begin with among the weights of a model."""
+
+
+def split_held_out(labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Choose a tenth of each class, at least one and at most `MOST`, spread evenly over its pictures.
+
+    Args:
+        labels: (N,) class of each picture.
+
+    Returns:
+        Rows to train on and rows held out. A class with fewer than `FEWEST` pictures has none held out.
+    """
+    held = torch.zeros(len(labels), dtype=torch.bool)
+    for label in torch.unique(labels).tolist():
+        rows = torch.nonzero(labels == label).flatten()
+        count = min(MOST, max(1, len(rows) // 10)) if len(rows) >= FEWEST else 0
+        held[rows[[(2 * i + 1) * len(rows) // (2 * count) for i in range(count)]]] = True
+    return torch.nonzero(~held).flatten(), torch.nonzero(held).flatten()
+
+
+class PixelsNeededError(Exception):
+    """A method asked for the pixels of pictures of which only features are kept."""
+
+
+class FeatureBatch(Pictures):
+    """Pictures of which nothing is left but their features."""
+
+    def __init__(self, features: Tensor, pooled: Tensor) -> None:
+        self._features, self._pooled = features, pooled
+
+    def __len__(self) -> int:
+        return len(self._features)
+
+    @property
+    def labels(self) -> Tensor:
+        raise UserError("pictures to be scored have no labels")
+
+    @property
+    def pixels(self) -> Tensor:
+        raise PixelsNeededError
+
+    @property
+    def features(self) -> Tensor:
+        return self._features
+
+    @property
+    def pooled(self) -> Tensor:
+        return self._pooled
+
+
+@dataclass
+class HeldOut:
+    """Features of all pictures held out so far, in the space of today's tower."""
+
+    labels: Tensor
+    """(N,) int64."""
+    features: Tensor
+    """(N, dim) float32."""
+    pooled: Tensor
+    """(N, width) float32: before the tower's last projection, which some methods read."""
+    carried: Tensor
+    """(N,) bool: whether the features were carried by a map instead of computed by today's tower."""
+
+    @classmethod
+    def empty(cls, dim: int, width: int) -> HeldOut:
+        nothing = torch.zeros(0, dtype=torch.int64)
+        return cls(nothing, torch.zeros(0, dim), torch.zeros(0, width), nothing.bool())
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def with_pictures(self, pictures: Pictures) -> HeldOut:
+        """These and more, encoded by today's tower."""
+        if not len(pictures):
+            return self
+        return HeldOut(
+            torch.cat([self.labels, pictures.labels.cpu()]),
+            torch.cat([self.features, pictures.features.cpu()]),
+            torch.cat([self.pooled, pictures.pooled.cpu()]),
+            torch.cat([self.carried, torch.zeros(len(pictures), dtype=torch.bool)]),
+        )
+
+    def moved(self, by: AffineMap) -> HeldOut:
+        """Carried into the space of a tower that has moved, by a map between unit features."""
+        features = by(normalize(self.features, dim=-1).double()).float()
+        return HeldOut(self.labels, features, self.pooled, torch.ones_like(self.carried))
+
+    def without(self, index: int) -> HeldOut:
+        """Without class `index`; the labels of the classes after it move down by one."""
+        keep = self.labels != index
+        labels = self.labels[keep]
+        return HeldOut(labels - (labels > index).long(), self.features[keep], self.pooled[keep], self.carried[keep])
+
+    def batch(self, device: torch.device) -> FeatureBatch:
+        return FeatureBatch(self.features.to(device), self.pooled.to(device))
+
+    def tensors(self) -> dict[str, Tensor]:
+        """As they stand in the file of the weights."""
+        return {f"{PREFIX}{name}": value for name, value in vars(self).items()}
+
+    @classmethod
+    def take(cls, tensors: dict[str, Tensor], classes: int, dim: int, width: int) -> HeldOut:
+        """Take them out of the weights of a model, checked; none for a model of version 0.1, which kept scores only."""
+        own = {key.removeprefix(PREFIX): tensors.pop(key) for key in list(tensors) if key.startswith(PREFIX)}
+        tensors.pop("held_out", None)
+        found = cls.empty(dim, width)
+        if not own:
+            return found
+        count = len(own["labels"]) if own.get("labels") is not None and own["labels"].ndim == 1 else -1
+        for name, value in vars(found).items():
+            shape = (count, *value.shape[1:])
+            if name not in own or own[name].shape != shape or own[name].dtype != value.dtype:
+                raise UserError(f"the held-out pictures of the model are damaged ({name}); bring back the folder")
+        if count and not 0 <= int(own["labels"].min()) <= int(own["labels"].max()) < classes:
+            raise UserError("the held-out pictures of the model are damaged (a class that it does not know)")
+        return cls(**own)

@@ -1,0 +1,142 @@
+"""Held-out pictures are scored again after every lesson; lessons are watched, stopped and taken back."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from picture_helpers import FAST, pictures
+from scipy.stats import binomtest
+from torch.nn.functional import normalize
+
+import clipcil
+from clipcil.classifier.evaluation import Answer, Evaluation, evaluate_answers, wilson_interval
+from clipcil.classifier.held_out import split_held_out
+from clipcil.classifier.lesson import LessonStoppedError
+from clipcil.classifier.sources import read_source
+from clipcil.data.reader import Reader
+from clipcil.errors import UserError
+
+WEEKS = (["airplane", "ant", "apple", "banana"], ["bee", "bicycle", "bread", "bus"])
+
+
+@torch.no_grad()
+def held_out_again(model: clipcil.Classifier) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The held-out pictures of all weeks read once more: features by today's tower, logits, labels."""
+    reader, features, logits, labels = Reader(model._method.clip, None), [], [], []
+    for first, names in zip((0, 4), WEEKS, strict=True):
+        train = read_source(pictures(names)).train
+        _, rows = split_held_out(train.labels)
+        batch = reader.open(train.subset(rows))
+        features.append(batch.features)
+        logits.append(model._method.logits(batch))
+        labels.append(train.labels[rows] + first)
+    reader.close()
+    return torch.cat(features), torch.cat(logits), torch.cat(labels)
+
+
+def test_every_lesson_scores_all_held_out_pictures_with_today_s_model() -> None:
+    model = clipcil.Classifier("simplecil")
+    first, second = (model.learn(pictures(names)) for names in WEEKS)
+    assert first.evaluation.pictures == 4 and second.evaluation.pictures == 8 and second.held_out == 4
+    features, logits, labels = held_out_again(model)
+    torch.testing.assert_close(model._held.features, features)
+    right = logits.argmax(1) == labels
+    assert second.accuracy == pytest.approx(float(right.double().mean()))
+    for known, label in zip(model.class_facts, range(8), strict=True):
+        assert (known.held_out, known.right) == (1, int(right[label]))
+    wrong = {(model.classes[t], model.classes[g]) for t, g in zip(labels, logits.argmax(1), strict=True) if t != g}
+    assert {(pair.true, pair.guess) for pair in second.evaluation.confused} == wrong
+    assert [record.accuracy for record in model.history] == [first.accuracy, second.accuracy]
+    assert [record.classes for record in model.history] == [4, 8]
+    assert model.held_out_evaluation() == second.evaluation
+
+
+def test_where_the_tower_moves_the_features_are_carried_along() -> None:
+    model = clipcil.Classifier("dmc-ot", **{**FAST, "stage1": {"epochs": 3, "lr": 3e-4}})
+    model.learn(pictures(WEEKS[0]))
+    left_alone = normalize(model._held.features, dim=-1)
+    model.learn(pictures(WEEKS[1]))
+    assert model._held.carried.tolist() == [True] * 4 + [False] * 4
+    true = normalize(held_out_again(model)[0], dim=-1)
+    carried = normalize(model._held.features, dim=-1)
+    torch.testing.assert_close(carried[4:], true[4:])
+    error, drift = (carried[:4] - true[:4]).norm(dim=1), (left_alone - true[:4]).norm(dim=1)
+    assert float(error.mean()) < 0.8 * float(drift.mean())
+
+
+def test_a_method_that_reads_pixels_measures_its_newest_lesson_and_says_so() -> None:
+    model = clipcil.Classifier("l2p", **{"train.epochs": 1})
+    lesson = [model.learn(pictures(names)) for names in WEEKS][1]
+    assert lesson.evaluation.pictures == 4 and any("this lesson alone" in line for line in lesson.warnings)
+
+
+@pytest.mark.parametrize("stop_at", [0, 2])
+def test_a_lesson_can_be_watched_and_stopped(stop_at: int) -> None:
+    model = clipcil.Classifier("dmc-ot", **FAST)
+    model.learn(pictures(WEEKS[0]))
+    before = model._state()
+    seen: list[tuple[str, int, int]] = []
+    with pytest.raises(LessonStoppedError, match="as it was"):
+        model.learn(
+            pictures(WEEKS[1]), on_progress=lambda *told: seen.append(told), should_stop=lambda: len(seen) > stop_at
+        )
+    after = model._state()
+    assert model.classes == WEEKS[0] and after[0] == before[0]
+    assert all(torch.equal(after[1][key], value) for key, value in before[1].items())
+    assert len(seen) == stop_at + 1
+    model.learn(pictures(WEEKS[1]), on_progress=lambda *told: seen.append(told))
+    assert {"encode", "stage1", "stage2", "measuring"} <= {stage for stage, _, _ in seen}
+    assert all(0 <= done <= total or total == 0 for _, done, total in seen)
+
+
+@pytest.mark.parametrize("method", ["simplecil", "dmc-ot"])
+def test_the_last_change_can_be_taken_back(method: str) -> None:
+    model = clipcil.Classifier(method, **(FAST if method == "dmc-ot" else {}))
+    with pytest.raises(UserError, match="no change to take back"):
+        model.undo()
+    model.learn(pictures(WEEKS[0]))
+    asked = pictures(["apple"], test=True)["apple"]
+    answers, facts = model.predict(asked), model.facts()
+    for change in (
+        lambda: model.learn(pictures(WEEKS[1])),
+        lambda: model.forget("ant"),
+        lambda: model.rename("ant", "fire ant"),
+    ):
+        change()
+        assert model.facts() != facts and model.can_undo
+        model.undo()
+        assert model.predict(asked) == answers and model.facts() == facts and not model.can_undo
+    model.learn(pictures(WEEKS[0][:1]))
+    model.undo()
+    model.learn(pictures(WEEKS[1]))  # and it goes on learning from there
+    assert len(model.classes) == 8
+
+
+def test_one_class_warns() -> None:
+    lesson = clipcil.Classifier("simplecil").learn(pictures(["ant"]))
+    assert lesson.warnings == ["the model knows one class, so it says 'ant' to every picture; teach it another class"]
+
+
+def test_counting_answers() -> None:
+    answers = [
+        Answer("cat", "cat", 0.9),
+        Answer("cat", "cat", 0.3, unknown=True),  # right, but also a false alarm
+        Answer("cat", "dog", 0.6),
+        Answer("dog", "cat", 0.8),
+        Answer("dog", "cat", 0.7, unknown=True),
+        Answer("yak", "dog", 0.95),  # a class the model never saw, given a class all the same
+        Answer("yak", "dog", 0.2, unknown=True),
+    ]
+    found = evaluate_answers(answers, ["dog", "cat", "owl"])
+    assert (found.pictures, found.right, found.false_alarms, found.strangers, found.missed) == (5, 2, 2, 2, 1)
+    assert [(c.name, c.pictures, c.right) for c in found.classes] == [("dog", 2, 0), ("cat", 3, 2)]
+    assert [(c.true, c.guess, c.pictures) for c in found.confused] == [("dog", "cat", 2), ("cat", "dog", 1)]
+    assert [answer.probability for answer in found.mistakes] == [0.95, 0.8, 0.7, 0.6]
+    assert Evaluation().accuracy is None and found.of("owl").accuracy is None
+
+
+@pytest.mark.parametrize(("right", "total"), [(82, 96), (0, 5), (5, 5), (1, 1), (799, 1000)])
+def test_the_interval_is_scipys(right: int, total: int) -> None:
+    assert wilson_interval(right, total) == pytest.approx(
+        tuple(binomtest(right, total).proportion_ci(method="wilson")), abs=1e-6
+    )
