@@ -20,7 +20,7 @@ from clipcil.data.pictures import PictureSet
 from clipcil.data.reader import Reader
 from clipcil.experiment.run import make_fabric, own_tower
 from clipcil.methods.dmc import DMC, DMCConfig
-from clipcil.training.loop import Session, Training, _on_device
+from clipcil.training.loop import Session, Training
 
 WAITS = ("item", "__int__", "__float__", "__bool__", "__index__", "tolist", "numpy")
 
@@ -49,15 +49,15 @@ class Strict(Session):
         super().__init__()
         self.patch, self.steps = patch, 0
 
-    def fit(self, stage: str, parameters: Any, count: int, loss: Any, how: Training, each_epoch: Any = None) -> None:
-        def strict(rows: Tensor) -> Tensor:
+    def fit(self, stage: str, parameters: Any, data: Any, loss: Any, how: Training, each_epoch: Any = None) -> None:
+        def strict(*given: Any) -> Tensor:
             self.steps += 1
             with waits_forbidden(self.patch):
-                value: Tensor = loss(rows)
+                value: Tensor = loss(*given)
                 torch.autograd.grad(value, self._flat(parameters), retain_graph=True, allow_unused=True)
             return value
 
-        super().fit(stage, parameters, count, strict, how, each_epoch)
+        super().fit(stage, parameters, data, strict, how, each_epoch)
 
     @staticmethod
     def _flat(parameters: Any) -> list[Tensor]:
@@ -94,7 +94,7 @@ def test_stage_one_never_waits(tiny_clip: CLIP, monkeypatch: pytest.MonkeyPatch)
             return 6
 
         def __getitem__(self, rows: Tensor) -> Any:
-            return type("Batch", (), {"pixels": pixels[rows]})
+            return type("Batch", (), {"pixels": pixels[rows], "__len__": lambda self: len(self.pixels)})()
 
     session = Strict(monkeypatch)
     method = DMC(DMCConfig(stage1=Training(epochs=2, batch_size=4)), own_tower(tiny_clip), session)
@@ -111,14 +111,20 @@ def test_other_methods_never_wait(name: str, tiny_clip: CLIP, monkeypatch: pytes
     assert session.steps >= 1
 
 
-def test_rows_on_a_device_carry_those_on_the_host(tiny_clip: CLIP) -> None:
-    rows = torch.tensor([2, 0])
-    moved = _on_device(rows, torch.device("meta"))
-    assert moved.device.type == "meta"
-    pictures = PictureSet("three", [b"", b"", b""], torch.tensor([5, 6, 7]), "three")
-    batch = Reader(tiny_clip, None).open(pictures)[moved]  # a meta tensor has no values that could be fetched
-    assert batch.labels.tolist() == [7, 5]
-    assert _on_device(rows, torch.device("cpu")) is rows
+def test_pictures_are_picked_without_reading_rows_back(tiny_clip: CLIP) -> None:
+    """The rows given to the loss are on the device (here one without any values), the batch was picked on the host."""
+    session = Session()
+    session.device = torch.device("meta")
+    pictures = Reader(tiny_clip, None).open(PictureSet("three", [b"", b"", b""], torch.tensor([5, 6, 7]), "three"))
+    weight, seen = torch.nn.Parameter(torch.ones(())), []
+
+    def loss(rows: Tensor, batch: Any) -> Tensor:
+        assert rows.device.type == "meta"
+        seen.append(batch.labels)
+        return weight * 1.0
+
+    session.fit("stage", [weight], pictures, loss, Training(epochs=1, batch_size=2))
+    assert sorted(torch.cat(seen).tolist()) == [5, 6, 7]
 
 
 def test_mixed_precision_leaves_statistics_and_map_in_float64() -> None:

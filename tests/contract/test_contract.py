@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-import checks
 import pytest
 import torch
 
+from clipcil import checks
 from clipcil.clip import CLIP
-from clipcil.data.dataset import Dataset, open_dataset
+from clipcil.data.dataset import Dataset
 from clipcil.methods.registry import methods
 
 SIZES = (4, 3, 1)  # uneven, with a task of one class at the end
@@ -22,21 +22,15 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("cache")
 
 
-def some_classes(count: int) -> Dataset:
-    data = open_dataset("emoji")
-    train, test = (part.subset(torch.nonzero(part.labels < count).flatten()) for part in (data.train, data.test))
-    return replace(data, classes=data.classes[:count], train=train, test=test)
-
-
 @pytest.fixture(scope="module")
 def data() -> Dataset:
-    return some_classes(sum(SIZES))
+    return checks.some_classes(sum(SIZES))
 
 
 @pytest.fixture(scope="module")
 def few() -> Dataset:
     """The first class has one training picture, the second two."""
-    data = some_classes(sum(SIZES))
+    data = checks.some_classes(sum(SIZES))
     labels = data.train.labels
     rank = torch.tensor([int((labels[:i] == label).sum()) for i, label in enumerate(labels)])
     allowed = torch.where(labels == 0, 1, torch.where(labels == 1, 2, 99))

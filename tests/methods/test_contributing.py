@@ -5,15 +5,12 @@ from __future__ import annotations
 import importlib.util
 import re
 import sys
-from dataclasses import replace
 from pathlib import Path
 
-import checks
 import pytest
-import torch
 
+from clipcil import checks
 from clipcil.clip import CLIP
-from clipcil.data.dataset import open_dataset
 from clipcil.methods import registry
 
 PAGE = Path(__file__).parents[2] / "CONTRIBUTING.md"
@@ -36,10 +33,7 @@ def example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> type[registry.Me
 def test_the_example_is_found_and_keeps_the_contract(
     example: type[registry.Method], mini: CLIP, tmp_path: Path
 ) -> None:
-    data = open_dataset("emoji")
-    train, test = (part.subset(torch.nonzero(part.labels < 5).flatten()) for part in (data.train, data.test))
-    data = replace(data, classes=data.classes[:5], train=train, test=test)
-    checks.run_all(example, mini, data, (3, 1, 1), tmp_path / "cache", tmp_path / "state")
+    checks.check_method(example, mini)
 
 
 def test_a_method_that_looks_at_its_batch_is_caught(example: type[registry.Method], mini: CLIP, tmp_path: Path) -> None:
@@ -52,8 +46,6 @@ def test_a_method_that_looks_at_its_batch_is_caught(example: type[registry.Metho
             scores = super().logits(batch)
             return scores - scores.mean(dim=0)
 
-    data = open_dataset("emoji")
-    train, test = (part.subset(torch.nonzero(part.labels < 3).flatten()) for part in (data.train, data.test))
-    data = replace(data, classes=data.classes[:3], train=train, test=test)
+    data = checks.some_classes(3)
     with pytest.raises(AssertionError, match="give other scores"):
         checks.check_batch_independence(checks.set_up(Leaky, mini, data, (2, 1), tmp_path))

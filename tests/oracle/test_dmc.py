@@ -149,13 +149,15 @@ def test_what_is_tuned_moves_and_the_rest_does_not(what: str, mini: CLIP, tmp_pa
 
 
 def test_a_low_rank_update_is_merged_exactly(mini: CLIP) -> None:
-    tower = own_tower(mini).vision
+    clip = own_tower(mini)
+    tower, version = clip.vision, clip.version
     pixels = torch.randn(2, *mini.preprocess.shape)
-    with tuned(tower, "lora", rank=3) as parameters, torch.no_grad():
+    with tuned(clip, "lora", rank=3) as parameters, torch.no_grad():
         for parameter in parameters:
             parameter.copy_(torch.randn_like(parameter) * 0.1)
         inside = tower(pixels).features
     assert torch.allclose(tower(pixels).features, inside, atol=1e-5)
+    assert clip.version != version  # cached features of the tower before are stale
 
 
 @pytest.mark.parametrize(
@@ -184,12 +186,6 @@ def test_replay_weighs_every_class_alike(method: DMC, monkeypatch: pytest.Monkey
     """Whatever the number of replayed rows, the loss is the mean over classes of the expected loss of the class."""
     seen: list[torch.Tensor] = []
 
-    class Fixed:
-        labels = torch.tensor([2, 2, 2])
-
-        def __len__(self) -> int:
-            return 3
-
     def sample(classes: torch.Tensor) -> torch.Tensor:
         seen.append(classes)
         return normalize(torch.ones(len(classes), 256), dim=-1)
@@ -198,13 +194,13 @@ def test_replay_weighs_every_class_alike(method: DMC, monkeypatch: pytest.Monkey
     features = normalize(torch.ones(3, 256), dim=-1)
     values: list[float] = []
 
-    def fit(stage, parameters, count, loss, how, each_epoch) -> None:  # type: ignore[no-untyped-def]
+    def fit(stage, parameters, data, loss, how, each_epoch) -> None:  # type: ignore[no-untyped-def]
         each_epoch()
         values.append(float(loss(torch.arange(3)).detach()))
 
     monkeypatch.setattr(method.session, "fit", fit)
     method.config = replace(method.config, task_prompt=False, ortho=0.0)
-    method.fit_prompts("stage2", Fixed(), lambda rows: features[rows], [])  # type: ignore[arg-type]
+    method.fit_prompts(torch.tensor([2, 2, 2]), 3, lambda rows: features[rows], [])  # type: ignore[arg-type]
     texts, _ = method.text_classifier(all_classes=True)
     scores = torch.log_softmax(method.clip.scale * features[:1] @ texts.T, dim=1)[0]
     counts = torch.bincount(seen[0], minlength=2)

@@ -85,19 +85,16 @@ class Batch:
     def __init__(self, pixels: Tensor) -> None:
         self.pixels = pixels
 
-    def __getitem__(self, rows: Tensor) -> Batch:
-        return Batch(self.pixels[rows])
-
 
 def test_queries_are_those_of_the_augmented_pictures(tiny_clip: CLIP) -> None:
     pictures = Batch(torch.randn(5, *tiny_clip.preprocess.shape))
     rows, tower = torch.tensor([4, 0, 2]), tiny_clip.vision
     with torch.no_grad():
         cached = tower(pictures.pixels, class_only=True).features
-    plain, queries = training_inputs(tower, pictures, rows, cached, "none")  # type: ignore[arg-type]
+    plain, queries = training_inputs(tower, pictures.pixels[rows], cached[rows], "none")
     assert torch.equal(plain, pictures.pixels[rows]) and torch.equal(queries, cached[rows])
     torch.manual_seed(0)
-    pixels, queries = training_inputs(tower, pictures, rows, cached, "crop")  # type: ignore[arg-type]
+    pixels, queries = training_inputs(tower, pictures.pixels[rows], cached[rows], "crop")
     torch.manual_seed(0)
     assert torch.equal(pixels, augmented(pictures.pixels[rows], "crop")) and not queries.requires_grad
     with torch.no_grad():

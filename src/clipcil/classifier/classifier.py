@@ -17,7 +17,7 @@ from clipcil.classifier.evaluation import Answer, Evaluation, evaluate_answers
 from clipcil.classifier.held_out import HeldOut, PixelsNeededError, split_held_out
 from clipcil.classifier.lesson import LearnMonitor, Lesson, LessonRecord, Progress
 from clipcil.classifier.model_folder import Facts, Known, now, read_model, read_weights, today, write_model
-from clipcil.classifier.predicting import BatchReader, Prediction, rank, stream_logits
+from clipcil.classifier.predicting import Prediction, rank, stream_logits
 from clipcil.classifier.sources import TEMPLATE, Source, read_source
 from clipcil.classifier.unknown import ENOUGH, Calibration, calibrate
 from clipcil.clip import CLIP, load_clip
@@ -312,8 +312,7 @@ class Classifier:
         if top < 1:
             raise UserError(f"top is {top}; ask for 1 class or more")
         names, how = self.classes, self.calibration
-        reader = BatchReader(self._method.clip, self._session.device)  # its own, so that threads may predict at once
-        for picture, result in stream_logits(pictures, reader, self._method.logits):
+        for picture, result in stream_logits(pictures, self._method.clip, self._session.device, self._method.logits):
             if isinstance(result, UserError):
                 yield picture, Prediction([], [], error=str(result))
             else:
@@ -423,8 +422,8 @@ class Classifier:
         clip = own_tower(self._clip) if self._kind.tunes_tower else self._clip
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.seed)
-            self._method: Method = self._kind(self.config, clip, self._session).to(self._session.device)
-            self._method.templates = self._templates
+            self._method: Method = self._kind(self.config, clip, self._session, self._templates)
+            self._method.to(self._session.device)
             if facts.sizes:
                 names = [known.text for known in self._known]
                 restore_method(self._method, tensors, {"names": names, "sizes": facts.sizes})

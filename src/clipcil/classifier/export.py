@@ -19,43 +19,13 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from clipcil.classifier.classifier import Classifier
-from clipcil.data.reader import Pictures
+from clipcil.data.batch import TensorBatch
 from clipcil.errors import UserError
 from clipcil.files import whole_file, write_json
-from clipcil.methods.base import Method
 
 Format = Literal["pt2", "onnx"]
 VECTORS = ("classifier", "texts", "prototypes")
 """Where methods that score by cosine keep one vector for each class."""
-
-
-class TensorPictures(Pictures):
-    """A batch that is nothing but a tensor; what methods ask of a batch is computed from it on the spot."""
-
-    def __init__(self, method: Method, pixels: Tensor) -> None:
-        self._method, self._pixels = method, pixels
-        self._output = method.clip.vision(pixels)
-
-    def __len__(self) -> int:
-        return int(self._pixels.shape[0])
-
-    @property
-    def labels(self) -> Tensor:
-        raise UserError("pictures to be predicted have no labels")
-
-    @property
-    def pixels(self) -> Tensor:
-        return self._pixels
-
-    @property
-    def features(self) -> Tensor:
-        features: Tensor = self._output.features
-        return features
-
-    @property
-    def pooled(self) -> Tensor:
-        pooled: Tensor = self._output.pooled
-        return pooled
 
 
 class Exported(nn.Module):
@@ -71,7 +41,7 @@ class Exported(nn.Module):
         """(B, 3, height, width) → logits (B, C), features (B, dim)."""
         # The trunk's own forward cuts the batch into pieces that suit a CPU's cache: how many, a graph cannot hold.
         pixels = pictures if self.trunk is None else self.trunk.blocks(self.trunk.stem(pictures))
-        batch = TensorPictures(self.method, pixels)
+        batch = TensorBatch(self.method.clip, pixels)
         return self.method.logits(batch), batch.features
 
 

@@ -14,8 +14,8 @@ from torch import Tensor
 from clipcil.classifier.sources import as_picture
 from clipcil.classifier.unknown import probabilities
 from clipcil.clip import CLIP
-from clipcil.data.pictures import PictureSet, decode
-from clipcil.data.reader import Pictures, Reader
+from clipcil.data.batch import Batch, TensorBatch
+from clipcil.data.pictures import decode
 from clipcil.errors import UserError
 
 BATCH = 32
@@ -42,29 +42,12 @@ class Prediction:
         return self.names[0] if self.names and not self.unknown else None
 
 
-class BatchReader(Reader):
-    """A reader of one batch of preprocessed pictures at a time, in memory."""
-
-    def __init__(self, clip: CLIP, device: torch.device) -> None:
-        super().__init__(clip, None, device)
-        self._batch = torch.empty(0)
-
-    def hold(self, pixels: Tensor) -> Pictures:
-        """pixels (B, C, H, W), preprocessed."""
-        self._batch = pixels
-        self._encoded.clear()
-        return self.open(PictureSet("batch", [b""] * len(pixels), torch.zeros(len(pixels), dtype=torch.int64), "batch"))
-
-    def pixels(self, pictures: PictureSet, rows: Tensor) -> Tensor:
-        return self._batch[pictures.rows[rows]].to(self.device)
-
-
 @torch.no_grad()
 def stream_logits(
-    things: Iterable[Any], reader: BatchReader, logits: Callable[[Pictures], Tensor]
+    things: Iterable[Any], clip: CLIP, device: torch.device, logits: Callable[[Batch], Tensor]
 ) -> Iterator[tuple[Any, Tensor | UserError]]:
     """Each thing with its logits (C,), or with the reason why it could not be read; in the order they came."""
-    preprocess = reader.clip.preprocess
+    preprocess = clip.preprocess
 
     def prepare(thing: Any) -> Tensor:
         return preprocess.picture(decode(as_picture(thing), _called(thing)))
@@ -75,7 +58,7 @@ def stream_logits(
         if whole:
             # Through half precision as in the cache on disk: learnt and predicted pictures are seen alike.
             pixels = preprocess.finish(torch.stack(whole)).half().float()
-            rows = iter(logits(reader.hold(pixels)).float().cpu())
+            rows = iter(logits(TensorBatch(clip, pixels.to(device))).float().cpu())
         for (thing, _), result in zip(batch, results, strict=True):
             yield thing, next(rows) if isinstance(result, Tensor) else result
 

@@ -17,6 +17,7 @@ from torch import Tensor
 from clipcil.clip import CLIP
 from clipcil.data.pictures import PictureSet
 from clipcil.data.store import PixelStore
+from clipcil.distributed import gather, rank, share_bounds
 from clipcil.errors import UserError
 
 BLOCK = 128
@@ -82,16 +83,29 @@ class Reader:
             )
             self._encoded[pictures.key] = table
         missing = [block for block in torch.unique(rows // BLOCK).tolist() if not table.done[block]]
-        for done, block in enumerate(missing):
-            inside = torch.arange(block * BLOCK, min((block + 1) * BLOCK, len(pictures)))
-            with torch.no_grad():
-                output = self.clip.vision(self.pixels(pictures, inside), class_only=True)
-            table.features[inside] = output.features.float()
-            table.pooled[inside] = output.pooled.float()
-            table.done[block] = True
-            self.counts.encoded += len(inside)
-            self.on_progress("encode", done + 1, len(missing))
+        if missing:
+            self._encode(table, pictures, missing)
         return table
+
+    @torch.no_grad()
+    def _encode(self, table: _Encoded, pictures: PictureSet, blocks: list[int]) -> None:
+        """Fill `blocks` of the table; where several processes work on a run, each encodes a share of them."""
+        inside = [torch.arange(block * BLOCK, min((block + 1) * BLOCK, len(pictures))) for block in blocks]
+        cuts = share_bounds(len(blocks))
+        own = inside[cuts[rank()] : cuts[rank() + 1]]
+        features, pooled = [table.features[:0]], [table.pooled[:0]]
+        for done, rows in enumerate(own):
+            output = self.clip.vision(self.pixels(pictures, rows), class_only=True)
+            features.append(output.features.float())
+            pooled.append(output.pooled.float())
+            self.counts.encoded += len(rows)
+            self.on_progress("encode", done + 1, len(own))
+        bounds = [sum(len(rows) for rows in inside[:cut]) for cut in cuts]
+        every = torch.cat(inside).to(self.device)
+        table.features[every] = gather(torch.cat(features), bounds)
+        table.pooled[every] = gather(torch.cat(pooled), bounds)
+        for block in blocks:
+            table.done[block] = True
 
     def close(self) -> None:
         """Let go of everything; what was on disk for this reader alone is deleted now."""
@@ -142,9 +156,8 @@ class Pictures:
         return self._reader.encoded(self._set, self._rows)
 
     def __getitem__(self, rows: Tensor | slice) -> Pictures:
-        if isinstance(rows, Tensor):
-            rows = getattr(rows, "on_host", rows).cpu()  # training hands rows over on both sides: no wait for a GPU
-        picked = self._rows[rows]
+        """A part of the batch. Indices on a GPU are copied to the host first, which waits for the GPU."""
+        picked = self._rows[rows.cpu() if isinstance(rows, Tensor) else rows]
         return Pictures(self._reader, self._set, picked, self._gate)
 
     def batches(self, size: int) -> Iterator[Pictures]:

@@ -6,8 +6,11 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
+from torch import Tensor
 
+from clipcil.data.reader import Pictures
 from clipcil.data.stream import TaskStream
+from clipcil.distributed import gather, rank, share_bounds, world_size
 from clipcil.methods.base import Method
 
 BATCH = 256
@@ -30,6 +33,16 @@ class Record:
         return asdict(self)
 
 
+def predict(method: Method, pictures: Pictures) -> Tensor:
+    """The class with the highest score for each picture, (N,) int64; several processes predict a share each."""
+    bounds = share_bounds(len(pictures))
+    if world_size() > 1:
+        _ = pictures.features  # encoded by all processes together; a share alone could not be
+    own = pictures[bounds[rank()] : bounds[rank() + 1]]
+    guesses = [method.logits(batch).argmax(dim=1) for batch in own.batches(BATCH)]
+    return gather(torch.cat([own.labels[:0], *guesses]), bounds).cpu()
+
+
 @torch.no_grad()
 def evaluate(method: Method, stream: TaskStream, last: int) -> Record:
     """Predict every test picture of tasks 0…last among all classes seen."""
@@ -41,8 +54,7 @@ def evaluate(method: Method, stream: TaskStream, last: int) -> Record:
     for index in range(last + 1):
         pictures = stream.test(index)
         labels = pictures.labels.cpu()
-        guesses = [method.logits(batch).argmax(dim=1) for batch in pictures.batches(BATCH)]
-        guess = torch.cat(guesses).cpu() if guesses else torch.empty(0, dtype=torch.int64)
+        guess = predict(method, pictures)
         correct += torch.bincount(labels[guess == labels], minlength=seen)
         total += torch.bincount(labels, minlength=seen)
         between[index] = torch.bincount(task_of[guess], minlength=last + 1)

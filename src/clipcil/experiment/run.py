@@ -88,8 +88,7 @@ def make_ready(spec: RunSpec, config: Any, session: Session, shared: Shared | No
     sizes = task_sizes(len(dataset.classes), spec.tasks, spec.increment, spec.base)
     stream = TaskStream(dataset, reader, order, sizes)
     torch.manual_seed(spec.seed)
-    method = kind(config, clip, session).to(session.device)
-    method.templates = dataset.templates
+    method = kind(config, clip, session, dataset.templates).to(session.device)
     return Setting(spec, method, stream, reader, notes)
 
 
@@ -159,10 +158,8 @@ def _run(spec: RunSpec, config: Any, out: Path, display: Display, resume: bool, 
             started = time.perf_counter()
             monitor.task = task.index
             before = copy_memory(method)
-            method.train()
             with monitor.phase("learning"):
                 method.learn(task)
-            method.eval()
             with monitor.phase("evaluation"):
                 records.append(evaluate(method, stream, task.index))
             with monitor.phase("drift"):

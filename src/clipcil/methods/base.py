@@ -1,86 +1,182 @@
-"""What every method is: it learns a task, and it scores pictures. Nothing else lives here."""
+"""The base class of every method: it learns tasks and scores pictures; growing and checkpointing are done here."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
 
+import torch
 from torch import Tensor, nn
 
 from clipcil.clip import CLIP
-from clipcil.data.reader import Pictures
+from clipcil.data.batch import Batch
 from clipcil.data.stream import Task
 from clipcil.errors import UserError
 from clipcil.training.loop import Session
+
+TEMPLATES = ("a photo of a {}.",)
+
+
+@dataclass(frozen=True)
+class NoConfig:
+    """For a method without options."""
 
 
 class Method(nn.Module, ABC):
     """A class-incremental method on CLIP.
 
-    A checkpoint is `state_dict()` plus `names` and `sizes`: parameters and buffers that grow with the classes are
-    allocated in `grow` and nowhere else, so that loading can replay `grow` for each task and then fill in the values.
-    `clip` is not a submodule: a frozen backbone is no part of a checkpoint. A method that tunes the tower says so in
-    `tunes_tower`, is given a tower of its own, and registers it.
+    A subclass writes `build` (its modules), `learn_task` (how a task is learnt) and `logits` (how pictures are
+    scored); where something other than a buffer grows with the classes, it also writes `allocate`.
+
+    A checkpoint is `state_dict()` plus `names` and `sizes`. Everything that grows is a growing buffer or is created in
+    `allocate`, so that loading can call `grow` for each task and then fill in the values. `clip` is not a submodule: a
+    frozen backbone is no part of a checkpoint. A method that tunes the tower says so in `tunes_tower`, is given a
+    tower of its own, and registers it as a module in `build`.
+
+    Example:
+        >>> import torch, clipcil
+        >>> from torch.nn.functional import normalize
+        >>> class Means(clipcil.Method):
+        ...     '''The nearest class mean.'''
+        ...     name, title, scores = "means", "Class means", "cosine"
+        ...     def build(self):
+        ...         self.growing_buffer("means", self.dim)
+        ...     def learn_task(self, task):
+        ...         for label in self.new_labels:
+        ...             self.means[label] = task.pictures.features[task.pictures.labels == label].mean(0)
+        ...     def logits(self, batch):
+        ...         return normalize(batch.features, dim=-1) @ normalize(self.means, dim=-1).T
+        >>> experiment = clipcil.Experiment(Means, data="emoji", tasks=10)
+        >>> experiment.learn(next(iter(experiment)))
+        >>> experiment.evaluate().last > 50
+        True
     """
 
     name: ClassVar[str]
-    """What it is called on the command line."""
+    """Its name on the command line."""
     title: ClassVar[str]
-    """What it is called in a table."""
-    Config: ClassVar[type]
+    """Its name in tables."""
+    Config: ClassVar[type] = NoConfig
     """A frozen dataclass of its options."""
+    scores: ClassVar[Literal["logits", "cosine"]] = "logits"
+    """Whether `logits` returns logits for a softmax, or cosines that have to be divided by a temperature first."""
+    keeps: ClassVar[str] = "nothing"
+    """What it keeps of old classes, in a few words, for tables."""
     keeps_exemplars: ClassVar[bool] = False
-    """Whether it keeps something of old training pictures."""
+    """Whether it keeps old training pictures or their features."""
     tunes_tower: ClassVar[bool] = False
     """Whether it changes the vision tower."""
 
-    def __init__(self, config: Any, clip: CLIP, session: Session) -> None:
+    def __init__(self, config: Any, clip: CLIP, session: Session, templates: Sequence[str] = TEMPLATES) -> None:
+        """Build the method without any class.
+
+        Args:
+            config: An instance of `Config`.
+            clip: The backbone; a method that tunes the tower must be given its own copy.
+            session: Device, precision and monitor.
+            templates: Sentences about a class, `{}` standing for its name.
+        """
         super().__init__()
         self.config = config
-        self._outside = (clip, session)  # in a tuple, out of nn.Module's sight
-        self.templates: tuple[str, ...] = ("a photo of a {}.",)  # sentences of the dataset; set by whoever builds it
+        self._outside = (clip, session)  # in a tuple, so that nn.Module does not register them as submodules
+        self.templates = tuple(templates)
         self.names: list[str] = []
         self.sizes: list[int] = []
+        self._growing: list[str] = []
+        self.build()
+
+    # What a method writes.
+
+    def build(self) -> None:
+        """Create modules, parameters and growing buffers."""
+
+    def allocate(self, names: Sequence[str]) -> None:
+        """Create what a new task of classes `names` needs beyond growing buffers; `names` and `sizes` include it."""
+
+    @abstractmethod
+    def learn_task(self, task: Task) -> None:
+        """Learn the classes of `task`; everything that grows has grown, and the module is in training mode."""
+
+    @abstractmethod
+    def logits(self, batch: Batch) -> Tensor:
+        """(B, classes seen so far), logits or cosines as `scores` says. A row depends on its own picture alone."""
+
+    def learn_again(self, task: Task) -> None:
+        """Learn more pictures of known classes; the labels of `task` are their indices in `names`. Few methods can."""
+        raise UserError(f"{self.title} cannot learn more pictures of a class it knows; {_who_can('learn_again')} can")
+
+    def forget(self, index: int) -> None:
+        """Remove class `index`; the labels of the classes after it move down by one. Few methods can."""
+        raise UserError(f"{self.title} cannot forget a class; {_who_can('forget')} can")
+
+    def notes(self) -> list[str]:
+        """What a report should say beside the numbers, such as a part that was left out."""
+        return []
+
+    # What the base does.
 
     @property
     def clip(self) -> CLIP:
+        """The backbone."""
         return self._outside[0]
 
     @property
     def session(self) -> Session:
+        """The training context: device, precision and monitor."""
         return self._outside[1]
 
     @property
+    def device(self) -> torch.device:
+        """Where tensors live."""
+        return self.session.device
+
+    @property
+    def dim(self) -> int:
+        """Dimension of CLIP's joint space."""
+        return self.clip.config.dim
+
+    @property
     def seen(self) -> int:
-        """How many classes have been seen."""
+        """Number of classes seen."""
         return len(self.names)
 
+    @property
+    def old(self) -> int:
+        """Number of classes seen before the newest task."""
+        return self.seen - self.sizes[-1] if self.sizes else 0
+
+    @property
+    def new_labels(self) -> range:
+        """Labels of the newest task."""
+        return range(self.old, self.seen)
+
+    def learn(self, task: Task) -> None:
+        """Learn the classes of `task`: grow, train, and return to evaluation mode."""
+        self.grow(task.names)
+        self.train()
+        self.learn_task(task)
+        self.eval()
+
     def grow(self, names: Sequence[str]) -> None:
-        """Make room for a new task of these classes. Extended by methods whose parameters grow."""
+        """Make room for a new task of classes `names`. Called by `learn`, and for each task when loading."""
         self.names += list(names)
         self.sizes.append(len(names))
+        for name in self._growing:
+            value: Tensor = getattr(self, name)
+            setattr(self, name, torch.cat([value, value.new_zeros(len(names), *value.shape[1:])]))
+        self.allocate(names)
 
-    @abstractmethod
-    def learn(self, task: Task) -> None:
-        """Learn the classes of `task`; begins with `self.grow(task.names)`."""
+    def growing_buffer(self, name: str, *shape: int, dtype: torch.dtype | None = None) -> None:
+        """Register a buffer (classes seen, *shape) that gets a row of zeros for each new class."""
+        self.register_buffer(name, torch.zeros(0, *shape, dtype=dtype, device=self.device))
+        self._growing.append(name)
 
-    @abstractmethod
-    def logits(self, batch: Pictures) -> Tensor:
-        """(B, classes seen so far). A row depends on its own picture alone."""
+    def drop_class(self, index: int) -> tuple[int, int]:
+        """Remove class `index` from names, sizes and growing buffers; returns (its task, its index within the task).
 
-    def learn_again(self, task: Task) -> None:
-        """More pictures of classes already seen; the labels of `task` are their places in `names`. Few methods can."""
-        raise UserError(f"{self.title} cannot learn more pictures of a class it knows; {_who_can('learn_again')} can")
-
-    def forget(self, index: int) -> None:
-        """Lose class `index`; the labels of the classes after it move down by one. Few methods can."""
-        raise UserError(f"{self.title} cannot forget a class; {_who_can('forget')} can")
-
-    def drop_name(self, index: int) -> tuple[int, int]:
-        """Take class `index` out of `names` and `sizes`; returns (its task, its place in the task).
-
-        A task that loses its last class goes too, so that loading never replays `grow` for no class at all.
+        A task that loses its last class is removed too, so that loading never calls `grow` without a class.
         """
         task, place = 0, index
         while place >= self.sizes[task]:
@@ -90,15 +186,14 @@ class Method(nn.Module, ABC):
         self.sizes[task] -= 1
         if not self.sizes[task]:
             del self.sizes[task]
+        for name in self._growing:
+            value: Tensor = getattr(self, name)
+            setattr(self, name, torch.cat([value[:index], value[index + 1 :]]))
         return task, place
-
-    def notes(self) -> list[str]:
-        """What a report should say beside the numbers, such as a part that was left out."""
-        return []
 
 
 def _who_can(hook: str) -> str:
-    """Names of the methods that have a `hook` of their own."""
+    """Names of the methods that implement `hook`."""
     kinds, found = [Method], set()
     while kinds:
         kind = kinds.pop()

@@ -16,15 +16,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, gelu, linear, normalize, softplus
 
-from clipcil.clip import CLIP
-from clipcil.data.reader import Pictures
+from clipcil.data.batch import Batch
 from clipcil.data.stream import Task
 from clipcil.memory.exemplars import Budget, ExemplarMemory
 from clipcil.methods.base import Method
 from clipcil.methods.registry import register
 from clipcil.prompts.templates import encode_sentences, ensemble
 from clipcil.settings import within
-from clipcil.training.loop import Session, Training
+from clipcil.training.loop import Training
 
 CHUNK = 2**24
 """Numbers in the largest tensor of a forward pass at test: 64 MB."""
@@ -137,39 +136,35 @@ class CLAP4CLIP(Method):
     name = "clap4clip"
     title = "CLAP4CLIP"
     Config = CLAP4CLIPConfig
+    keeps = "exemplars"
     keeps_exemplars = True
     config: CLAP4CLIPConfig
     sentences: Tensor  # (C, T, dim): unit texts of all templates; not in the checkpoint, they follow from the names
 
-    def __init__(self, config: CLAP4CLIPConfig, clip: CLIP, session: Session) -> None:
-        super().__init__(config, clip, session)
-        self.memory = ExemplarMemory(clip.config.dim, config.memory)
-        self.attention = VisualGuidedAttention(clip.config.dim, config.hidden, config.dropout).requires_grad_(False)
+    def build(self) -> None:
+        self.memory = ExemplarMemory(self.dim, self.config.memory)
+        self.attention = VisualGuidedAttention(self.dim, self.config.hidden, self.config.dropout).requires_grad_(False)
         self.adapters = nn.ModuleList()  # a task each
-        self.register_buffer("sentences", torch.zeros(0, 0, clip.config.dim, device=session.device), persistent=False)
+        self.register_buffer("sentences", torch.zeros(0, 0, self.dim, device=self.device), persistent=False)
 
-    def grow(self, names: Sequence[str]) -> None:
-        super().grow(names)
+    def allocate(self, names: Sequence[str]) -> None:
         sentences = encode_sentences(self.clip, names, self.templates)
         self.sentences = torch.cat([self.sentences, sentences]) if len(self.sentences) else sentences
-        adapter = Adapter(self.clip.config.dim).to(self.session.device).requires_grad_(False)
+        adapter = Adapter(self.dim).to(self.device).requires_grad_(False)
         adapter.start_from(self.sentences)
         self.adapters.append(adapter)
 
-    def learn(self, task: Task) -> None:
+    def learn_task(self, task: Task) -> None:
         """Stage 1 on D_k ∪ memory; stage 2, from the second task on, on the exemplars of all classes alone."""
-        self.grow(task.names)
         new, new_labels = task.pictures.features, task.pictures.labels
         features, labels = self.memory.join(new, new_labels)
         self.memory.add(new, new_labels)
         trained = [*self.attention.parameters(), *self.adapters[-1].parameters()]
-        self.train()
-        self.fit("train", trained, features, labels, self.config.train, self.seen - self.sizes[-1])
+        self.fit("train", trained, features, labels, self.config.train, self.old)
         if len(self.sizes) > 1 and len(self.memory):
             self.attention.eval()  # frozen from here on, dropout too
             adapters = list(self.adapters.parameters())
             self.fit("balance", adapters, self.memory.features, self.memory.labels, self.config.balance, 0)
-        self.eval()
 
     def fit(
         self, stage: str, trained: list[nn.Parameter], features: Tensor, labels: Tensor, how: Training, first: int
@@ -205,7 +200,7 @@ class CLAP4CLIP(Method):
         variance = torch.einsum("bd,bcd->bc", unit.square(), found.spread.square())
         return self.clip.scale * mean, self.clip.scale * variance.sqrt()
 
-    def logits(self, batch: Pictures) -> Tensor:
+    def logits(self, batch: Batch) -> Tensor:
         unit = normalize(batch.features, dim=-1)
         noise = self.test_noise() if self.config.test_samples else None
         size = max(1, CHUNK // (self.seen * max(self.config.hidden, unit.shape[1])))
@@ -220,11 +215,11 @@ class CLAP4CLIP(Method):
     def test_noise(self) -> Tensor:
         """Mean of the test samples' standard normal draws, (C, d). A task's draws depend on its place alone, so they
         are the same in every batch and whatever tasks come later."""
-        count, dim, draws = self.config.test_samples, self.clip.config.dim, []
+        count, dim, draws = self.config.test_samples, self.dim, []
         for task, size in enumerate(self.sizes):
             generator = torch.Generator().manual_seed(self.config.test_seed + task)
             draws.append(torch.randn(count, size, dim, generator=generator).mean(0))
-        return torch.cat(draws).to(self.session.device)
+        return torch.cat(draws).to(self.device)
 
 
 def gaussian_kl(mean: Tensor, spread: Tensor) -> Tensor:

@@ -31,9 +31,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, normalize
 
-from clipcil.clip import CLIP
+from clipcil.data.batch import Batch
 from clipcil.data.reader import Pictures
 from clipcil.data.stream import Task
+from clipcil.distributed import spread
 from clipcil.errors import UserError
 from clipcil.heads.linear import GrowingHead
 from clipcil.methods.base import Method
@@ -41,7 +42,6 @@ from clipcil.methods.registry import register
 from clipcil.prompts.visual import existing, missing_note, orthogonal_rows, prefixes
 from clipcil.settings import within
 from clipcil.training.augment import TowerTraining, training_inputs
-from clipcil.training.loop import Session
 
 
 @dataclass(frozen=True)
@@ -81,47 +81,45 @@ class CODAPrompt(Method):
     name = "coda-prompt"
     title = "CODA-Prompt"
     Config = CODAPromptConfig
+    keeps = "prompts"
     config: CODAPromptConfig
 
-    def __init__(self, config: CODAPromptConfig, clip: CLIP, session: Session) -> None:
-        super().__init__(config, clip, session)
-        self.layers = existing(config.layers, clip.config.vision.layers)
+    def build(self) -> None:
+        self.layers = existing(self.config.layers, self.clip.config.vision.layers)
         self.prompts = nn.ParameterList()  # a task each: (layers, m, L·width)
         self.keys = nn.ParameterList()  # a task each: (layers, m, dim)
         self.attention = nn.ParameterList()  # a task each: (layers, m, dim)
-        self.head = GrowingHead(clip.config.dim, session.device)
+        self.head = GrowingHead(self.dim, self.device)
 
-    def grow(self, names: Sequence[str]) -> None:
-        super().grow(names)
-        dim, width = self.clip.config.dim, self.clip.config.vision.width
+    def allocate(self, names: Sequence[str]) -> None:
+        dim, width = self.dim, self.clip.config.vision.width
         for rows, size in ((self.prompts, self.config.length * width), (self.keys, dim), (self.attention, dim)):
-            empty = torch.zeros(len(self.layers), 0, size, device=self.session.device)
+            empty = torch.zeros(len(self.layers), 0, size, device=self.device)
             earlier = torch.cat([empty, *rows], dim=1)  # (layers, n, size)
-            new = torch.zeros(len(self.layers), self.config.components, size, device=self.session.device)
+            new = torch.zeros(len(self.layers), self.config.components, size, device=self.device)
             for layer in range(len(self.layers)):
                 new[layer] = orthogonal_rows(earlier[layer], self.config.components)
             rows.append(nn.Parameter(new, requires_grad=False))
         self.head.grow(len(names))
 
-    def learn(self, task: Task) -> None:
-        self.grow(task.names)
+    def learn_task(self, task: Task) -> None:
         pictures, queries = task.pictures, task.pictures.features
-        labels = pictures.labels - (self.seen - self.sizes[-1])
+        labels = pictures.labels - self.old
         earlier = self.components(len(self.sizes) - 1)
         newest = (self.prompts[-1], self.keys[-1], self.attention[-1])
 
-        def loss(rows: Tensor) -> Tensor:
+        def loss(rows: Tensor, batch: Pictures) -> Tensor:
             components = join(earlier, newest)
-            pixels, query = training_inputs(self.clip.vision, pictures, rows, queries, self.config.train.augment)
-            features = self.encode(pixels, query, components)
+            pixels, query = training_inputs(self.clip.vision, batch.pixels, queries[rows], self.config.train.augment)
+            features = spread(lambda part, own: self.encode(part, own, components), pixels, query)
             value = cross_entropy(self.head.current(features), labels[rows])
             if self.config.ortho:
                 value = value + self.config.ortho * penalty(components)
             return value
 
-        self.session.fit("train", [*newest, *self.head.newest()], len(pictures), loss, self.config.train)
+        self.session.fit("train", [*newest, *self.head.newest()], pictures, loss, self.config.train)
 
-    def logits(self, batch: Pictures) -> Tensor:
+    def logits(self, batch: Batch) -> Tensor:
         scores: Tensor = self.head(self.encode(batch.pixels, batch.features, self.components(len(self.sizes))))
         return scores
 

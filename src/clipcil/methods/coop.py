@@ -13,8 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, normalize
 
-from clipcil.clip import CLIP
-from clipcil.data.reader import Pictures
+from clipcil.data.batch import Batch
 from clipcil.data.stream import Task
 from clipcil.memory.exemplars import Budget, ExemplarMemory
 from clipcil.methods.base import Method
@@ -22,7 +21,7 @@ from clipcil.methods.registry import register
 from clipcil.prompts.shared import encode_shared
 from clipcil.prompts.text import PromptTexts
 from clipcil.settings import within
-from clipcil.training.loop import Session, Training
+from clipcil.training.loop import Training
 
 
 @dataclass(frozen=True)
@@ -61,25 +60,22 @@ class CoOp(Method):
     name = "coop"
     title = "CoOp"
     Config = CoOpConfig
+    keeps = "exemplars"
     keeps_exemplars = True
     config: CoOpConfig
     classifier: Tensor  # (C, dim): texts of all classes seen, unit length
 
-    def __init__(self, config: CoOpConfig, clip: CLIP, session: Session) -> None:
-        super().__init__(config, clip, session)
-        self.memory = ExemplarMemory(clip.config.dim, config.memory)
-        first = torch.randn(1, config.context_length, clip.config.text.width) * config.context_std
-        self.context = nn.Parameter(first.to(session.device), requires_grad=False)  # (1, M, width)
-        self.class_texts = PromptTexts(clip, [""], config.context_length)
-        self.register_buffer("classifier", torch.zeros(0, clip.config.dim, device=session.device))
+    def build(self) -> None:
+        self.memory = ExemplarMemory(self.dim, self.config.memory)
+        first = torch.randn(1, self.config.context_length, self.clip.config.text.width) * self.config.context_std
+        self.context = nn.Parameter(first.to(self.device), requires_grad=False)  # (1, M, width)
+        self.class_texts = PromptTexts(self.clip, [""], self.config.context_length)
+        self.growing_buffer("classifier", self.dim)
 
-    def grow(self, names: Sequence[str]) -> None:
-        super().grow(names)
+    def allocate(self, names: Sequence[str]) -> None:
         self.class_texts = PromptTexts(self.clip, self.names, self.config.context_length, self.config.suffix)
-        self.classifier = torch.cat([self.classifier, self.classifier.new_zeros(len(names), self.classifier.shape[1])])
 
-    def learn(self, task: Task) -> None:
-        self.grow(task.names)
+    def learn_task(self, task: Task) -> None:
         new, new_labels = task.pictures.features, task.pictures.labels
         features, labels = self.memory.join(new, new_labels)
         features = self.clip.scale * normalize(features, dim=-1)
@@ -98,5 +94,5 @@ class CoOp(Method):
         beginning = torch.cat([texts.start[:1], self.context], dim=1)
         return normalize(encode_shared(self.clip, beginning, texts.rest, texts.ends), dim=-1)
 
-    def logits(self, batch: Pictures) -> Tensor:
+    def logits(self, batch: Batch) -> Tensor:
         return self.clip.scale * normalize(batch.features, dim=-1) @ self.classifier.T

@@ -16,15 +16,17 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, normalize
 
 from clipcil.calibration.optimal_transport import AffineMap, bures_map, paired_map
-from clipcil.clip import CLIP
+from clipcil.data.batch import Batch
 from clipcil.data.reader import Pictures
 from clipcil.data.stream import Task
+from clipcil.distributed import spread
 from clipcil.memory.gaussians import GaussianMemory, average_moments
 from clipcil.methods.base import Method
 from clipcil.methods.registry import register
+from clipcil.prompts.templates import encode_classes, fill
 from clipcil.prompts.text import PromptTexts, encode_prompts
 from clipcil.settings import within
-from clipcil.training.loop import Session, Training
+from clipcil.training.loop import Training
 from clipcil.training.losses import clip_loss
 from clipcil.training.tuning import Tuned, tuned
 
@@ -74,6 +76,7 @@ class DMCConfig:
     """Ablation: tower and prompts trained together in one stage, by the loss of stage 2."""
 
     def __post_init__(self) -> None:
+        fill(self.template, "")  # refuses a template without a place for the class name
         within("prompt_length", self.prompt_length, 1)
         within("prompt_std", self.prompt_std, 0)
         within("max_replay", self.max_replay, 1)
@@ -93,36 +96,33 @@ class DMC(Method):
     name = "dmc"
     title = "DMC"
     Config = DMCConfig
+    keeps = "class Gaussians"
     tunes_tower = True
     config: DMCConfig
     classifier: Tensor  # (C, dim): w of Eq. (5) for every class seen, unit length
     task_texts: Tensor  # (K, dim): f_t of every task prompt, unit length
 
-    def __init__(self, config: DMCConfig, clip: CLIP, session: Session) -> None:
-        super().__init__(config, clip, session)
-        self.tower = clip.vision
+    def build(self) -> None:
+        self.tower = self.clip.vision
         self.memory = GaussianMemory()
         self.class_prompts = nn.ParameterList()  # a task each: (C_k, M, width)
         self.task_prompts = nn.ParameterList()  # a task each: (1, M, width)
         self.class_texts = nn.ModuleList()
-        self.register_buffer("classifier", torch.zeros(0, clip.config.dim, device=session.device))
-        self.register_buffer("task_texts", torch.zeros(0, clip.config.dim, device=session.device))
-        self.task_text = PromptTexts(clip, [""], config.prompt_length)
+        self.growing_buffer("classifier", self.dim)
+        self.register_buffer("task_texts", torch.zeros(0, self.dim, device=self.device))
+        self.task_text = PromptTexts(self.clip, [""], self.config.prompt_length)
 
-    def grow(self, names: Sequence[str]) -> None:
-        super().grow(names)
-        device, length, width = self.session.device, self.config.prompt_length, self.clip.config.text.width
+    def allocate(self, names: Sequence[str]) -> None:
+        length, width = self.config.prompt_length, self.clip.config.text.width
         self.class_texts.append(PromptTexts(self.clip, names, length, self.config.suffix))
         for prompts, count in ((self.class_prompts, len(names)), (self.task_prompts, int(self.config.task_prompt))):
-            vectors = torch.randn(count, length, width, device=device) * self.config.prompt_std
+            vectors = torch.randn(count, length, width, device=self.device) * self.config.prompt_std
             prompts.append(nn.Parameter(vectors, requires_grad=False))
-        self.classifier = torch.cat([self.classifier, self.classifier.new_zeros(len(names), self.classifier.shape[1])])
         if self.config.task_prompt:
             self.task_texts = torch.cat([self.task_texts, self.task_texts.new_zeros(1, self.task_texts.shape[1])])
 
-    def learn(self, task: Task) -> None:
+    def learn_task(self, task: Task) -> None:
         """Algorithm 1."""
-        self.grow(task.names)
         pictures, phase = task.pictures, self.session.monitor.phase
         calibrate = self.config.calibration != "none" and len(self.memory) > 0
         with phase("statistics before"):
@@ -139,26 +139,25 @@ class DMC(Method):
         if not self.config.simultaneous:
             self.train_prompts(pictures)
         self.memory.add(after)
-        with torch.no_grad():  # prompts that rest have the texts they had
+        with torch.no_grad():  # frozen prompts keep their stored text features
             self.classifier, self.task_texts = self.text_classifier(all_classes=self.config.train_old_prompts)
 
     def learn_again(self, task: Task) -> None:
-        """More pictures of known classes: their Gaussians become those of the union and the prompts train on, with all
-        classes replayed, these too: one new picture must not outweigh the many of before. The tower rests, so nothing
-        drifts. The paper has no such case."""
+        """More pictures of known classes: their Gaussians become those of the union, and the prompts are trained
+        further. Replay these classes too: one new picture must not outweigh the many from before. The tower stays
+        frozen, so nothing drifts. The paper has no such case."""
         features, labels = normalize(task.pictures.features, dim=-1), task.pictures.labels
         for label in torch.unique(labels).tolist():
             self.memory.merge(label, features[labels == label].double())
         parameters = self.prompt_parameters(every=True)
-        self.fit_prompts("stage2", task.pictures, lambda rows: features[rows], parameters, again=True)
+        self.fit_prompts(task.pictures.labels, len(features), lambda rows: features[rows], parameters, again=True)
         with torch.no_grad():
             self.classifier, self.task_texts = self.text_classifier(all_classes=True)
 
     @torch.no_grad()
     def forget(self, index: int) -> None:
-        task, place = self.drop_name(index)
+        task, place = self.drop_class(index)
         self.memory.remove(index)
-        self.classifier = torch.cat([self.classifier[:index], self.classifier[index + 1 :]])
         prompts = self.class_prompts[task]
         left = torch.cat([prompts[:place], prompts[place + 1 :]])
         if len(left):
@@ -174,27 +173,28 @@ class DMC(Method):
         if self.config.task_prompt:
             self.task_texts = self.task_texts[keep]
 
-    def logits(self, batch: Pictures) -> Tensor:
+    def logits(self, batch: Batch) -> Tensor:
         return self.clip.scale * normalize(batch.features, dim=-1) @ self.classifier.T
 
     def class_features(self, pictures: Pictures) -> list[Tensor]:
         """Unit features of each new class by today's tower, (n_c, dim) float64. §3.1 normalises z_v."""
         features, labels = normalize(pictures.features, dim=-1).double(), pictures.labels
-        return [features[labels == label] for label in range(self.seen - self.sizes[-1], self.seen)]
+        return [features[labels == label] for label in self.new_labels]
 
     def adapt_tower(self, task: Task) -> None:
         """Stage 1: Eq. (1), pictures against the frozen texts of the task's classes."""
-        texts = normalize(self.clip.encode_texts([self.config.template.format(name) for name in task.names]), dim=-1)
-        first, scale = self.seen - len(task.names), self.clip.scale
-        labels = task.pictures.labels - first
+        texts = encode_classes(self.clip, task.names, [self.config.template])
+        scale, labels = self.clip.scale, task.pictures.labels - self.old
 
-        def loss(rows: Tensor) -> Tensor:
-            features = normalize(self.tower(task.pictures[rows].pixels, class_only=True).features, dim=-1)
-            return clip_loss(scale * features @ texts.T, labels[rows])
+        def loss(rows: Tensor, batch: Pictures) -> Tensor:
+            return clip_loss(scale * self.encode(batch) @ texts.T, labels[rows])
 
-        with tuned(self.tower, self.config.tuned, self.config.tuned_blocks, self.config.lora_rank) as parameters:
-            self.session.fit("stage1", parameters, len(task.pictures), loss, self.config.stage1)
-        self.clip.touch()
+        with tuned(self.clip, self.config.tuned, self.config.tuned_blocks, self.config.lora_rank) as parameters:
+            self.session.fit("stage1", parameters, task.pictures, loss, self.config.stage1)
+
+    def encode(self, batch: Pictures) -> Tensor:
+        """Unit features (B, dim) of the tower as it is now, with gradients."""
+        return normalize(spread(lambda part: self.tower(part.pixels, class_only=True).features, batch), dim=-1)
 
     def calibration_map(self, before: list[Tensor], after: list[Tensor]) -> AffineMap:
         """Eq. (4), or one of the other two ways of finding a map."""
@@ -209,21 +209,16 @@ class DMC(Method):
     def train_prompts(self, pictures: Pictures) -> None:
         """Stage 2: Eq. (7) on the task's features and on features drawn from the Gaussians of all old classes."""
         features = normalize(pictures.features, dim=-1)
-        self.fit_prompts("stage2", pictures, lambda rows: features[rows], self.prompt_parameters())
+        self.fit_prompts(pictures.labels, len(features), lambda rows: features[rows], self.prompt_parameters())
 
     def train_together(self, pictures: Pictures) -> None:
         """Ablation: the loss of stage 2 with the tower free to move."""
-
-        def features(rows: Tensor) -> Tensor:
-            return normalize(self.tower(pictures[rows].pixels, class_only=True).features, dim=-1)
-
-        with tuned(self.tower, self.config.tuned, self.config.tuned_blocks, self.config.lora_rank) as tower:
+        with tuned(self.clip, self.config.tuned, self.config.tuned_blocks, self.config.lora_rank) as tower:
             groups = [
                 {"params": self.prompt_parameters(), "lr": self.config.stage2.lr},
                 {"params": tower, "lr": self.config.stage1.lr},
             ]
-            self.fit_prompts("stage2", pictures, features, groups)
-        self.clip.touch()
+            self.fit_prompts(pictures.labels, pictures, lambda rows, batch: self.encode(batch), groups)
 
     def prompt_parameters(self, every: bool = False) -> list[nn.Parameter]:
         """The prompts that train: of all tasks, or of the newest alone where the old ones rest."""
@@ -233,21 +228,24 @@ class DMC(Method):
 
     def fit_prompts(
         self,
-        stage: str,
-        pictures: Pictures,
-        features: Callable[[Tensor], Tensor],
+        labels: Tensor,
+        data: int | Pictures,
+        features: Callable[..., Tensor],
         parameters: Sequence[nn.Parameter] | Sequence[dict[str, Any]],
         again: bool = False,
     ) -> None:
-        """Eq. (7) on `features(rows)` of `pictures`, the old classes replayed; `again`: all classes are old."""
-        labels, how = pictures.labels, self.config.stage2
+        """Eq. (7) on `features` of the rows of a step, and on replayed old classes. `again`: replay these classes too.
+
+        `features` is called with the rows of `data`, as the loss of `Session.fit` is; `labels` (N,) are theirs.
+        """
+        how = self.config.stage2
         every = again or self.config.train_old_prompts
-        new, old = self.sizes[-1], self.seen - self.sizes[-1]
+        new, old = len(self.new_labels), self.old
         if again:
             new, old = len(torch.unique(labels)), self.seen
         share = new / (new + old)  # every class weighs the same, new or old
         replayed = min(self.config.max_replay, -(-how.batch_size * old // new))
-        steps = -(-len(pictures) // how.batch_size)
+        steps = -(-len(labels) // how.batch_size)
         drawn: list[tuple[Tensor, Tensor]] = []
 
         def draw() -> None:
@@ -256,13 +254,13 @@ class DMC(Method):
                 turns = -(-steps * replayed // old)
                 classes = torch.cat([torch.randperm(old) for _ in range(turns)])[: steps * replayed]
                 samples = normalize(self.memory.sample(classes), dim=-1)
-                classes = classes.to(self.session.device)
+                classes = classes.to(self.device)
                 drawn[:] = zip(torch.split(samples, replayed), torch.split(classes, replayed), strict=True)
 
-        def loss(rows: Tensor) -> Tensor:
+        def loss(rows: Tensor, *batch: Pictures) -> Tensor:
             texts, tasks = self.text_classifier(every)
             weights = self.clip.scale * texts.T
-            value = share * cross_entropy(features(rows) @ weights, labels[rows])
+            value = share * cross_entropy(features(rows, *batch) @ weights, labels[rows])
             if old:
                 samples, classes = drawn.pop()
                 value = value + (1 - share) * cross_entropy(samples @ weights, classes)
@@ -270,7 +268,7 @@ class DMC(Method):
                 value = value + self.config.ortho * orthogonality(tasks)
             return value
 
-        self.session.fit(stage, parameters, len(pictures), loss, how, each_epoch=draw)
+        self.session.fit("stage2", parameters, data, loss, how, each_epoch=draw)
 
     def text_classifier(self, all_classes: bool) -> tuple[Tensor, Tensor]:
         """Eq. (5): the unit vectors w (C, dim), and the unit task texts (K, dim).

@@ -28,16 +28,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from clipcil.clip import CLIP
+from clipcil.data.batch import Batch
 from clipcil.data.reader import Pictures
 from clipcil.data.stream import Task
+from clipcil.distributed import spread
 from clipcil.heads.linear import GrowingHead
 from clipcil.methods.base import Method
 from clipcil.methods.registry import register
 from clipcil.prompts.visual import check_range, cosine, existing, missing_note, prefixes, uniform
 from clipcil.settings import within
 from clipcil.training.augment import TowerTraining, training_inputs
-from clipcil.training.loop import Session
 
 
 @dataclass(frozen=True)
@@ -83,52 +83,50 @@ class DualPrompt(Method):
     name = "dualprompt"
     title = "DualPrompt"
     Config = DualPromptConfig
+    keeps = "prompts"
     config: DualPromptConfig
 
-    def __init__(self, config: DualPromptConfig, clip: CLIP, session: Session) -> None:
-        super().__init__(config, clip, session)
-        depth = clip.config.vision.layers
-        self.general_layers = existing(config.general_layers, depth)
-        self.expert_layers = existing(config.expert_layers, depth)
-        self.general = self.new_prompt(len(self.general_layers), config.general_length)
+    def build(self) -> None:
+        depth = self.clip.config.vision.layers
+        self.general_layers = existing(self.config.general_layers, depth)
+        self.expert_layers = existing(self.config.expert_layers, depth)
+        self.general = self.new_prompt(len(self.general_layers), self.config.general_length)
         self.experts = nn.ParameterList()  # a task each: (layers, 2·L, width)
         self.keys = nn.ParameterList()  # a task each: (1, dim)
-        self.head = GrowingHead(clip.config.dim, session.device)
+        self.head = GrowingHead(self.dim, self.device)
 
     def new_prompt(self, layers: int, length: int) -> nn.Parameter:
         """(layers, 2·L, width): at each layer L vectors for the keys, then L for the values."""
         width = self.clip.config.vision.width
-        return uniform(layers, 2 * length, width, between=self.config.prompt_range, device=self.session.device)
+        return uniform(layers, 2 * length, width, between=self.config.prompt_range, device=self.device)
 
-    def grow(self, names: Sequence[str]) -> None:
-        super().grow(names)
+    def allocate(self, names: Sequence[str]) -> None:
         expert = self.new_prompt(len(self.expert_layers), self.config.expert_length)
         if len(self.experts):
             expert.copy_(self.experts[-1])
         self.experts.append(expert)
-        self.keys.append(uniform(1, self.clip.config.dim, between=self.config.key_range, device=self.session.device))
+        self.keys.append(uniform(1, self.dim, between=self.config.key_range, device=self.device))
         self.head.grow(len(names))
 
-    def learn(self, task: Task) -> None:
-        self.grow(task.names)
+    def learn_task(self, task: Task) -> None:
         pictures, queries = task.pictures, task.pictures.features
-        labels = pictures.labels - (self.seen - self.sizes[-1])
+        labels = pictures.labels - self.old
 
-        def loss(rows: Tensor) -> Tensor:
-            pixels, query = training_inputs(self.clip.vision, pictures, rows, queries, self.config.train.augment)
-            features = self.encode(pixels, self.experts[-1].unsqueeze(1))
+        def loss(rows: Tensor, batch: Pictures) -> Tensor:
+            pixels, query = training_inputs(self.clip.vision, batch.pixels, queries[rows], self.config.train.augment)
+            features = spread(lambda part: self.encode(part, self.experts[-1].unsqueeze(1)), pixels)
             near = cosine(query, self.keys[-1]).mean()
             return cross_entropy(self.head.current(features), labels[rows]) - self.config.pull * near
 
         parameters = [self.general, self.experts[-1], self.keys[-1], *self.head.newest()]
-        self.session.fit("train", parameters, len(pictures), loss, self.config.train)
+        self.session.fit("train", parameters, pictures, loss, self.config.train)
 
-    def logits(self, batch: Pictures) -> Tensor:
+    def logits(self, batch: Batch) -> Tensor:
         experts = torch.stack(list(self.experts), dim=1)  # (layers, K, 2·L, width)
         scores: Tensor = self.head(self.encode(batch.pixels, experts[:, self.tasks(batch)]))
         return scores
 
-    def tasks(self, batch: Pictures) -> Tensor:
+    def tasks(self, batch: Batch) -> Tensor:
         """The task each picture is taken to belong to, (B,) int64: that of its nearest key."""
         return cosine(batch.features, torch.cat(list(self.keys))).argmax(dim=1)
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, linear, normalize
 
-from clipcil.clip import CLIP
+from clipcil.data.batch import Batch
 from clipcil.data.reader import Pictures
 from clipcil.data.stream import Task
 from clipcil.descriptions.file import Descriptions, average_by_owner, encode_descriptions
@@ -26,7 +26,7 @@ from clipcil.methods.base import Method
 from clipcil.methods.registry import register
 from clipcil.prompts.templates import encode_classes
 from clipcil.settings import within
-from clipcil.training.loop import Session, Training
+from clipcil.training.loop import Training
 from clipcil.training.losses import clip_loss
 
 NOISY_BLOCK = 128
@@ -86,36 +86,34 @@ class ENGINE(Method):
     name = "engine"
     title = "ENGINE"
     Config = ENGINEConfig
+    scores = "cosine"
+    keeps = "class means, covariance"
     config: ENGINEConfig
     texts: Tensor  # (C, dim): unit, first template; what the adapters are trained on
     ensembles: Tensor  # (C, dim): unit, all templates; what is scored
     prototypes: Tensor  # (C, dim): mean raw feature of each class
     pair_texts: Tensor  # (C, C, dim): mean unit sentence of D[a][b]
 
-    def __init__(self, config: ENGINEConfig, clip: CLIP, session: Session) -> None:
-        super().__init__(config, clip, session)
-        dim = clip.config.dim
+    def build(self) -> None:
+        dim = self.dim
         self.image_adapters, self.text_adapters = nn.ModuleList(), nn.ModuleList()
         for name in ("texts", "ensembles", "prototypes"):
-            self.register_buffer(name, torch.zeros(0, dim, device=session.device))
-        self.head = DiscriminantHead(clip.config.vision.width, session.device)
-        self.register_buffer("pair_texts", torch.zeros(0, 0, dim, device=session.device))
+            self.growing_buffer(name, dim)
+        self.head = DiscriminantHead(self.clip.config.vision.width, self.device)
+        self.register_buffer("pair_texts", torch.zeros(0, 0, dim, device=self.device))
         self._known: Descriptions | None = None
 
-    def grow(self, names: Sequence[str]) -> None:
-        super().grow(names)
-        dim, added = self.clip.config.dim, len(names)
+    def allocate(self, names: Sequence[str]) -> None:
+        dim, added = self.dim, len(names)
         for adapters in (self.image_adapters, self.text_adapters):
-            adapters.append(nn.Linear(dim, dim, device=self.session.device).requires_grad_(False))
-        self.texts = torch.cat([self.texts, encode_classes(self.clip, names, self.templates[:1])])
-        self.ensembles = torch.cat([self.ensembles, encode_classes(self.clip, names, self.templates)])
-        self.prototypes = torch.cat([self.prototypes, self.prototypes.new_zeros(added, dim)])
+            adapters.append(nn.Linear(dim, dim, device=self.device).requires_grad_(False))
+        self.texts[self.old :] = encode_classes(self.clip, names, self.templates[:1])
+        self.ensembles[self.old :] = encode_classes(self.clip, names, self.templates)
         self.head.grow(added)
         if self.config.descriptions is not None:
             self.pair_texts = nn.functional.pad(self.pair_texts, (0, 0, 0, added, 0, added))
 
-    def learn(self, task: Task) -> None:
-        self.grow(task.names)
+    def learn_task(self, task: Task) -> None:
         phase, pictures = self.session.monitor.phase, task.pictures
         with phase("descriptions"):
             spoken = self.describe()
@@ -133,7 +131,7 @@ class ENGINE(Method):
         return []
 
     @torch.no_grad()
-    def logits(self, batch: Pictures) -> Tensor:
+    def logits(self, batch: Batch) -> Tensor:
         features, share = batch.features, self.config.head
         texts = normalize(summed(self.text_adapters)(self.ensembles), dim=-1)
         cosines = normalize(summed(self.image_adapters)(features), dim=-1) @ texts.T  # (B, C)
@@ -150,7 +148,7 @@ class ENGINE(Method):
         if self._known is None:
             self._known = Descriptions.read(self.config.descriptions)
         self._known.require(self.names)
-        old, seen, dim = self.seen - self.sizes[-1], self.seen, self.clip.config.dim
+        old, seen, dim = self.old, self.seen, self.dim
         places = [(a, b) for a, b in product(range(seen), repeat=2) if max(a, b) >= old]
         vectors, owners = encode_descriptions(
             self.clip, self._known, [(self.names[a], self.names[b]) for a, b in places]
@@ -178,7 +176,7 @@ class ENGINE(Method):
     def train_adapters(self, pictures: Pictures, spoken: list[Tensor], views: Tensor | None) -> None:
         """L_clip + a_t L_text + a_v L_img. Only the adapters of this task move."""
         features, labels = pictures.features, pictures.labels
-        old, device = self.seen - self.sizes[-1], self.session.device
+        old, device = self.old, self.device
         scale = self.clip.scale if self.config.full_scale else self.clip.logit_scale
         image, text = summed(self.image_adapters), summed(self.text_adapters)
         pool = torch.cat(spoken) if spoken else torch.zeros(0, features.shape[1])
@@ -207,10 +205,9 @@ class ENGINE(Method):
     def add_statistics(self, pictures: Pictures) -> None:
         """Mean raw features for replay, and the head."""
         features, pooled, labels = pictures.features, normalize(pictures.pooled.double(), dim=-1), pictures.labels
-        new = range(self.seen - self.sizes[-1], self.seen)
-        means = torch.stack([features[labels == label].mean(0) for label in new])
-        self.prototypes = torch.cat([self.prototypes[: new.start], means])
-        self.head.add([pooled[labels == label] for label in new])
+        for label in self.new_labels:
+            self.prototypes[label] = features[labels == label].mean(0)
+        self.head.add([pooled[labels == label] for label in self.new_labels])
 
 
 def summed(adapters: nn.ModuleList) -> Callable[[Tensor], Tensor]:

@@ -26,9 +26,10 @@ from typing import Literal
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from clipcil.clip import CLIP
+from clipcil.data.batch import Batch
 from clipcil.data.reader import Pictures
 from clipcil.data.stream import Task
+from clipcil.distributed import spread
 from clipcil.errors import UserError
 from clipcil.heads.linear import GrowingHead
 from clipcil.methods.base import Method
@@ -36,7 +37,6 @@ from clipcil.methods.registry import register
 from clipcil.prompts.visual import check_range, choose, cosine, uniform
 from clipcil.settings import within
 from clipcil.training.augment import TowerTraining, training_inputs
-from clipcil.training.loop import Session
 
 
 @dataclass(frozen=True)
@@ -85,36 +85,36 @@ class L2P(Method):
     name = "l2p"
     title = "L2P"
     Config = L2PConfig
+    keeps = "prompts"
     config: L2PConfig
 
-    def __init__(self, config: L2PConfig, clip: CLIP, session: Session) -> None:
-        super().__init__(config, clip, session)
-        dim, width, device = clip.config.dim, clip.config.vision.width, session.device
-        self.prompts = uniform(config.pool, config.length, width, between=config.prompt_range, device=device)
-        self.keys = uniform(config.pool, dim, between=config.key_range, device=device)
-        self.head = GrowingHead(dim if config.head_input == "class" else width, device)
+    def build(self) -> None:
+        dim, width, device = self.dim, self.clip.config.vision.width, self.device
+        self.prompts = uniform(
+            self.config.pool, self.config.length, width, between=self.config.prompt_range, device=device
+        )
+        self.keys = uniform(self.config.pool, dim, between=self.config.key_range, device=device)
+        self.head = GrowingHead(dim if self.config.head_input == "class" else width, device)
 
-    def grow(self, names: Sequence[str]) -> None:
-        super().grow(names)
+    def allocate(self, names: Sequence[str]) -> None:
         self.head.grow(len(names))
 
-    def learn(self, task: Task) -> None:
-        self.grow(task.names)
+    def learn_task(self, task: Task) -> None:
         pictures, queries = task.pictures, task.pictures.features
-        labels = pictures.labels - (self.seen - self.sizes[-1])
+        labels = pictures.labels - self.old
 
-        def loss(rows: Tensor) -> Tensor:
-            pixels, query = training_inputs(self.clip.vision, pictures, rows, queries, self.config.train.augment)
+        def loss(rows: Tensor, batch: Pictures) -> Tensor:
+            pixels, query = training_inputs(self.clip.vision, batch.pixels, queries[rows], self.config.train.augment)
             similarity = cosine(query, self.keys)  # (B, N)
             chosen = choose(similarity, self.config.top_k, together=self.config.vote_in_training)
-            scores = self.head.current(self.encode(pixels, chosen))
+            features = spread(self.encode, pixels, chosen)
             near = similarity.gather(1, chosen).sum(1).mean()
-            return cross_entropy(scores, labels[rows]) - self.config.pull * near
+            return cross_entropy(self.head.current(features), labels[rows]) - self.config.pull * near
 
         parameters = [self.prompts, self.keys, *self.head.newest()]
-        self.session.fit("train", parameters, len(pictures), loss, self.config.train)
+        self.session.fit("train", parameters, pictures, loss, self.config.train)
 
-    def logits(self, batch: Pictures) -> Tensor:
+    def logits(self, batch: Batch) -> Tensor:
         chosen = choose(cosine(batch.features, self.keys), self.config.top_k)
         scores: Tensor = self.head(self.encode(batch.pixels, chosen))
         return scores

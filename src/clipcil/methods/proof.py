@@ -18,15 +18,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, linear, normalize
 
-from clipcil.clip import CLIP
-from clipcil.data.reader import Pictures
+from clipcil.data.batch import Batch
 from clipcil.data.stream import Task
 from clipcil.memory.exemplars import Budget, ExemplarMemory
 from clipcil.methods.base import Method
 from clipcil.methods.registry import register
 from clipcil.prompts.templates import fill
 from clipcil.settings import within
-from clipcil.training.loop import Session, Training
+from clipcil.training.loop import Training
 from clipcil.training.losses import clip_loss
 
 CHUNK = 2**24
@@ -114,43 +113,39 @@ class PROOF(Method):
     name = "proof"
     title = "PROOF"
     Config = PROOFConfig
+    keeps = "exemplars, class means"
     keeps_exemplars = True
     config: PROOFConfig
     sentences: Tensor  # (C, T, dim): raw texts of all templates; not in the checkpoint, they follow from the names
     prototypes: Tensor  # (C, dim): mean unit feature of each class
     tokens: Tensor  # (2C + contexts, dim): ŵ, p̂ and the context prompts as they stand after the last task
 
-    def __init__(self, config: PROOFConfig, clip: CLIP, session: Session) -> None:
-        super().__init__(config, clip, session)
-        dim, device = clip.config.dim, session.device
-        self.memory = ExemplarMemory(dim, config.memory)
+    def build(self) -> None:
+        dim, device = self.dim, self.device
+        self.memory = ExemplarMemory(dim, self.config.memory)
         self.image_projections, self.text_projections = nn.ModuleList(), nn.ModuleList()  # a task each
         self.contexts = nn.ParameterList()  # a task each: (context, dim)
-        self.fusion = Fusion(dim, config.dropout).requires_grad_(False)
-        self.logit_scale = nn.Parameter(clip.logit_scale.detach().clone(), requires_grad=False)
+        self.fusion = Fusion(dim, self.config.dropout).requires_grad_(False)
+        self.logit_scale = nn.Parameter(self.clip.logit_scale.detach().clone(), requires_grad=False)
         self.register_buffer("sentences", torch.zeros(0, 0, dim, device=device), persistent=False)
-        self.register_buffer("prototypes", torch.zeros(0, dim, device=device))
+        self.growing_buffer("prototypes", dim)
         self.register_buffer("tokens", torch.zeros(0, dim, device=device))
 
-    def grow(self, names: Sequence[str]) -> None:
-        super().grow(names)
-        dim, device = self.clip.config.dim, self.session.device
+    def allocate(self, names: Sequence[str]) -> None:
+        dim, device = self.dim, self.device
         for projections in (self.image_projections, self.text_projections):
             projections.append(nn.Linear(dim, dim).to(device).requires_grad_(False))
         self.contexts.append(nn.Parameter(torch.randn(self.config.context, dim, device=device), requires_grad=False))
         texts = self.clip.encode_texts([fill(template, name) for name in names for template in self.templates])
         texts = texts.reshape(len(names), len(self.templates), dim)
         self.sentences = torch.cat([self.sentences, texts]) if len(self.sentences) else texts
-        self.prototypes = torch.cat([self.prototypes, self.prototypes.new_zeros(len(names), dim)])
         self.tokens = self.tokens.new_zeros(2 * self.seen + self.config.context * len(self.sizes), dim)
 
-    def learn(self, task: Task) -> None:
-        self.grow(task.names)
+    def learn_task(self, task: Task) -> None:
         new, new_labels = task.pictures.features, task.pictures.labels
-        prototypes, unit = self.prototypes.clone(), normalize(new, dim=-1)
-        for label in range(self.seen - self.sizes[-1], self.seen):
-            prototypes[label] = unit[new_labels == label].mean(0)
-        self.prototypes = prototypes
+        unit = normalize(new, dim=-1)
+        for label in self.new_labels:
+            self.prototypes[label] = unit[new_labels == label].mean(0)
         features, labels = self.memory.join(new, new_labels)
 
         def loss(rows: Tensor) -> Tensor:
@@ -160,9 +155,8 @@ class PROOF(Method):
             by_text, by_prototype = self.fused_scores(pictures, tokens)
             return matching + cross_entropy(by_text, labels[rows]) + cross_entropy(by_prototype, labels[rows])
 
-        self.train()
         self.session.fit("train", self.trained(), len(labels), loss, self.config.train)
-        self.eval()
+        self.eval()  # the stored tokens are made without dropout
         with torch.no_grad():
             self.tokens = self.shared_tokens(self.sentences)
         self.memory.add(new, new_labels)
@@ -185,7 +179,7 @@ class PROOF(Method):
         scores = torch.einsum("bd,bnd->bn", fused, around)
         return scores[:, : self.seen], scores[:, self.seen :]
 
-    def logits(self, batch: Pictures) -> Tensor:
+    def logits(self, batch: Batch) -> Tensor:
         projected = project(batch.features, self.image_projections)
         size = max(1, CHUNK // self.tokens.numel())
         return torch.cat([self._score(part) for part in torch.split(projected, size)])

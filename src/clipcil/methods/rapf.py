@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, normalize
 
-from clipcil.clip import CLIP
+from clipcil.data.batch import Batch
 from clipcil.data.reader import Pictures
 from clipcil.data.stream import Task
 from clipcil.memory.gaussians import GaussianMemory
@@ -22,7 +22,7 @@ from clipcil.methods.base import Method
 from clipcil.methods.registry import register
 from clipcil.prompts.templates import encode_classes
 from clipcil.settings import within
-from clipcil.training.loop import Session, Training
+from clipcil.training.loop import Training
 
 
 def _training() -> Training:
@@ -85,50 +85,45 @@ class RAPF(Method):
     name = "rapf"
     title = "RAPF"
     Config = RAPFConfig
+    keeps = "class Gaussians"
     config: RAPFConfig
     texts: Tensor  # (C, dim), unit length
     spreads: Tensor  # (C, 2): mean of the diagonal and of the rest of each Σ, for `widen`
 
-    def __init__(self, config: RAPFConfig, clip: CLIP, session: Session) -> None:
-        super().__init__(config, clip, session)
-        dim = clip.config.dim
+    def build(self) -> None:
+        dim = self.dim
         self.memory = GaussianMemory(dim)
-        self.adapter = nn.Linear(dim, dim, bias=False, device=session.device)  # Kaiming-uniform is its default
+        self.adapter = nn.Linear(dim, dim, bias=False, device=self.device)  # Kaiming-uniform is its default
         self.adapter.requires_grad_(False)
-        self.register_buffer("texts", torch.zeros(0, dim, device=session.device))
-        self.register_buffer("spreads", torch.zeros(0, 2, device=session.device))
+        self.growing_buffer("texts", dim)
+        self.growing_buffer("spreads", 2)
 
-    def grow(self, names: Sequence[str]) -> None:
-        super().grow(names)
-        texts = encode_classes(self.clip, names, [self.config.template])
-        self.texts = torch.cat([self.texts, texts])
-        self.spreads = torch.cat([self.spreads, self.spreads.new_zeros(len(names), 2)])
+    def allocate(self, names: Sequence[str]) -> None:
+        self.texts[self.old :] = encode_classes(self.clip, names, [self.config.template])
 
-    def learn(self, task: Task) -> None:
-        self.grow(task.names)
+    def learn_task(self, task: Task) -> None:
         before = self.adapter.weight.detach().clone()
         self.train_adapter(task.pictures)
-        old = self.seen - self.sizes[-1]
         with self.session.monitor.phase("statistics"), torch.no_grad():
             features, labels = task.pictures.features.double(), task.pictures.labels
-            self.memory.add([features[labels == label] for label in range(old, self.seen)])
-            fresh = [spread(self.memory.moments(label)[1]) for label in range(old, self.seen)]
-            self.spreads = torch.cat([self.spreads[:old], torch.stack(fresh).to(self.spreads)])
-        if old:
+            self.memory.add([features[labels == label] for label in self.new_labels])
+            for label in self.new_labels:
+                self.spreads[label] = spread(self.memory.moments(label)[1])
+        if self.old:
             with self.session.monitor.phase("fusion"), torch.no_grad():
                 self.adapter.weight.copy_(fuse(before, self.adapter.weight, self.config.fusion))
 
-    def logits(self, batch: Pictures) -> Tensor:
-        return self.scores(batch.features)
+    def logits(self, batch: Batch) -> Tensor:
+        return self.score(batch.features)
 
-    def scores(self, features: Tensor) -> Tensor:
+    def score(self, features: Tensor) -> Tensor:
         """Raw features (B, dim) → s · cos(A v, t_c), (B, C)."""
         return self.clip.scale * normalize(self.adapter(features), dim=-1) @ self.texts.T
 
     def train_adapter(self, pictures: Pictures) -> None:
         """Cross-entropy over all classes seen on the task's and the replayed features, plus the hinge on hard pairs."""
         features, labels, how = pictures.features, pictures.labels, self.config.adapter
-        old = self.seen - self.sizes[-1]
+        old = self.old
         steps = -(-len(pictures) // how.batch_size)
         pairs = hard_pairs(self.texts, old, self.config.threshold)
         crowd = pairs[:, 0].repeat_interleave(self.config.pair_each)  # the old class of every draw
@@ -150,7 +145,7 @@ class RAPF(Method):
             if old:
                 samples, classes = drawn.pop()
                 inputs, targets = torch.cat([inputs, samples]), torch.cat([targets, classes])
-            value = cross_entropy(self.scores(inputs), targets)
+            value = cross_entropy(self.score(inputs), targets)
             if len(pairs):  # many draws each, so not kept for a whole epoch
                 turned = normalize(self.adapter(self.replay(crowd)), dim=-1).view(len(pairs), -1, own.shape[1])
                 value = value + separation(turned, own, rival, self.config.margin)

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from clipcil.clip import CLIP
-from clipcil.data.reader import Pictures
+from clipcil.data.batch import Batch
 from clipcil.data.stream import Task
 from clipcil.methods.base import Method
 from clipcil.methods.registry import register
-from clipcil.training.loop import Session
 
 
 @dataclass(frozen=True)
@@ -33,27 +30,20 @@ class SimpleCIL(Method):
     name = "simplecil"
     title = "SimpleCIL"
     Config = SimpleCILConfig
+    scores = "cosine"
+    keeps = "class means"
     config: SimpleCILConfig
     prototypes: Tensor  # (C, dim): class means, not normalised
     counts: Tensor  # (C,) int64: pictures behind each mean
 
-    def __init__(self, config: SimpleCILConfig, clip: CLIP, session: Session) -> None:
-        super().__init__(config, clip, session)
-        self.register_buffer("prototypes", torch.zeros(0, clip.config.dim, device=session.device))
-        self.register_buffer("counts", torch.zeros(0, dtype=torch.int64, device=session.device))
+    def build(self) -> None:
+        self.growing_buffer("prototypes", self.dim)
+        self.growing_buffer("counts", dtype=torch.int64)
 
-    def grow(self, names: Sequence[str]) -> None:
-        super().grow(names)
-        self.prototypes = torch.cat([self.prototypes, self.prototypes.new_zeros(len(names), self.prototypes.shape[1])])
-        self.counts = torch.cat([self.counts, self.counts.new_zeros(len(names))])
-
-    def learn(self, task: Task) -> None:
-        self.grow(task.names)
+    def learn_task(self, task: Task) -> None:
         features, labels = task.pictures.features, task.pictures.labels
-        prototypes = self.prototypes.clone()
-        for label in range(self.seen - self.sizes[-1], self.seen):
-            prototypes[label] = features[labels == label].mean(0)
-        self.prototypes = prototypes
+        for label in self.new_labels:
+            self.prototypes[label] = features[labels == label].mean(0)
         self.counts = self.counts + torch.bincount(labels, minlength=self.seen)
 
     def learn_again(self, task: Task) -> None:
@@ -62,14 +52,13 @@ class SimpleCIL(Method):
         added = torch.bincount(labels, minlength=self.seen)
         sums = (old * self.prototypes.double()).index_add(0, labels, task.pictures.features.double())
         means = (sums / (old + added[:, None])).to(self.prototypes)
-        self.prototypes = torch.where(added[:, None] > 0, means, self.prototypes)  # the others keep their bits
+        self.prototypes = torch.where(
+            added[:, None] > 0, means, self.prototypes
+        )  # the other classes stay bit-identical
         self.counts = self.counts + added
 
     def forget(self, index: int) -> None:
-        self.drop_name(index)
-        for name in ("prototypes", "counts"):
-            value = getattr(self, name)
-            setattr(self, name, torch.cat([value[:index], value[index + 1 :]]))
+        self.drop_class(index)
 
-    def logits(self, batch: Pictures) -> Tensor:
+    def logits(self, batch: Batch) -> Tensor:
         return normalize(batch.features, dim=-1) @ normalize(self.prototypes, dim=-1).T

@@ -5,17 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from clipcil.clip import CLIP
-from clipcil.data.reader import Pictures
+from clipcil.data.batch import Batch
 from clipcil.data.stream import Task
 from clipcil.methods.base import Method
 from clipcil.methods.registry import register
 from clipcil.prompts.templates import encode_classes
-from clipcil.training.loop import Session
 
 
 @dataclass(frozen=True)
@@ -39,17 +36,15 @@ class ZeroShot(Method):
     config: ZeroShotConfig
     texts: Tensor  # (C, dim), unit length
 
-    def __init__(self, config: ZeroShotConfig, clip: CLIP, session: Session) -> None:
-        super().__init__(config, clip, session)
-        self.register_buffer("texts", torch.zeros(0, clip.config.dim, device=session.device))
+    def build(self) -> None:
+        self.growing_buffer("texts", self.dim)
 
-    def grow(self, names: Sequence[str]) -> None:
-        super().grow(names)
+    def allocate(self, names: Sequence[str]) -> None:
         templates = self.templates if self.config.ensemble else (self.config.template,)
-        self.texts = torch.cat([self.texts, encode_classes(self.clip, names, templates)])
+        self.texts[self.old :] = encode_classes(self.clip, names, templates)
 
-    def learn(self, task: Task) -> None:
-        self.grow(task.names)
+    def learn_task(self, task: Task) -> None:
+        """Nothing is learnt: the texts follow from the names."""
 
-    def logits(self, batch: Pictures) -> Tensor:
+    def logits(self, batch: Batch) -> Tensor:
         return self.clip.scale * normalize(batch.features, dim=-1) @ self.texts.T

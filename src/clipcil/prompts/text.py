@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from clipcil.clip import CLIP
+from clipcil.distributed import spread
 from clipcil.errors import UserError
 
 
@@ -53,5 +54,8 @@ def encode_prompts(clip: CLIP, prompts: Sequence[tuple[Tensor, Tensor]]) -> Tens
     longest = max(int(embeddings.shape[1]) for embeddings, _ in prompts)
     padded = [nn.functional.pad(embeddings, (0, 0, 0, longest - embeddings.shape[1])) for embeddings, _ in prompts]
     # The tokenizer pads to the longest name, so that `longest` is where the longest prompt ends.
-    encoded: Tensor = clip.text(torch.cat(padded), torch.cat([ends for _, ends in prompts]), longest)
-    return encoded
+    return spread(
+        lambda embeddings, ends: clip.text(embeddings, ends, longest),
+        torch.cat(padded),
+        torch.cat([ends for _, ends in prompts]),
+    )

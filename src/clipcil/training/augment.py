@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.functional import affine_grid, grid_sample
 
 from clipcil.clip.vision import VisionTower
-from clipcil.data.reader import Pictures
+from clipcil.distributed import spread
 from clipcil.training.loop import Training
 
 Augment = Literal["none", "flip", "crop"]
@@ -58,9 +58,7 @@ def augmented(pixels: Tensor, how: Augment) -> Tensor:
     return grid_sample(pixels, grid, mode="bilinear", padding_mode="border", align_corners=False)
 
 
-def training_inputs(
-    tower: VisionTower, pictures: Pictures, rows: Tensor, features: Tensor, how: Augment
-) -> tuple[Tensor, Tensor]:
+def training_inputs(tower: VisionTower, pixels: Tensor, features: Tensor, how: Augment) -> tuple[Tensor, Tensor]:
     """What a method with prompts inside a frozen tower trains on: the pixels of a batch and their queries.
 
     A query is the feature of the picture from the tower without prompts. Where pictures are augmented it is that of the
@@ -68,19 +66,18 @@ def training_inputs(
 
     Args:
         tower: The frozen vision tower.
-        pictures: The training pictures of the task.
-        rows: (B,) int64, the rows of the batch.
-        features: (n, dim), the cached features of all pictures of the task.
+        pixels: (B, C, H, W), the pictures of the batch.
+        features: (B, dim), their cached features.
         how: See `TowerTraining.augment`.
 
     Returns:
         Pixels (B, C, H, W) and queries (B, dim).
     """
-    pixels = augmented(pictures[rows].pixels, how)
     if how == "none":
-        return pixels, features[rows]
+        return pixels, features
+    pixels = augmented(pixels, how)
     with torch.no_grad():
-        return pixels, tower(pixels, class_only=True).features
+        return pixels, spread(lambda part: tower(part, class_only=True).features, pixels)
 
 
 def _crops(flips: Tensor, size: torch.Size) -> Tensor:

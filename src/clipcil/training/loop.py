@@ -1,8 +1,8 @@
-"""The training loop all methods share, and what it tells those who watch.
+"""The training loop that all methods share.
 
-A stage can be stopped after any epoch and taken up again: `learn` is simply called once more, and a stage that has a
-snapshot is put back to where it was instead of trained. For that to give the same bits, the loss may draw from torch's
-random state but must carry nothing from one epoch to the next but the parameters.
+A stage can be stopped after any epoch and resumed: `learn` is called once more, and a stage that has a snapshot is
+restored instead of trained. For that to give the same bits, the loss may draw from torch's random state but must carry
+nothing from one epoch to the next but the parameters.
 """
 
 from __future__ import annotations
@@ -16,11 +16,13 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from clipcil.data.reader import Pictures
+from clipcil.distributed import average_gradients
 from clipcil.errors import UserError
 from clipcil.settings import within
 
 CHECK_EVERY = 50
-"""Steps between looks at the losses for a NaN: looking at every step would make a GPU wait."""
+"""Steps between checks of the loss for NaN: a check at every step would make a GPU wait."""
 
 
 @dataclass(frozen=True)
@@ -30,13 +32,13 @@ class Training:
     epochs: int = 5
     """Passes over the training pictures of the task."""
     lr: float = 1e-3
-    """Learning rate at its highest."""
+    """Highest learning rate."""
     batch_size: int = 32
     """Training pictures per step."""
     optimizer: Literal["adamw", "adam", "sgd"] = "adamw"
     weight_decay: float = 1e-4
     momentum: float = 0.9
-    """For sgd alone."""
+    """Momentum; used by sgd only."""
     schedule: Literal["cosine", "cosine-epoch", "quarter-cosine", "constant", "multistep"] = "cosine"
     """cosine: down to 0 at the last step; cosine-epoch: the same curve, but lowered once an epoch (PROOF, ENGINE);
     quarter-cosine: cos(0.99 π/2 · e/(E − 1)) in epoch e of E (CODA-Prompt); multistep: ×0.1 after each milestone."""
@@ -45,7 +47,7 @@ class Training:
     warmup: float = 0.0
     """Share of the steps over which the learning rate rises from 0."""
     clip_norm: float = 0.0
-    """Longest gradient allowed; 0: any."""
+    """Maximum gradient norm for clipping; 0 disables clipping."""
 
     def __post_init__(self) -> None:
         within("epochs", self.epochs, 0, 10**6)
@@ -75,14 +77,14 @@ class Training:
 
 @dataclass
 class Snapshot:
-    """A stage after some epoch: everything needed to go on from there with the same bits."""
+    """A stage after some epoch: everything needed to resume from there with the same bits."""
 
     epoch: int
     tensors: dict[str, Tensor]
 
 
 class Monitor:
-    """Hears how training goes and keeps snapshots. This one does neither; the engine's does both."""
+    """Receives training progress and keeps snapshots. This one does nothing; the monitor of a run does both."""
 
     def begin(self, stage: str, epochs: int, steps: int) -> None:
         """A stage of `epochs` epochs of `steps` steps each begins."""
@@ -104,7 +106,7 @@ class Monitor:
 
 
 class Session:
-    """What a method needs around it in order to train: a device, a precision, somebody who watches."""
+    """Training context: device, precision and a monitor."""
 
     def __init__(self, fabric: Any = None, monitor: Monitor | None = None) -> None:
         self.fabric = fabric
@@ -112,104 +114,130 @@ class Session:
         self.device: torch.device = fabric.device if fabric is not None else torch.device("cpu")
 
     def autocast(self) -> Any:
+        """The context of mixed precision, where that is on."""
         return self.fabric.autocast() if self.fabric is not None else nullcontext()
 
     def fit(
         self,
         stage: str,
         parameters: Sequence[nn.Parameter] | Sequence[dict[str, Any]],
-        count: int,
-        loss: Callable[[Tensor], Tensor],
+        data: int | Pictures,
+        loss: Callable[..., Tensor],
         how: Training,
         each_epoch: Callable[[], None] | None = None,
     ) -> None:
-        """Train `parameters` (or groups of them, each with its `lr`) on rows 0…count−1.
+        """Train parameters by minibatches.
 
-        `loss(rows)` is given the rows of a batch as indices, (B,) int64 on the device, and returns a 0-d tensor.
-        `each_epoch()` is called before every epoch, to draw what stays the same during it.
+        Args:
+            stage: Name of the stage, for the monitor and for snapshots.
+            parameters: What is trained, or groups of it, each with its own `lr`.
+            data: Pictures, or a number of rows.
+            loss: `loss(rows)` where `data` is a number, `loss(rows, batch)` where it is pictures. `rows` are the
+                indices of a minibatch, (B,) int64 on the device; `batch` is `data[rows]`. Returns a 0-d tensor.
+                Where several processes train together each computes the whole loss; passes through a tower are
+                divided among them with `clipcil.distributed.spread`.
+            how: Epochs, optimizer and learning rate.
+            each_epoch: Called before every epoch, to draw what stays the same during it.
+
+        Raises:
+            UserError: If the loss or a parameter becomes NaN or infinite.
         """
         groups = _groups(parameters, how.lr)
-        flat = [parameter for group in groups for parameter in group["params"]]
-        for parameter in flat:
+        trained = [parameter for group in groups for parameter in group["params"]]
+        for parameter in trained:
             parameter.requires_grad_(True)
         optimizer = _optimizer(groups, how)
+        count = data if isinstance(data, int) else len(data)
         steps = -(-count // how.batch_size)
         first = 0
         self.monitor.begin(stage, how.epochs, steps)
         if (snapshot := self.monitor.restore(stage)) is not None:
-            _put_back(snapshot, flat, optimizer)
+            _put_back(snapshot, trained, optimizer)
             first = snapshot.epoch
         for epoch in range(first, how.epochs):
             if each_epoch is not None:
                 each_epoch()
-            self._epoch(stage, epoch, steps, groups, flat, count, loss, how, optimizer)
-            _guard_parameters(stage, epoch, flat, how)
+            check = LossCheck(stage, epoch, how)
+            for step, rows in enumerate(torch.split(torch.randperm(count), how.batch_size)):
+                rate = how.rate(epoch * steps + step, how.epochs * steps)
+                for group, wanted in zip(optimizer.param_groups, groups, strict=True):
+                    group["lr"] = wanted["lr"] * rate
+                moved = rows.to(self.device, non_blocking=True)
+                with self.autocast():
+                    value = loss(moved) if isinstance(data, int) else loss(moved, data[rows])
+                self._update(value, trained, optimizer, how.clip_norm)
+                self.monitor.step(stage, epoch, step, value.detach(), how.lr * rate)
+                check.add(value.detach())
+            check.finish(trained)
             last = epoch + 1 == how.epochs
 
             def take(done: int = epoch + 1, last: bool = last) -> Snapshot:
-                return _take(done, flat, None if last else optimizer)
+                return _take(done, trained, None if last else optimizer)
 
             self.monitor.finish_epoch(stage, epoch, last, take)
-        for parameter in flat:
+        for parameter in trained:
             parameter.requires_grad_(False)
             parameter.grad = None
 
-    def _epoch(
-        self,
-        stage: str,
-        epoch: int,
-        steps: int,
-        groups: list[dict[str, Any]],
-        flat: list[nn.Parameter],
-        count: int,
-        loss: Callable[[Tensor], Tensor],
-        how: Training,
-        optimizer: torch.optim.Optimizer,
+    def _update(
+        self, value: Tensor, trained: list[nn.Parameter], optimizer: torch.optim.Optimizer, clip_norm: float
     ) -> None:
-        order = torch.randperm(count)
-        losses: list[Tensor] = []
-        for step, rows in enumerate(torch.split(order, how.batch_size)):
-            rate = how.rate(epoch * steps + step, how.epochs * steps)
-            for group, wanted in zip(optimizer.param_groups, groups, strict=True):
-                group["lr"] = wanted["lr"] * rate
-            with self.autocast():
-                value = loss(_on_device(self._share(rows), self.device))
-            optimizer.zero_grad(set_to_none=True)
-            self._backward(value, flat)
-            if how.clip_norm:
-                nn.utils.clip_grad_norm_(flat, how.clip_norm)
-            optimizer.step()
-            losses.append(value.detach())
-            self.monitor.step(stage, epoch, step, losses[-1], how.lr * rate)
-            if len(losses) == CHECK_EVERY or step + 1 == steps:
-                _guard(stage, epoch, step + 1 - len(losses), losses, how)
-                losses = []
-
-    def _share(self, rows: Tensor) -> Tensor:
-        """The rows of this process, where several train together."""
-        if self.fabric is None or self.fabric.world_size == 1:
-            return rows
-        own = rows[self.fabric.global_rank :: self.fabric.world_size]
-        return own if len(own) else rows[:1]
-
-    def _backward(self, value: Tensor, flat: list[nn.Parameter]) -> None:
+        """One step of the optimizer."""
+        optimizer.zero_grad(set_to_none=True)
         if self.fabric is None:
             value.backward()  # type: ignore[no-untyped-call]
+        else:
+            self.fabric.backward(value)
+        average_gradients(trained)
+        if clip_norm:
+            nn.utils.clip_grad_norm_(trained, clip_norm)
+        optimizer.step()
+
+
+class LossCheck:
+    """Stops a stage whose loss or parameters become NaN or infinite.
+
+    Losses are read in groups of `CHECK_EVERY`: reading each one would make a GPU wait at every step.
+    """
+
+    def __init__(self, stage: str, epoch: int, how: Training) -> None:
+        self.stage, self.epoch, self.how = stage, epoch, how
+        self.done = 0
+        self.waiting: list[Tensor] = []
+
+    def add(self, loss: Tensor) -> None:
+        """The loss of one more step."""
+        self.waiting.append(loss)
+        if len(self.waiting) == CHECK_EVERY:
+            self._read()
+
+    def finish(self, parameters: Sequence[nn.Parameter]) -> None:
+        """The end of an epoch: check before taking the snapshot; no later loss would reveal a NaN."""
+        self._read()
+        if parameters and not bool(torch.stack([torch.isfinite(each).all() for each in parameters]).all()):
+            self._fail(f"a parameter is NaN or infinite after epoch {self.epoch + 1}")
+
+    def _read(self) -> None:
+        if not self.waiting:
             return
-        self.fabric.backward(value)
-        if self.fabric.world_size > 1:
-            for parameter in flat:
-                if parameter.grad is not None:
-                    parameter.grad = self.fabric.all_reduce(parameter.grad, reduce_op="mean")
+        values = torch.stack([loss.float() for loss in self.waiting]).cpu()
+        bad = torch.nonzero(~torch.isfinite(values)).flatten()
+        if len(bad):
+            step = self.done + int(bad[0])
+            if self.epoch == 0 and step == 0:
+                raise UserError(
+                    f"training diverged before stage '{self.stage}': its first loss is {values[bad[0]]:g}, so its"
+                    " inputs are not finite; try a lower learning rate for the stage before it"
+                )
+            self._fail(f"the loss is {values[bad[0]]:g} at epoch {self.epoch + 1}, step {step + 1}")
+        self.done += len(self.waiting)
+        self.waiting = []
 
-
-def _on_device(rows: Tensor, device: torch.device) -> Tensor:
-    """The rows on the device. Where that is another tensor it carries the one on the host along, as `Pictures` wants
-    it: pictures are read by the host, and fetching the rows back would wait for the whole step before."""
-    moved = rows.to(device, non_blocking=True)
-    if moved is not rows:
-        moved.on_host = rows  # type: ignore[attr-defined]
-    return moved
+    def _fail(self, what: str) -> None:
+        raise UserError(
+            f"training diverged: in stage '{self.stage}' {what} (learning rate {self.how.lr:g});"
+            f" try a lower {self.stage}.lr, or {self.stage}.clip_norm=1"
+        )
 
 
 def _groups(parameters: Sequence[Any], lr: float) -> list[dict[str, Any]]:
@@ -225,26 +253,6 @@ def _optimizer(groups: list[dict[str, Any]], how: Training) -> torch.optim.Optim
         return torch.optim.SGD(own, lr=how.lr, momentum=how.momentum, weight_decay=how.weight_decay)
     kind = torch.optim.AdamW if how.optimizer == "adamw" else torch.optim.Adam
     return kind(own, lr=how.lr, weight_decay=how.weight_decay)
-
-
-def _guard(stage: str, epoch: int, start: int, losses: list[Tensor], how: Training) -> None:
-    values = torch.stack([loss.float() for loss in losses]).cpu()
-    bad = torch.nonzero(~torch.isfinite(values)).flatten()
-    if len(bad):
-        step = start + int(bad[0])
-        raise UserError(
-            f"training diverged: the loss of stage '{stage}' is {values[bad[0]]:g} at epoch {epoch + 1},"
-            f" step {step + 1} (learning rate {how.lr:g}); try a lower {stage}.lr, or {stage}.clip_norm=1"
-        )
-
-
-def _guard_parameters(stage: str, epoch: int, flat: list[nn.Parameter], how: Training) -> None:
-    """The last step of an epoch can break what no later loss would show before it is kept."""
-    if flat and not bool(torch.stack([torch.isfinite(parameter).all() for parameter in flat]).all()):
-        raise UserError(
-            f"training diverged: stage '{stage}' has a NaN or an infinity in its parameters after epoch {epoch + 1}"
-            f" (learning rate {how.lr:g}); try a lower {stage}.lr, or {stage}.clip_norm=1"
-        )
 
 
 def _take(epoch: int, flat: list[nn.Parameter], optimizer: torch.optim.Optimizer | None) -> Snapshot:

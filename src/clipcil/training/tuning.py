@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
+from clipcil.clip import CLIP
 from clipcil.clip.vision import VisionTower
 from clipcil.errors import UserError
 
@@ -29,11 +30,33 @@ class LowRank(nn.Module):
 
 
 @contextmanager
-def tuned(tower: VisionTower, what: Tuned, blocks: int = 2, rank: int = 8) -> Iterator[list[nn.Parameter]]:
-    """The parameters to train; when the block ends, low-rank updates are merged into the weights they belong to."""
-    if what != "lora":
-        yield _choose(tower, what, blocks)
-        return
+def tuned(clip: CLIP, what: Tuned, blocks: int = 2, rank: int = 8) -> Iterator[list[nn.Parameter]]:
+    """Tune the vision tower of `clip` inside this block.
+
+    When the block ends, low-rank updates are merged into the weights they belong to, and the tower is marked as
+    changed, so that features cached from the tower before are not used again.
+
+    Args:
+        clip: The backbone, with a vision tower of its own.
+        what: Which parameters are trained.
+        blocks: Number of last blocks, for `what="blocks"`.
+        rank: Rank of the update, for `what="lora"`.
+
+    Yields:
+        The parameters to train.
+    """
+    try:
+        if what == "lora":
+            with _low_rank(clip.vision, rank) as parameters:
+                yield parameters
+        else:
+            yield _choose(clip.vision, what, blocks)
+    finally:
+        clip.touch()
+
+
+@contextmanager
+def _low_rank(tower: VisionTower, rank: int) -> Iterator[list[nn.Parameter]]:
     layers = [m for name, m in tower.named_modules() if name.endswith(("q_proj", "v_proj"))]
     parameters: list[nn.Parameter] = []
     for layer in layers:

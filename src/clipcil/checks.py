@@ -1,0 +1,222 @@
+"""The contract that every method keeps, as checks that anyone can run on a method of their own.
+
+`check_method(Mine)` runs all of them on the embedded pictures; the tests of this package run the same checks on every
+registered method. A check that fails raises AssertionError with what was found.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from clipcil.clip import CLIP, load_clip
+from clipcil.data.dataset import Dataset, open_dataset
+from clipcil.data.pictures import PictureSet
+from clipcil.data.reader import Reader
+from clipcil.data.stream import TaskStream
+from clipcil.experiment.checkpoint import load_tensors, method_state, restore_method, save_tensors
+from clipcil.experiment.run import own_tower
+from clipcil.methods.base import Method
+from clipcil.training.loop import Session, Training
+
+
+def one_epoch(config: Any) -> Any:
+    """The same settings with one epoch for every stage."""
+    changes = {
+        field.name: dataclasses.replace(getattr(config, field.name), epochs=1)
+        for field in dataclasses.fields(config)
+        if isinstance(getattr(config, field.name), Training)
+    }
+    return dataclasses.replace(config, **changes)
+
+
+class RecordingReader(Reader):
+    """A reader that records which picture sets were read."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.read: list[str] = []
+
+    def pixels(self, pictures: PictureSet, rows: Tensor) -> Tensor:
+        self.read.append(pictures.key)
+        return super().pixels(pictures, rows)
+
+    def encoded(self, pictures: PictureSet, rows: Tensor) -> Any:
+        self.read.append(pictures.key)
+        return super().encoded(pictures, rows)
+
+
+@dataclasses.dataclass
+class Fixture:
+    """A method on a small stream of tasks, ready to learn."""
+
+    method: Method
+    stream: TaskStream
+    reader: RecordingReader
+    clip: CLIP
+
+    def learn(self, tasks: int | None = None) -> None:
+        for task in self.stream.tasks():
+            if task.index == tasks:
+                return
+            self.method.learn(task)
+
+    @torch.no_grad()
+    def scores(self, tasks: int, size: int = 64) -> Tensor:
+        parts = [self.method.logits(b) for i in range(tasks) for b in self.stream.test(i).batches(size)]
+        return torch.cat(parts)
+
+
+def set_up(kind: type[Method], clip: CLIP, data: Dataset, sizes: Sequence[int], cache: Path, seed: int = 0) -> Fixture:
+    own = own_tower(clip)  # every method gets a copy, so that a test can see which ones change it
+    reader = RecordingReader(own, cache)
+    stream = TaskStream(data, reader, range(len(data.classes)), sizes)
+    torch.manual_seed(seed)
+    return Fixture(kind(one_epoch(kind.Config()), own, Session(), data.templates), stream, reader, own)
+
+
+def check_columns(fixture: Fixture) -> None:
+    for task in fixture.stream.tasks():
+        fixture.method.learn(task)
+        seen = sum(fixture.stream.sizes[: task.index + 1])
+        assert fixture.method.names == fixture.stream.names[:seen]
+        with torch.no_grad():
+            scores = fixture.method.logits(fixture.stream.test(task.index)[:2])
+        assert scores.shape == (2, seen)
+        assert torch.isfinite(scores).all()
+
+
+def check_batch_independence(fixture: Fixture) -> None:
+    """The rows of any batching, and of a shuffled batch, are the same to 1e-5 of the largest score."""
+    fixture.learn()
+    pictures = fixture.stream.test(0)
+    with torch.no_grad():
+        whole = fixture.method.logits(pictures)
+        tolerance = 1e-5 * max(1.0, float(whole.abs().max()))
+        for size in (1, 7, 64):
+            parts = torch.cat([fixture.method.logits(batch) for batch in pictures.batches(size)])
+            assert torch.allclose(parts, whole, atol=tolerance, rtol=0), f"batches of {size} give other scores"
+            assert torch.equal(parts.argmax(1), whole.argmax(1))
+        order = torch.randperm(len(pictures), generator=torch.Generator().manual_seed(1))
+        shuffled = fixture.method.logits(pictures[order])
+        assert torch.allclose(shuffled, whole[order], atol=tolerance, rtol=0), "the order of the batch changes scores"
+
+
+def check_frozen(fixture: Fixture) -> None:
+    before = {name: value.clone() for name, value in fixture.clip.state_dict().items()}
+    fixture.learn()
+    for name, value in fixture.clip.state_dict().items():
+        if not (fixture.method.tunes_tower and name.startswith("vision.")):
+            assert torch.equal(value, before[name]), f"{name} was changed"
+    if fixture.method.tunes_tower:
+        moved = [
+            name
+            for name, value in fixture.clip.vision.named_parameters()
+            if not torch.equal(value, before[f"vision.{name}"])
+        ]
+        assert moved, "it says that it tunes the tower but the tower has not moved"
+    assert not any(parameter.requires_grad for parameter in fixture.clip.parameters())
+
+
+def check_isolation(fixture: Fixture) -> None:
+    """After a task has ended, none of its training pictures is read, and asking for one is an error."""
+    ended: set[str] = set()
+    for task in fixture.stream.tasks():
+        fixture.reader.read.clear()
+        fixture.method.learn(task)
+        assert not ended & set(fixture.reader.read), "pictures of a task that has ended were read"
+        ended.add(task.pictures._set.key)
+
+
+def check_budget(fixture: Fixture) -> None:
+    """What an exemplar method keeps never exceeds its budget; other methods have no exemplar memory at all."""
+    from clipcil.memory.exemplars import ExemplarMemory
+
+    memories = [module for module in fixture.method.modules() if isinstance(module, ExemplarMemory)]
+    assert bool(memories) == fixture.method.keeps_exemplars
+    for task in fixture.stream.tasks():
+        fixture.method.learn(task)
+        for memory in memories:
+            assert 0 < len(memory) <= memory.budget(fixture.method.seen)
+
+
+def check_round_trip(kind: type[Method], fixture: Fixture, folder: Path) -> None:
+    """save → load into a fresh method on a fresh tower → the very same scores."""
+    fixture.learn()
+    tensors, facts = method_state(fixture.method)
+    save_tensors(folder / "state.safetensors", tensors, facts)
+    tensors, facts = load_tensors(folder / "state.safetensors")
+    assert facts["names"] == fixture.method.names
+    fresh_clip = own_tower(fixture.clip)
+    if kind.tunes_tower:
+        for parameter in fresh_clip.vision.parameters():
+            parameter.data.zero_()  # the checkpoint itself must bring the tower
+    fresh = kind(fixture.method.config, fresh_clip, Session(), fixture.method.templates)
+    restore_method(fresh, tensors, facts)
+    fresh.eval()
+    fresh_clip.touch()
+    stream = TaskStream(
+        fixture.stream.dataset,
+        Reader(fresh_clip, fixture.reader.cache),
+        range(len(facts["names"])),
+        fixture.stream.sizes,
+    )
+    again = Fixture(fresh, stream, fixture.reader, fresh_clip)
+    assert torch.equal(again.scores(len(stream)), fixture.scores(len(stream)))
+
+
+def check_same_seed(make: Callable[[], Fixture]) -> None:
+    scores = []
+    for _ in range(2):
+        fixture = make()  # seeds, builds
+        fixture.learn()
+        scores.append(fixture.scores(len(fixture.stream)))
+    assert torch.equal(*scores)
+
+
+def some_classes(count: int) -> Dataset:
+    """The first classes of the embedded dataset."""
+    data = open_dataset("emoji")
+    train, test = (part.subset(torch.nonzero(part.labels < count).flatten()) for part in (data.train, data.test))
+    return dataclasses.replace(data, classes=data.classes[:count], train=train, test=test)
+
+
+def check_method(
+    kind: type[Method], clip: CLIP | None = None, data: Dataset | None = None, sizes: Sequence[int] = (3, 1, 1)
+) -> None:
+    """Run every check on a method class; it need not be registered.
+
+    The checks: one column of finite scores per class seen; scores that do not depend on the other pictures of a batch;
+    frozen weights unchanged to the bit; no training picture read after its task has ended; exemplars within their
+    budget; the same scores after saving and loading; the same scores from the same seed.
+
+    Args:
+        kind: The method class. Each of its `Training` options is cut to one epoch.
+        clip: The backbone; the embedded one by default.
+        data: The pictures; a few classes of the embedded dataset by default.
+        sizes: Number of classes of each task; they add up to the classes of `data`.
+
+    Raises:
+        AssertionError: If a check fails; the message says which.
+
+    Example:
+        >>> import clipcil
+        >>> clipcil.checks.check_method(clipcil.methods()["simplecil"])
+    """
+    clip = clip or load_clip("mini")
+    data = data or some_classes(sum(sizes))
+    with tempfile.TemporaryDirectory(prefix="clipcil-") as folder:
+
+        def make() -> Fixture:
+            return set_up(kind, clip, data, sizes, Path(folder) / "cache")
+
+        for check in (check_columns, check_batch_independence, check_frozen, check_isolation, check_budget):
+            check(make())
+        check_round_trip(kind, make(), Path(folder) / "state")
+        check_same_seed(make)

@@ -1,0 +1,99 @@
+"""Several processes that work on one run, through torch.distributed. With one process nothing here communicates.
+
+Every process runs the same program with the same random state, so small computations are simply repeated. What costs
+time (passes through a tower) is divided: each process computes a share of the rows, and the shares are gathered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+
+def world_size() -> int:
+    """Number of processes of this run."""
+    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+
+
+def rank() -> int:
+    """Index of this process among them; process 0 writes the files."""
+    return dist.get_rank() if world_size() > 1 else 0
+
+
+def barrier() -> None:
+    """Wait until every process is here."""
+    if world_size() > 1:
+        dist.barrier()
+
+
+def share_bounds(count: int) -> list[int]:
+    """Where the share of each process begins, and the end of the last: `world_size() + 1` numbers from 0 to `count`."""
+    return [index * count // world_size() for index in range(world_size() + 1)]
+
+
+def spread(function: Callable[..., Tensor], *rows: Any) -> Tensor:
+    """`function(*rows)`, each process computing the rows of its share; the result is the same in every process.
+
+    Args:
+        function: Maps B rows to a tensor (B, …); a row of the result depends on its own row of each argument alone.
+        rows: Tensors or batches of B rows that can be sliced.
+
+    Returns:
+        (B, …). Gradients flow to this process's share; see `_Gather` for why averaging them over the processes gives
+        the gradient that one process would have.
+    """
+    count = len(rows[0])
+    if world_size() == 1 or count < world_size():  # too few rows to divide: every process computes all of them
+        return function(*rows)
+    bounds = share_bounds(count)
+    own = slice(bounds[rank()], bounds[rank() + 1])
+    return gather(function(*(each[own] for each in rows)), bounds)
+
+
+def gather(own: Tensor, bounds: Sequence[int]) -> Tensor:
+    """The shares (n_r, …) of all processes one after the other, with gradients; `bounds` as in `share_bounds`."""
+    if world_size() == 1:
+        return own
+    gathered: Tensor = _Gather.apply(own, bounds)  # type: ignore[no-untyped-call]
+    return gathered
+
+
+class _Gather(torch.autograd.Function):
+    """Forward: concatenate the shares. Backward: the gradient of the own share, times the number of processes.
+
+    Every process computes the same loss from all rows. A parameter used on both sides of the gather thus has the full
+    gradient of what is repeated in every process, and a share's part of what is divided. The factor makes the average
+    over processes right for both.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, own: Tensor, bounds: Sequence[int]) -> Tensor:
+        ctx.bounds = bounds
+        sizes = [end - start for start, end in pairwise(bounds)]
+        padded = own.new_zeros(max(sizes), *own.shape[1:])
+        padded[: len(own)] = own
+        parts = [torch.empty_like(padded) for _ in sizes]
+        dist.all_gather(parts, padded.contiguous())
+        return torch.cat([part[:size] for part, size in zip(parts, sizes, strict=True)])
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        own = slice(ctx.bounds[rank()], ctx.bounds[rank() + 1])
+        return gradient[own] * world_size(), None
+
+
+def average_gradients(parameters: Sequence[nn.Parameter]) -> None:
+    """Replace every gradient by its mean over the processes, in one message."""
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    if world_size() == 1 or not gradients:
+        return
+    flat = torch.cat([gradient.flatten() for gradient in gradients])
+    dist.all_reduce(flat)
+    flat /= world_size()
+    for gradient, part in zip(gradients, torch.split(flat, [g.numel() for g in gradients]), strict=True):
+        gradient.copy_(part.view_as(gradient))

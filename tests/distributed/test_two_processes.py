@@ -1,0 +1,58 @@
+"""Two processes against one, for every registered method: the same predictions and the same parameters."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from clipcil.methods.registry import methods
+
+WORKER = Path(__file__).with_name("worker.py")
+ALL = sorted(methods())
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with what one process and what two processes came to, for all methods."""
+    folder = tmp_path_factory.mktemp("world")
+    for world in (1, 2):
+        started = [
+            subprocess.Popen(
+                [sys.executable, str(WORKER), str(rank), str(world), str(folder), *ALL],
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            for rank in range(world)
+        ]
+        for process in started:
+            _, errors = process.communicate(timeout=600)
+            written = sorted(file.name for file in folder.glob(f"*-{world}-*.safetensors"))
+            assert len(written) >= len(ALL), errors  # gloo may abort at exit, after its work is done
+    return folder
+
+
+def outcome(folder: Path, name: str, world: int, rank: int = 0) -> dict[str, Tensor]:
+    return load_file(folder / f"{name}-{world}-{rank}.safetensors")
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_two_processes_learn_what_one_learns(name: str, results: Path) -> None:
+    alone, first, second = outcome(results, name, 1), outcome(results, name, 2), outcome(results, name, 2, 1)
+    assert torch.equal(first["predictions"], alone["predictions"])
+    assert alone.keys() == first.keys() == second.keys()
+    for key, value in alone.items():
+        if key.startswith("state."):
+            assert torch.equal(first[key], second[key]), f"{key} differs between the two processes"
+            torch.testing.assert_close(first[key].double(), value.double(), atol=1e-4, rtol=1e-4, msg=f"{key} differs")
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_each_picture_is_encoded_once_in_the_world(name: str, results: Path) -> None:
+    counts = [int(outcome(results, name, world, rank)["encoded"]) for world, rank in ((1, 0), (2, 0), (2, 1))]
+    assert counts[1] + counts[2] == counts[0]
