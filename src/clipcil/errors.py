@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import unicodedata
 from collections.abc import Iterable
 
 
@@ -17,3 +18,21 @@ def nearest(name: str, known: Iterable[str]) -> str:
     if close:
         return f"; did you mean '{close[0]}'?"
     return f"; known: {', '.join(names)}" if names else ""
+
+
+def printable(value: object) -> str:
+    """`value` as text that a terminal can be given: control and direction characters, line breaks and bytes that are no
+    text are shown as escapes. Names of files and classes may hold any of them.
+
+    >>> printable("a\x1b[2Jb\udcff")
+    'a\\\\x1b[2Jb\\\\udcff'
+    """
+    text = str(value)
+    if text.isascii() and text.isprintable():
+        return text
+    return "".join(letter.encode("unicode_escape").decode() if _hidden(letter) else letter for letter in text)
+
+
+def _hidden(letter: str) -> bool:
+    joiner = letter in "\u200c\u200d"  # they hold emoji and letters of several scripts together
+    return unicodedata.category(letter) in ("Cc", "Cf", "Cs", "Zl", "Zp") and not joiner

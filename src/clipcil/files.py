@@ -1,48 +1,75 @@
-"""Files that are written whole or not at all."""
+"""Files that are written whole or not at all, and only where they are our own.
+
+No link is followed when writing: a file that is replaced is replaced itself, not what it leads to, and a file that is
+added to is opened without following. What was written is read back before it takes the place of what was there.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import os
+import re
+import secrets
 import signal
-import tempfile
+import stat
+import sys
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from signal import SIGINT, SIGTERM
-from typing import IO, Any
+from signal import SIGHUP, SIGINT, SIGQUIT, SIGTERM
+from typing import IO, Any, BinaryIO
 
-from clipcil.errors import UserError
+import tomli_w
+
+from clipcil.errors import UserError, printable
+from clipcil.reading import parse_json, parse_toml
 
 LOCK = ".lock"
+STOPS = (SIGINT, SIGTERM, SIGHUP, SIGQUIT)
+"""Signals that ask a process to stop."""
+_HELD = re.compile(rb"(process \d+ \(.*\)\n)?", re.DOTALL)
+_PART = re.compile(r"\.(.+)\.[0-9a-f]{12}\.part")
 
 
 @contextmanager
 def whole_file(path: Path) -> Iterator[Path]:
     """Yield a temporary path beside `path`; when the block ends well, flush it to disk and rename it to `path`.
 
-    A crash at any moment leaves either the old file or the new one, never a part of either.
+    A crash at any moment leaves either the old file or the new one, never a part of either. The new file has the
+    permissions that the umask leaves it.
     """
-    part: Path | None = None
+    part = path.with_name(f".{path.name[:100]}.{secrets.token_hex(6)}.part")
+    made = False
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(prefix=f".{path.name[:100]}.", suffix=".part", dir=path.parent)
-        part = Path(name)
-        os.close(handle)
+        os.close(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666))
+        made = True
         yield part
         with part.open("rb+") as file:
             os.fsync(file.fileno())
-        part.chmod(0o644)
         part.replace(path)
         _flush_folder(path.parent)
     except OSError as error:
         raise UserError(f"cannot write {path}: {error.strerror or error}") from error
     finally:
-        if part is not None:
+        if made:
             with suppress(OSError):
                 part.unlink(missing_ok=True)
+
+
+def sweep_parts(folder: Path, owns: Callable[[str], bool]) -> None:
+    """Delete what a killed `whole_file` left in `folder`, of the files that `owns(name)` says are ours."""
+    for name in part_names(folder, owns):
+        with suppress(OSError):
+            (folder / name).unlink()
+
+
+def part_names(folder: Path, owns: Callable[[str], bool]) -> set[str]:
+    """Names of the files that a killed `whole_file` left in `folder`."""
+    return {name for name in _names(folder) if (found := _PART.fullmatch(name)) and owns(found[1])}
 
 
 def _flush_folder(folder: Path) -> None:
@@ -55,13 +82,67 @@ def _flush_folder(folder: Path) -> None:
             os.close(handle)
 
 
-def write_text(path: Path, text: str) -> None:
+def write_bytes(path: Path, data: bytes) -> None:
+    """Replace `path` by a file of these bytes, once they have been read back."""
     with whole_file(path) as part:
-        part.write_text(text, encoding="utf-8", errors="backslashreplace")  # file names need not be UTF-8
+        part.write_bytes(data)
+        if part.read_bytes() != data:
+            raise OSError("what was written cannot be read back")
+
+
+def write_text(path: Path, text: str) -> None:
+    write_bytes(path, text.encode("utf-8", "backslashreplace"))  # file names in it need not be UTF-8
 
 
 def write_json(path: Path, value: Any) -> None:
-    write_text(path, json.dumps(value, indent=1, ensure_ascii=False) + "\n")
+    """Write JSON that will be read again: a NaN, or text that is not whole Unicode, is refused now and not then."""
+    try:
+        data = json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False).encode()
+    except ValueError as error:
+        raise UserError(f"cannot write {path}: {_not_text(error)}") from error
+    parse_json(data, f"what is to be written to {path}")
+    write_bytes(path, data + b"\n")
+
+
+def write_toml(path: Path, table: Mapping[str, Any]) -> None:
+    """Write TOML that is read back as the same table; a name that is not UTF-8 has no place in it."""
+    try:
+        text = tomli_w.dumps(table)
+        data = text.encode()
+    except ValueError as error:
+        raise UserError(f"cannot write {path}: {_not_text(error)}") from error
+    if parse_toml(text, f"what is to be written to {path}") != table:
+        raise UserError(f"cannot write {path}: its values would not be read back as they are")
+    write_bytes(path, data)
+
+
+def _not_text(error: ValueError) -> str:
+    if isinstance(error, UnicodeEncodeError):
+        return f"the name '{printable(_word(error))}' is not UTF-8; rename the file, folder or class"
+    return str(error)
+
+
+def _word(error: UnicodeEncodeError) -> str:
+    """The quoted text around the letter that cannot be written."""
+    before, after = error.object[: error.start].rpartition('"')[2], error.object[error.start :].partition('"')[0]
+    return (before + after)[:120]
+
+
+def open_log(path: Path) -> BinaryIO:
+    """Open a file of our own for adding lines, made if it is not there; a link or a device in its place is refused."""
+    flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    handle = os.open(path, flags, 0o666)
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise OSError("it is not a regular file")
+    return os.fdopen(handle, "ab+")
+
+
+def refuse_links(*paths: Path) -> None:
+    """Refuse folders or files of our own in whose place somebody has put a symbolic link."""
+    for path in paths:
+        if path.is_symlink():
+            raise UserError(f"{path} is a symbolic link, and what it leads to is not ours to change; remove the link")
 
 
 def sha256(path: Path) -> str:
@@ -73,38 +154,47 @@ def cache_folder() -> Path:
     """Where preprocessed pictures are kept: `$CLIPCIL_CACHE`, else the user's cache folder."""
     if root := os.environ.get("CLIPCIL_CACHE"):
         return Path(root)
-    return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "clipcil"
+    if root := os.environ.get("XDG_CACHE_HOME"):
+        return Path(root) / "clipcil"
+    try:
+        return Path.home() / ".cache" / "clipcil"
+    except RuntimeError as error:
+        raise UserError("there is no home folder to keep a cache in; set CLIPCIL_CACHE to a folder") from error
 
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Put off Ctrl-C and SIGTERM until the block is done, so that a write under way is finished."""
+    """Put off Ctrl-C and the other signals of `STOPS` until the block is done, so that a write is finished."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     waiting: list[int] = []
-    old = {number: signal.signal(number, lambda got, _: waiting.append(got)) for number in (SIGINT, SIGTERM)}
+    old = {number: signal.signal(number, lambda got, _: waiting.append(got)) for number in STOPS}
     try:
         yield
     finally:
         for number, handler in old.items():
-            signal.signal(number, handler)
+            signal.signal(number, handler if handler is not None else signal.SIG_DFL)
         if waiting:
             signal.raise_signal(waiting[0])
 
 
 @contextmanager
-def run_lock(folder: Path) -> Iterator[None]:
+def run_lock(folder: Path, who: str = "") -> Iterator[None]:
     """Hold `folder` for one writer. The lock ends with the process, however it ends.
 
-    What a killed process left half written is swept away. Where nothing was written in the end, the lock is taken away
-    again, and the folder if it was made for it: a command that was refused leaves no trace.
+    Where nothing was written in the end, the lock is taken away again, and the folder if it was made for it: a command
+    that was refused leaves no trace.
+
+    Args:
+        folder: Made if it is not there.
+        who: Who holds it, as others are told; default: the command.
+
+    Raises:
+        UserError: Another process holds it; the line says which.
     """
     fresh, before = not folder.exists(), _names(folder)
-    with _hold(folder):
-        for part in (*folder.glob(".*.part"), *folder.glob("checkpoint/**/.*.part")):
-            with suppress(OSError):
-                part.unlink()
+    with _hold(folder, who or " ".join(map(printable, (Path(sys.argv[0]).name, *sys.argv[1:2])))):
         try:
             yield
         finally:
@@ -123,7 +213,7 @@ def _names(folder: Path) -> set[str]:
 
 
 @contextmanager
-def _hold(folder: Path) -> Iterator[None]:
+def _hold(folder: Path, who: str) -> Iterator[None]:
     import fcntl
 
     try:
@@ -132,15 +222,38 @@ def _hold(folder: Path) -> Iterator[None]:
     except OSError as error:
         raise UserError(f"cannot write to {folder}: {error.strerror or error}") from error
     with file:
+        if not _HELD.fullmatch(file.read(400)):
+            raise UserError(f"{folder / LOCK} is not a lock of clipcil; name another folder")
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if os.fstat(file.fileno()).st_ino != (folder / LOCK).stat().st_ino:
                 raise OSError("its last holder has just taken it away")
         except OSError as error:
-            raise UserError(f"{folder} is in use by another process; wait for it, or take another folder") from error
-        yield
+            raise UserError(f"{folder} is in use by {_holder(file)}; wait for it, or take another folder") from error
+        with suppress(OSError):  # a full disk: the lock holds all the same
+            file.truncate(0)
+            os.pwrite(
+                file.fileno(), f"process {os.getpid()} ({who[:150]}, since {time.strftime('%H:%M')})\n".encode(), 0
+            )
+        try:
+            yield
+        finally:
+            with suppress(OSError):
+                file.truncate(0)
+
+
+def _holder(file: IO[bytes]) -> str:
+    try:
+        return printable(os.pread(file.fileno(), 400, 0).decode(errors="replace").strip()) or "another process"
+    except OSError:
+        return "another process"
 
 
 def _open_for_good(path: Path) -> IO[bytes]:
-    # Without O_NOFOLLOW a lock that is a link to somebody's file would empty that file.
-    return os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644), "rb+")
+    # Without O_NOFOLLOW a lock that is a link to somebody's file would empty that file; a pipe would never open.
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    handle = os.open(path, flags, 0o666)
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise OSError(f"{path} is not a regular file")
+    return os.fdopen(handle, "rb+", buffering=0)

@@ -6,13 +6,13 @@ An unknown key, a wrong type or a value out of range is one line that names it.
 from __future__ import annotations
 
 import dataclasses
-import tomllib
 import types
 import typing
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
+from clipcil import reading
 from clipcil.errors import UserError, nearest
 
 T = TypeVar("T")
@@ -88,10 +88,8 @@ def to_dict(settings: Any) -> dict[str, Any]:
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise UserError(f"{path} cannot be read as TOML: {error}") from error
+    """The table in a TOML file of the package or one that a user named."""
+    return reading.read_toml(path, links=True)
 
 
 def within(name: str, value: float, low: float, high: float = float("inf")) -> None:

@@ -170,8 +170,8 @@ def test_nothing_a_run_writes_is_ever_unpickled() -> None:
     source = Path(__file__).parents[2] / "src"
     texts = {path.name: path.read_text() for path in source.rglob("*.py")}
     assert {name for name, text in texts.items() if re.search(r"^\s*(import|from) pickle", text, re.M)} <= {
-        "cifar_python.py"
+        "cifar_pickle.py"
     }
-    assert "def find_class" in texts.get("cifar_python.py", "def find_class")
+    assert "def find_class" in texts.get("cifar_pickle.py", "def find_class")
     for text in texts.values():
         assert text.count("torch.load(") <= text.count("weights_only=True")

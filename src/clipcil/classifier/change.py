@@ -6,14 +6,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 from clipcil.classifier.classifier import Classifier, load
-from clipcil.classifier.model_folder import read_model
-from clipcil.files import run_lock
+from clipcil.classifier.model_folder import hold_model, read_model
 
 
 def change(folder: Path, backbone: str | None, do: Callable[[Classifier], None]) -> None:
     """Load the model, `do` something to it, write it back."""
     read_model(folder)  # says what is wrong before a lock is made in a folder that holds no model
-    with run_lock(folder):
+    with hold_model(folder):
         model = load(folder, backbone=backbone)
         do(model)
         model.write(folder)

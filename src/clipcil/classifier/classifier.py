@@ -16,20 +16,21 @@ from clipcil.calibration.optimal_transport import paired_map
 from clipcil.classifier.evaluation import Answer, Evaluation, evaluate_answers
 from clipcil.classifier.held_out import HeldOut, PixelsNeededError, split_held_out
 from clipcil.classifier.lesson import LearnMonitor, Lesson, LessonRecord, Progress
-from clipcil.classifier.model_folder import Facts, Known, now, read_model, read_weights, today, write_model
+from clipcil.classifier.model_folder import Facts, Known, hold_model, load_model, now, read_model, today, write_model
 from clipcil.classifier.predicting import Prediction, rank, stream_logits
 from clipcil.classifier.sources import TEMPLATE, Source, read_source
 from clipcil.classifier.unknown import ENOUGH, Calibration, calibrate
 from clipcil.clip import CLIP, load_clip
+from clipcil.data.batch import TensorBatch
 from clipcil.data.broken import drop_broken
 from clipcil.data.dataset import Dataset
+from clipcil.data.names import check_names, clean_name, same_name
 from clipcil.data.reader import Pictures, Reader
 from clipcil.data.stream import Task
 from clipcil.errors import UserError, nearest
 from clipcil.experiment.checkpoint import method_state, restore_method
 from clipcil.experiment.run import make_fabric, own_tower
 from clipcil.experiment.spec import RunSpec, method_settings
-from clipcil.files import run_lock
 from clipcil.methods.base import Method
 from clipcil.methods.registry import find_method
 from clipcil.settings import merge, override, to_dict
@@ -336,8 +337,9 @@ class Classifier:
             raise UserError("the new name is empty; give the class a name")
         if taken is not None and taken != index:
             raise UserError(f"there is a class '{self._known[taken].name}' already; forget one of the two first")
+        check_names("the model", [new])
         self._previous = self._state()
-        self._known[index].name = " ".join(new.split())
+        self._known[index].name = clean_name(new)
 
     @property
     def can_undo(self) -> bool:
@@ -358,11 +360,11 @@ class Classifier:
     def save(self, folder: str | Path) -> None:
         """Write the model to `folder`, whole or not at all; a model there is replaced unless another changed it."""
         folder = Path(folder)
-        with run_lock(folder):
+        with hold_model(folder):
             self.write(folder)
 
-    def write(self, folder: Path) -> None:
-        """`save` for one who holds the lock of `folder`."""
+    def write(self, folder: Path, *, keep_previous: bool = False) -> None:
+        """`save` for one who holds the lock of `folder`; `keep_previous` keeps the model there for an undo."""
         if not self._known:
             raise UserError("the model has learnt nothing yet; teach it before saving it")
         if self._source is not None and self._source[0] == folder.resolve():
@@ -370,7 +372,7 @@ class Classifier:
             if lies_there != self._source[1]:
                 raise UserError(f"{folder} was changed by another since it was loaded; save to another folder")
         facts, tensors = self._state()
-        write_model(folder, facts, tensors)
+        write_model(folder, facts, tensors, keep_previous=keep_previous)
         self._source = (folder.resolve(), facts.sha256)
 
     def facts(self) -> Facts:
@@ -394,8 +396,8 @@ class Classifier:
 
     def _find(self, name: str) -> int | None:
         """The class called `name`. CLIP reads everything in lower case, so case makes no difference."""
-        key = " ".join(name.casefold().split())
-        return next((i for i, known in enumerate(self._known) if known.name.casefold() == key), None)
+        key = same_name(name)
+        return next((i for i, known in enumerate(self._known) if same_name(known.name) == key), None)
 
     def _need(self, name: str) -> int:
         index = self._find(name)
@@ -405,6 +407,18 @@ class Classifier:
 
     def _no_held_out(self) -> HeldOut:
         return HeldOut.empty(self._clip.config.dim, self._clip.config.vision.width)
+
+    def _check(self, folder: Path) -> None:
+        """Weights that load need not fit: see that a picture gets a finite score for every class."""
+        try:
+            pixels = torch.zeros(1, *self._clip.preprocess.shape, device=self._session.device)
+            with torch.no_grad():
+                logits = self._method.logits(TensorBatch(self._method.clip, pixels))
+            fits = logits.shape == (1, len(self._known)) and bool(torch.isfinite(logits).all())
+        except Exception as error:  # a stranger's numbers can break any step of any method
+            raise UserError(f"the weights in {folder} do not fit its model ({type(error).__name__})") from error
+        if not fits:
+            raise UserError(f"the weights in {folder} do not fit its model; bring back the folder from a copy")
 
     def _state(self) -> State:
         """A copy of all that lessons change."""
@@ -442,8 +456,7 @@ def load(folder: str | Path, *, backbone: str | None = None, device: str = "cpu"
         UserError: There is no model, it is damaged, or the backbone is another.
     """
     folder = Path(folder)
-    facts = read_model(folder)
-    tensors = read_weights(folder, facts)
+    facts, tensors = load_model(folder)  # first of all: a backbone takes its time, and a new model may come meanwhile
     name = backbone or facts.backbone
     spec = RunSpec(method=facts.method, data="folder", backbone=name, seed=facts.seed)
     kind = find_method(spec.method)
@@ -455,6 +468,7 @@ def load(folder: str | Path, *, backbone: str | None = None, device: str = "cpu"
             f" {model._fingerprint()}; name the right one with backbone"
         )
     model._set_state((facts, tensors))
+    model._check(folder)
     model._source = (folder.resolve(), facts.sha256)
     return model
 

@@ -10,15 +10,14 @@ from rich.table import Table
 from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
-from clipcil.classifier.model_folder import Facts, read_model, read_weights, size_on_disk
+from clipcil.classifier.model_folder import Facts, load_model, size_on_disk
 from clipcil.memory.gaussians import GaussianMemory
 from clipcil.methods.registry import find_method
 
 
 def describe(folder: Path) -> dict[str, Any]:
     """Everything there is to say, as JSON can hold it."""
-    facts = read_model(folder)
-    tensors = read_weights(folder, facts)
+    facts, tensors = load_model(folder)
     moved = carried(tensors)
     tasks = [task for task, size in enumerate(facts.sizes) for _ in range(size)]
     classes = [

@@ -9,21 +9,25 @@ from __future__ import annotations
 
 import dataclasses
 import io
+import os
 import warnings
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor, nn
 
+import clipcil
 from clipcil.classifier.classifier import Classifier
 from clipcil.data.batch import TensorBatch
 from clipcil.errors import UserError
-from clipcil.files import whole_file, write_json
+from clipcil.files import refuse_links, whole_file, write_bytes, write_json
+from clipcil.reading import read_json
 
 Format = Literal["pt2", "onnx"]
+CLASSES, VECTORS_FILE = "classes.json", "classifier.safetensors"
 VECTORS = ("classifier", "texts", "prototypes")
 """Where methods that score by cosine keep one vector for each class."""
 
@@ -49,6 +53,7 @@ def export(model: Classifier, out: Path, form: Format = "pt2") -> Path:
     """Write `model` to the folder `out`; returns the file of the network."""
     if not model.classes:
         raise UserError("the model has learnt nothing yet; teach it first")
+    _refuse_others_files(out)
     network = Exported(model).eval().cpu()
     for parameter in network.parameters():
         parameter.requires_grad_(False)
@@ -67,9 +72,9 @@ def export(model: Classifier, out: Path, form: Format = "pt2") -> Path:
     vectors = next((getattr(model._method, name) for name in VECTORS if hasattr(model._method, name)), None)
     if vectors is not None:
         unit = nn.functional.normalize(vectors.detach().float().cpu(), dim=-1)
-        with whole_file(out / "classifier.safetensors") as part:
-            save_file({"class_vectors": unit.contiguous()}, part)
+        write_bytes(out / VECTORS_FILE, save({"class_vectors": unit.contiguous()}))
     facts = {
+        "made_by": f"clipcil {clipcil.__version__}",
         "classes": model.classes,
         "temperature": model.calibration.temperature,
         "threshold": model.calibration.threshold,
@@ -78,8 +83,25 @@ def export(model: Classifier, out: Path, form: Format = "pt2") -> Path:
         "outputs": "logits (B, classes), features (B, dim); probabilities are softmax(temperature × logits)",
         "unknown": "none of the classes where the highest probability < threshold",
     }
-    write_json(out / "classes.json", facts)
+    write_json(out / CLASSES, facts)
     return file
+
+
+def _refuse_others_files(out: Path) -> None:
+    """An export replaces an earlier one. Files of the same names that no export wrote are somebody's own."""
+    if out.exists() and not out.is_dir():
+        raise UserError(f"{out} is a file; name a folder for the export")
+    there = [name for name in (CLASSES, VECTORS_FILE, "model.pt2", "model.onnx") if os.path.lexists(out / name)]
+    refuse_links(*(out / name for name in there))
+    if not there:
+        return
+    try:
+        facts = read_json(out / CLASSES)
+        ours = isinstance(facts, dict) and {"classes", "temperature", "preprocess", "outputs"} <= set(facts)
+    except UserError:
+        ours = False
+    if not ours:
+        raise UserError(f"{out / there[0]} is there already and no export of clipcil; name another folder with --out")
 
 
 def _trace(network: nn.Module, example: Tensor) -> Any:

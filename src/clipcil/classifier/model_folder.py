@@ -3,51 +3,81 @@
 The weights go into a file named after their checksum; then `model.toml`, which names that file, is replaced in one
 step; only then is the old file deleted. So whoever looks sees the old model or the new one, and a process killed at any
 moment leaves one of the two whole. Nothing is ever unpickled.
+
+The model before the last change can be kept beside the new one, as `previous.toml` and the weights that it names, until
+the change after it; `restore_previous` brings it back.
 """
 
 from __future__ import annotations
 
 import datetime
-import tomllib
-from dataclasses import asdict, dataclass, field, fields
+import hashlib
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import tomli_w
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+import torch
+from safetensors.torch import save
 from torch import Tensor
 
 import clipcil
 from clipcil.classifier.card import model_card
 from clipcil.classifier.lesson import LessonRecord
 from clipcil.classifier.unknown import Calibration
-from clipcil.errors import UserError
-from clipcil.files import sha256, uninterrupted, whole_file, write_text
+from clipcil.errors import UserError, printable
+from clipcil.files import (
+    LOCK,
+    part_names,
+    run_lock,
+    sha256,
+    sweep_parts,
+    uninterrupted,
+    write_bytes,
+    write_text,
+    write_toml,
+)
+from clipcil.reading import (
+    Between,
+    Count,
+    MissingFileError,
+    Text,
+    parse_toml,
+    read_bytes,
+    read_tensors,
+    read_toml,
+    typed,
+)
 
 FORMAT = "1.1"
 """Version of the folder. A later minor one only adds; a later major one cannot be read by this program."""
 _COPY = "bring back the folder from a copy"
-MODEL, CARD, LOCK = "model.toml", "README.md", ".lock"
+MODEL, CARD, PREVIOUS = "model.toml", "README.md", "previous.toml"
+_WEIGHTS = re.compile(r"weights-[0-9a-f]{12}\.safetensors")
+Day = Annotated[str, Between(0, 40)]
 
 
 @dataclass
 class Known:
     """A class the model knows."""
 
-    name: str
+    name: Annotated[str, Between(1, 1000)]
     """What it is called."""
-    text: str
+    text: Annotated[str, Between(1, 1000)]
     """The name it was taught under: the text inside its prompt. Renaming changes `name` alone, so no score moves."""
-    learnt: str
+    learnt: Day
     """The day of its first pictures."""
-    pictures: int
+    pictures: Count
     """Pictures it was trained on, all lessons together."""
-    newest: str
+    newest: Day
     """The day of its newest pictures."""
-    held_out: int = 0
+    held_out: Count = 0
     """Held-out pictures of it, all lessons together."""
-    right: int = 0
+    right: Count = 0
     """Those of them that the model told right after its last lesson."""
 
 
@@ -55,23 +85,23 @@ class Known:
 class Facts:
     """All of a model but its weights."""
 
-    method: str
+    method: Text
     settings: dict[str, Any]
-    backbone: str
-    fingerprint: str
+    backbone: Text
+    fingerprint: Text
     """Of the backbone's weights and of its preprocessing."""
-    seed: int
-    templates: tuple[str, ...]
-    lessons: int = 0
+    seed: Annotated[int, Between(0, 2**63 - 1)]
+    templates: Annotated[tuple[Text, ...], Between(1, 1000)]
+    lessons: Count = 0
     """How often it was taught; the seed of a lesson follows from it."""
-    sizes: list[int] = field(default_factory=list)
+    sizes: list[Annotated[int, Between(1, 1_000_000)]] = field(default_factory=list)
     """Classes of each task."""
     known: list[Known] = field(default_factory=list)
     calibration: Calibration = field(default_factory=Calibration)
     history: list[LessonRecord] = field(default_factory=list)
     """What each lesson brought, the oldest first."""
-    weights: str = ""
-    sha256: str = ""
+    weights: Text = ""
+    sha256: Text = ""
 
 
 def today() -> str:
@@ -82,75 +112,204 @@ def now() -> str:
     return datetime.datetime.now().astimezone().isoformat(timespec="seconds")
 
 
-def write_model(folder: Path, facts: Facts, tensors: dict[str, Tensor]) -> None:
-    """Replace the model in `folder`, or make the folder. The caller holds the lock."""
-    _refuse_other_folders(folder)
-    with uninterrupted():
-        part = folder / "weights.safetensors"
-        with whole_file(part) as path:
-            save_file({key: value.detach().cpu().contiguous().clone() for key, value in tensors.items()}, path)
-        facts.sha256 = sha256(part)
-        facts.weights = f"weights-{facts.sha256[:12]}.safetensors"
-        part.replace(folder / facts.weights)
-        write_text(folder / MODEL, to_toml(facts))
-        write_text(folder / CARD, model_card(facts))
-        for old in folder.glob("weights-*.safetensors"):
-            if old.name != facts.weights:
-                old.unlink(missing_ok=True)
+@contextmanager
+def hold_model(folder: Path, who: str = "") -> Iterator[None]:
+    """Hold the folder of a model, or one that is to become one, for one writer.
+
+    A folder that holds other things and no model is refused untouched. In the folder of a model, what a killed process
+    left behind is deleted: half-written files, and weights that no model names.
+
+    Args:
+        folder: Made if it is not there; taken away again if nothing was written to it.
+        who: Who holds it, as others are told; default: the command.
+    """
+    refuse_other_folders(folder)
+    with run_lock(folder, who):
+        refuse_other_folders(folder)  # again, now that nobody else can change it
+        sweep(folder)
+        yield
 
 
-def read_model(folder: Path) -> Facts:
-    """What `model.toml` says; a UserError where it cannot be used by this program."""
-    path = folder / MODEL
-    if not path.is_file():
-        raise UserError(f"{folder} holds no model (no {MODEL} in it); make one with: clipcil learn {folder} FOLDER")
+def refuse_other_folders(folder: Path) -> None:
+    """Refuse a file, and a folder that holds anything but a model."""
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"{folder} is a file; name a folder for the model")
+    if not folder.is_dir():
+        return
+    if os.path.lexists(folder / MODEL):
+        if _named_weights(folder / MODEL) is None:
+            raise UserError(f"{folder / MODEL} is damaged, or not of clipcil; {_COPY}, or name a new folder")
+        return
     try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
-        major = int(str(table["format"]).split(".")[0])
-        if major > int(FORMAT.split(".")[0]):
-            raise UserError(
-                f"{path} has format {table['format']}, written by clipcil {table.get('clipcil', '?')}; this is clipcil"
-                f" {clipcil.__version__}, which reads up to {FORMAT.split('.')[0]}.x: install a newer one"
-            )
-        classes = [Known(**_own(Known, row)) for row in table["classes"]]
-        unknown = {key: table["unknown"].get(key) for key in Calibration.__dataclass_fields__}
-        return Facts(
-            method=str(table["method"]),
-            settings=dict(table["settings"]),
-            backbone=str(table["backbone"]),
-            fingerprint=str(table["fingerprint"]),
-            seed=int(table["seed"]),
-            templates=tuple(table["templates"]),
-            lessons=int(table["lessons"]),
-            sizes=[int(size) for size in table["sizes"]],
-            known=classes,
-            calibration=Calibration(**unknown),
-            history=[LessonRecord(**_own(LessonRecord, row)) for row in table.get("history", [])],
-            weights=str(table["weights"]),
-            sha256=str(table["sha256"]),
+        names = {path.name for path in folder.iterdir()} - {LOCK}
+    except OSError as error:
+        raise UserError(f"cannot look into {folder}: {error.strerror or error}") from error
+    # A first lesson killed while it wrote leaves half-written files, and whole weights under the name they give them.
+    others = names - part_names(folder, _owns) - {name for name in names if _is_own_weights(folder / name)}
+    if others:
+        raise UserError(f"{folder} holds other things ({printable(sorted(others)[0])}) and no model; name a new folder")
+
+
+def sweep(folder: Path) -> None:
+    """Delete what a killed process left in the folder of a model. The caller holds the lock."""
+    named = {_named_weights(folder / name) for name in (MODEL, PREVIOUS)}
+    if None in named:  # a file that cannot be read may name any of them
+        return
+    sweep_parts(folder, _owns)
+    for path in folder.iterdir():
+        if path.name not in named and _is_own_weights(path):
+            path.unlink(missing_ok=True)
+
+
+def _named_weights(path: Path) -> str | None:
+    """The weights that `model.toml` names: empty where there is no such file, None where it is not one of ours."""
+    try:
+        table = read_toml(path)
+    except MissingFileError:
+        return ""
+    except UserError:
+        return None
+    named = table.get("weights")
+    return named if isinstance(named, str) and "format" in table and "fingerprint" in table else None
+
+
+def _owns(name: str) -> bool:
+    return name in (MODEL, CARD, PREVIOUS) or _WEIGHTS.fullmatch(name) is not None
+
+
+def _is_own_weights(path: Path) -> bool:
+    """Whether a file is weights that `write_model` wrote: its name is made of its own checksum."""
+    if not _WEIGHTS.fullmatch(path.name) or path.is_symlink() or not path.is_file():
+        return False
+    return sha256(path)[:12] == path.name[8:20]
+
+
+def write_model(folder: Path, facts: Facts, tensors: dict[str, Tensor], *, keep_previous: bool = False) -> None:
+    """Replace the model in `folder`, or make the folder. The caller holds the lock.
+
+    Args:
+        folder: A folder that holds a model, or nothing.
+        facts: What `model.toml` is to say; the name and the checksum of the weights are filled in.
+        tensors: The weights.
+        keep_previous: Keep the model that was there, for `restore_previous`. Else nothing of it is left, nor of the
+            one before it.
+    """
+    refuse_other_folders(folder)
+    for key, value in tensors.items():
+        if value.is_floating_point() and not bool(torch.isfinite(value).all()):
+            raise UserError(f"the model is not written: its '{key}' holds a NaN or an infinity")
+    data = save({key: value.detach().cpu().contiguous().clone() for key, value in tensors.items()})
+    with uninterrupted():
+        facts.sha256 = hashlib.sha256(data).hexdigest()
+        facts.weights = f"weights-{facts.sha256[:12]}.safetensors"
+        write_bytes(folder / facts.weights, data)
+        table = to_table(facts)
+        if _facts(parse_toml(tomli_w.dumps(table), MODEL)) != facts:
+            raise UserError(f"{folder / MODEL} is not written: it could not be read back as it is")
+        if keep_previous and (folder / MODEL).is_file():
+            write_bytes(folder / PREVIOUS, read_bytes(folder / MODEL))
+        elif not keep_previous:  # before the new model is there: a process killed now leaves less, not more
+            (folder / PREVIOUS).unlink(missing_ok=True)
+        write_text(folder / CARD, model_card(facts))  # before it: a full disk is noticed while the old model counts
+        write_toml(folder / MODEL, table)
+        sweep(folder)
+
+
+def read_previous(folder: Path) -> Facts | None:
+    """The model before the last change, if it was kept."""
+    try:
+        return read_model(folder, PREVIOUS)
+    except MissingFileError:
+        return None
+
+
+def restore_previous(folder: Path) -> Facts:
+    """Bring back the model before the last change; doing it twice changes nothing. The caller holds the lock."""
+    facts = read_previous(folder)
+    if facts is None:
+        raise UserError(f"{folder} keeps no model before this one; nothing can be undone")
+    read_weights(folder, facts)
+    with uninterrupted():
+        newer = read_bytes(folder / MODEL)
+        write_bytes(folder / MODEL, read_bytes(folder / PREVIOUS))
+        write_bytes(folder / PREVIOUS, newer)
+        write_text(folder / CARD, model_card(facts))
+    return facts
+
+
+def read_model(folder: Path, name: str = MODEL) -> Facts:
+    """What `model.toml` says; a UserError where it cannot be used by this program."""
+    path = folder / name
+    try:
+        return _facts(read_toml(path))
+    except MissingFileError as error:
+        raise MissingFileError(
+            f"{folder} holds no model (no {name} in it); make one with: clipcil learn {folder} FOLDER"
+        ) from error
+    except UserError as error:
+        if isinstance(error, _NewerError):
+            raise UserError(f"{path} {error}") from error
+        raise UserError(f"{path} is damaged ({str(error).removeprefix(f'{path} ')}); {_COPY}") from error
+
+
+class _NewerError(UserError):
+    """Written by a later version."""
+
+
+def _facts(table: dict[str, Any]) -> Facts:
+    form = typed(table.get("format"), Text, "format")
+    major = form.split(".")[0]
+    if not (major.isascii() and major.isdigit()):
+        raise UserError(f"'format' is '{form}'; it must be a version")
+    if int(major) > int(FORMAT.split(".")[0]):
+        raise _NewerError(
+            f"has format {form}, written by clipcil {table.get('clipcil', '?')}; this is clipcil"
+            f" {clipcil.__version__}, which reads up to {FORMAT.split('.')[0]}.x: install a newer one"
         )
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UserError(f"{path} is damaged ({type(error).__name__}: {error}); {_COPY}") from error
-
-
-def _own(kind: type, row: dict[str, Any]) -> dict[str, Any]:
-    """The entries of `row` that the dataclass `kind` has; a later version may have added others."""
-    return {key: row[key] for key in (entry.name for entry in fields(kind)) if key in row}
+    for key in ("classes", "unknown", "sizes", "weights", "sha256"):
+        if key not in table:
+            raise UserError(f"'{key}' is missing")
+    facts: Facts = typed({**table, "known": table["classes"], "calibration": table["unknown"]}, Facts)
+    if sum(facts.sizes) != len(facts.known) or not facts.known:
+        raise UserError(f"'sizes' count {sum(facts.sizes)} classes, but there are {len(facts.known)}")
+    if not _WEIGHTS.fullmatch(facts.weights):
+        raise UserError(f"'weights' is '{printable(facts.weights)[:60]}', which is no name of weights")
+    Between(1e-6, 1e6).check(facts.calibration.temperature, "unknown.temperature")
+    Between(0, 1).check(facts.calibration.threshold or 0.0, "unknown.threshold")
+    for template in facts.templates:
+        if template.count("{}") != 1 or "{" in template.replace("{}", ""):
+            raise UserError(f"template '{printable(template)[:60]}' has no single {{}} for the class name")
+    return facts
 
 
 def read_weights(folder: Path, facts: Facts) -> dict[str, Tensor]:
-    path = folder / Path(facts.weights).name  # never outside the folder, whatever the file says
+    path = folder / facts.weights
     try:
-        if sha256(path) != facts.sha256:
-            raise UserError(f"{path} does not match its checksum in {MODEL}; {_COPY}")
-        return load_file(path)
-    except (OSError, ValueError, SafetensorError) as error:
-        raise UserError(f"{path} is damaged or missing ({type(error).__name__}); {_COPY}") from error
+        return read_tensors(path, facts.sha256)
+    except MissingFileError as error:
+        raise MissingFileError(f"{path} is damaged or missing; {_COPY}") from error
+    except UserError as error:
+        raise UserError(f"{error}; {_COPY}") from error
 
 
-def to_toml(facts: Facts) -> str:
+def load_model(folder: Path) -> tuple[Facts, dict[str, Tensor]]:
+    """Facts and weights of the same moment, even while another process writes a new model."""
+    facts = read_model(folder)
+    for _ in range(20):
+        try:
+            return facts, read_weights(folder, facts)
+        except UserError:
+            newer = read_model(folder)
+            if newer.weights == facts.weights:
+                raise
+            facts = newer
+    raise UserError(f"{folder} is being changed all the time; try again later")
+
+
+def to_table(facts: Facts) -> dict[str, Any]:
+    """What `model.toml` holds."""
     task_of = [task for task, size in enumerate(facts.sizes) for _ in range(size)]
-    table = {
+    return {
         "format": FORMAT,
         "clipcil": clipcil.__version__,
         "method": facts.method,
@@ -167,18 +326,8 @@ def to_toml(facts: Facts) -> str:
         "history": [asdict(lesson) for lesson in facts.history],
         "classes": [{**asdict(known), "task": task} for known, task in zip(facts.known, task_of, strict=True)],
     }
-    return tomli_w.dumps(table)
 
 
 def size_on_disk(folder: Path) -> int:
-    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-
-
-def _refuse_other_folders(folder: Path) -> None:
-    if folder.exists() and not folder.is_dir():
-        raise UserError(f"{folder} is a file; name a folder for the model")
-    if not folder.is_dir() or (folder / MODEL).exists():
-        return
-    others = [path.name for path in folder.iterdir() if not path.name.startswith((".", "weights"))]
-    if others:
-        raise UserError(f"{folder} holds other things ({sorted(others)[0]}) and no model; name a new folder")
+    """Bytes of the files of the model."""
+    return sum(path.lstat().st_size for path in folder.iterdir() if _owns(path.name))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import filecmp
 import os
 import re
 import shutil
@@ -11,6 +12,7 @@ from typing import Literal
 
 from clipcil.classifier.predicting import Prediction
 from clipcil.errors import UserError
+from clipcil.files import refuse_links, whole_file
 
 UNKNOWN = "_none of these"
 """The folder of pictures that are like no class; class folders never begin with an underscore."""
@@ -29,6 +31,7 @@ class Sorter:
         if prediction.error is not None:
             return None
         folder = self.root / (UNKNOWN if prediction.unknown else folder_name(prediction.names[0]))
+        refuse_links(folder)
         try:
             folder.mkdir(parents=True, exist_ok=True)
             for number in range(1, 1_000_000):
@@ -45,9 +48,8 @@ class Sorter:
         if self.by == "link":
             place.symlink_to(picture.resolve())
         else:
-            part = place.with_name(f".{place.name}.part")
-            shutil.copy2(picture, part)
-            part.replace(place)
+            with whole_file(place) as part:
+                shutil.copy2(picture, part)
         return place
 
     def _is(self, place: Path, picture: Path) -> bool:
@@ -56,8 +58,7 @@ class Sorter:
             return place.resolve() == picture.resolve()
         if not place.is_file() or self.by == "link":
             return False
-        one, other = place.stat(), picture.stat()
-        return one.st_size == other.st_size and place.read_bytes() == picture.read_bytes()
+        return filecmp.cmp(place, picture, shallow=False)
 
 
 def folder_name(name: str) -> str:

@@ -12,11 +12,10 @@ from rich.table import Table
 
 from clipcil.classifier.classifier import Classifier, load
 from clipcil.classifier.lesson import Lesson
-from clipcil.classifier.model_folder import MODEL
+from clipcil.classifier.model_folder import MODEL, hold_model, refuse_other_folders
 from clipcil.classifier.sources import loose_pictures, read_source
 from clipcil.errors import UserError
 from clipcil.experiment.display import Display
-from clipcil.files import run_lock
 
 
 def teach(
@@ -31,10 +30,9 @@ def teach(
     display: Display,
 ) -> Lesson:
     """`choices`: method and seed as given, None where not; they make a new model and must fit one that is there."""
-    if folder.exists() and not folder.is_dir():
-        raise UserError(f"{folder} is a file; name a folder for the model")
+    refuse_other_folders(folder)
     dataset = read_source(source)
-    with run_lock(folder):
+    with hold_model(folder):
         model = _open(folder, choices, settings, backbone, device)
         known = set(model.classes)
         counts = dataset.train.labels.bincount(minlength=len(dataset.classes)).tolist()
@@ -62,9 +60,6 @@ def _open(
 ) -> Classifier:
     given = {key: value for key, value in choices.items() if value is not None}
     if not (folder / MODEL).exists():
-        others = [path.name for path in folder.iterdir() if not path.name.startswith((".", "weights"))]
-        if others:
-            raise UserError(f"{folder} holds other things ({sorted(others)[0]}) and no model; name a new folder")
         return Classifier(backbone=backbone or "mini", device=device, **given, **settings)  # type: ignore[arg-type]
     if settings:
         raise UserError(f"{folder} has its settings already; --set is for a new model")

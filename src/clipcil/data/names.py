@@ -6,7 +6,7 @@ import re
 import unicodedata
 from collections.abc import Sequence
 
-from clipcil.errors import UserError
+from clipcil.errors import UserError, printable
 
 LONGEST = 300
 """Characters in a name. 77 tokens hold no more than this of any language; the tokenizer says the exact limit later."""
@@ -23,6 +23,15 @@ def clean_name(raw: str, *, camel: bool = False, hyphens: bool = False) -> str:
         text = _HUMP.sub(" ", text)
     text = "".join(" " if unicodedata.category(letter) == "Cc" else letter for letter in text)
     return " ".join(text.split())
+
+
+def same_name(name: str) -> str:
+    """A key that is equal for names that mean one class: in any case, with underscores or blanks, composed or not.
+
+    >>> same_name("Green_Apple") == same_name("green  apple")
+    True
+    """
+    return unicodedata.normalize("NFC", clean_name(name).casefold())
 
 
 def shorten(name: str, length: int = 60) -> str:
@@ -43,7 +52,9 @@ def check_names(dataset: str, names: Sequence[str]) -> None:
             raise UserError(f"{dataset}: class {place} has an empty name; give it one")
         if len(name) > LONGEST:
             raise UserError(f"{dataset}: class name '{shorten(name)}' is too long for a prompt; shorten it")
-        key = " ".join(name.casefold().split())
+        if any("\ud800" <= letter <= "\udfff" for letter in name):
+            raise UserError(f"{dataset}: class name '{shorten(printable(name))}' is not UTF-8; rename its folder")
+        key = same_name(name)
         if key in seen:
             how = "stands there twice" if seen[key] == name else f"and '{shorten(seen[key])}' differ only in case"
             raise UserError(

@@ -13,16 +13,17 @@ import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor
 
 from clipcil.errors import UserError
-from clipcil.files import sha256, uninterrupted, whole_file, write_json
+from clipcil.files import refuse_links, sha256, sweep_parts, uninterrupted, whole_file, write_json
 from clipcil.methods.base import Method
+from clipcil.reading import Between, read_json, read_tensors, typed
 from clipcil.training.loop import Snapshot
 
 KEEP = 2
@@ -53,15 +54,9 @@ def drop_tensors(path: Path) -> None:
 def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """The pair written by `save_tensors`; a UserError names what is damaged."""
     manifest = path.with_suffix(".json")
-    try:
-        facts = json.loads(manifest.read_text(encoding="utf-8"))
-        if not isinstance(facts, dict) or facts.get("sha256") != sha256(path):
-            raise UserError(f"{path} does not match its checksum")
-        return load_file(path), facts
-    except FileNotFoundError as error:
-        raise UserError(f"{Path(error.filename)} is missing") from error
-    except (OSError, ValueError, RecursionError, SafetensorError) as error:
-        raise UserError(f"{path} is damaged or incomplete ({type(error).__name__})") from error
+    facts = typed(read_json(manifest), dict, manifest.name)
+    checksum = typed(facts.get("sha256"), Annotated[str, Between(64, 64)], f"sha256 in {manifest}")
+    return read_tensors(path, checksum), facts
 
 
 def method_state(method: Method) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -77,7 +72,7 @@ def restore_method(method: Method, tensors: dict[str, Tensor], facts: dict[str, 
             method.grow(facts["names"][start : start + size])
             start += size
         method.load_state_dict(tensors)
-    except (RuntimeError, KeyError, TypeError) as error:
+    except (RuntimeError, LookupError, TypeError, ValueError, AttributeError) as error:
         raise UserError(f"the checkpoint does not fit {method.name}: {_reason(error)}") from error
     if method.tunes_tower:
         method.clip.touch()
@@ -100,6 +95,7 @@ class CheckpointFolder:
     """
 
     def __init__(self, folder: Path, belongs: dict[str, Any]) -> None:
+        refuse_links(folder)
         self.folder, self.belongs = folder, json.loads(json.dumps(belongs))
 
     def save(self, tasks: int, method: Method, facts: dict[str, Any]) -> None:
@@ -156,6 +152,7 @@ class SnapshotFolder:
     """
 
     def __init__(self, folder: Path, tell: Callable[[str], None]) -> None:
+        refuse_links(folder, *folder.glob("stages-*"))
         self.folder, self.tell = folder, tell
         self.mark = ""
         """Fingerprint of the run, as `run_mark` makes it."""
@@ -191,6 +188,27 @@ class SnapshotFolder:
 
     def _paths(self, task: int, place: int) -> list[Path]:
         return sorted(self._folder(task).glob(f"{place:02d}-*-????.safetensors"), reverse=True)
+
+
+RUN_FILES = (
+    "config.toml",
+    "environment.json",
+    "results.json",
+    "matrix.csv",
+    "predictions.csv",
+    "timing.json",
+    "steps.jsonl",
+    "error.txt",
+)
+"""The files of a run, beside the folder `checkpoint`."""
+_CHECKPOINT = re.compile(r"(task-\d{4}|\d{2,}-[\w.]+-\d{4,})\.(safetensors|json)")
+
+
+def sweep_run(out: Path) -> None:
+    """Delete what a killed process left half written in the folder of a run; the caller has seen that it is one."""
+    sweep_parts(out, RUN_FILES.__contains__)
+    for folder in (out / "checkpoint", *(out / "checkpoint").glob("stages-*")):
+        sweep_parts(folder, lambda name: _CHECKPOINT.fullmatch(name) is not None)
 
 
 def run_mark(belongs: dict[str, Any]) -> str:

@@ -15,8 +15,9 @@ from clipcil.experiment.display import Display
 from clipcil.experiment.results import Outcome, check_start
 from clipcil.experiment.run import run
 from clipcil.experiment.spec import RunSpec, as_table, method_settings
+from clipcil.reading import read_toml
 from clipcil.report.runs import read_run
-from clipcil.settings import build, merge, parse_words, read_toml
+from clipcil.settings import build, merge, parse_words
 
 
 def launch(given: Mapping[str, Any], words: Iterable[str], preset: bool, out: Path | None, display: Display) -> Outcome:

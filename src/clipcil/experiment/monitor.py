@@ -17,6 +17,7 @@ from torch import Tensor
 from clipcil.errors import UserError
 from clipcil.experiment.checkpoint import SnapshotFolder
 from clipcil.experiment.display import Display
+from clipcil.files import open_log
 from clipcil.training.loop import Monitor, Snapshot
 
 
@@ -53,7 +54,7 @@ class RunMonitor(Monitor):
     @contextmanager
     def _open_log(self) -> Iterator[BinaryIO]:
         try:
-            with self._log.open("ab") as file:
+            with open_log(self._log) as file:
                 yield file
                 file.flush()
                 os.fsync(file.fileno())  # before the snapshot that counts on it

@@ -17,15 +17,14 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import tomli_w
 import torch
 
 from clipcil.errors import UserError
-from clipcil.experiment.checkpoint import first_difference
+from clipcil.experiment.checkpoint import RUN_FILES, first_difference
 from clipcil.experiment.evaluate import Record
-from clipcil.files import LOCK, write_json, write_text
+from clipcil.files import LOCK, part_names, write_json, write_text, write_toml
+from clipcil.reading import read_toml
 from clipcil.report.metrics import Metrics, compute_metrics
-from clipcil.settings import read_toml
 
 if TYPE_CHECKING:
     from clipcil.clip import CLIP
@@ -56,7 +55,7 @@ class Outcome:
         return {
             **{key: round(getattr(metrics, key), 4) for key in keys},
             "after": [round(value, 4) for value in metrics.after],
-            "after_weighted": [round(value, 4) for value in metrics.after_weighted],
+            "after_weighted": [None if math.isnan(value) else round(value, 4) for value in metrics.after_weighted],
             "matrix": [[None if math.isnan(v) else round(v, 4) for v in row] for row in metrics.matrix.tolist()],
             "per_class": {
                 name: None if math.isnan(value) else round(value, 4)
@@ -74,7 +73,8 @@ def check_start(out: Path, table: dict[str, Any], resume: bool) -> None:
     """Refuse a folder that holds another run, before anything is loaded or written."""
     path = out / "config.toml"
     if not path.exists():
-        if not resume and out.is_dir() and any(entry.name != LOCK for entry in out.iterdir()):
+        left = {LOCK, "error.txt", *part_names(out, RUN_FILES.__contains__)}  # by a run killed while it began
+        if out.is_dir() and any(entry.name not in left for entry in out.iterdir()):
             raise UserError(f"{out} is not empty and holds no run; give --out a new folder")
         return
     if difference := first_difference(read_toml(path), table):
@@ -86,7 +86,7 @@ def check_start(out: Path, table: dict[str, Any], resume: bool) -> None:
 def write_start(out: Path, table: dict[str, Any]) -> None:
     """Claim the folder for this run."""
     if not (out / "config.toml").exists():
-        write_text(out / "config.toml", tomli_w.dumps(table))
+        write_toml(out / "config.toml", table)
     write_json(out / "environment.json", environment())
 
 

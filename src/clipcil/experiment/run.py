@@ -17,7 +17,7 @@ from clipcil.data.orders import class_order
 from clipcil.data.reader import Reader
 from clipcil.data.stream import TaskStream, task_sizes
 from clipcil.errors import UserError
-from clipcil.experiment.checkpoint import CheckpointFolder, SnapshotFolder, run_mark
+from clipcil.experiment.checkpoint import CheckpointFolder, SnapshotFolder, run_mark, sweep_run
 from clipcil.experiment.display import Display
 from clipcil.experiment.drift import copy_memory, measure_drift
 from clipcil.experiment.evaluate import Record, evaluate
@@ -130,6 +130,7 @@ def _run(spec: RunSpec, config: Any, out: Path, display: Display, resume: bool, 
     table = as_table(spec, config)
     snapshots = SnapshotFolder(out / "checkpoint", display.tell)
     check_start(out, table, resume)
+    sweep_run(out)
     monitor = RunMonitor(out / "steps.jsonl", display, snapshots)
     session = Session(make_fabric(spec.device, spec.precision), monitor)
     with monitor.phase("loading"):

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from clipcil.errors import UserError
-from clipcil.files import whole_file, write_text
+from clipcil.files import refuse_links, write_bytes, write_text
 from clipcil.paper.tables import BACKBONE
+from clipcil.reading import open_regular, read_json
 from clipcil.report import figures, html
 from clipcil.report.compare import Group, Spread, flatten, group_runs, show
 from clipcil.report.console import difference
@@ -17,14 +19,16 @@ from clipcil.report.runs import RunResult
 from clipcil.report.strip import Strips
 from clipcil.report.style import THEMES, Theme, look_of
 
+TITLE = "clipcil: report"
 Draw = Callable[[Theme], bytes]
 
 
 class Report:
-    """Collects the pieces of the page; figures go into it and into `folder`."""
+    """Collects the pieces of the page; figures go into it and into `files`, by their names."""
 
-    def __init__(self, runs: Sequence[RunResult], folder: Path) -> None:
-        self.runs, self.folder = list(runs), folder
+    def __init__(self, runs: Sequence[RunResult]) -> None:
+        self.runs = list(runs)
+        self.files: dict[str, bytes] = {}
         self.groups = group_runs(runs)
         self.strips = Strips()
         self.figures: list[str] = []
@@ -45,7 +49,7 @@ class Report:
 
     def section(self, anchor: str, title: str, groups: list[Group]) -> str:
         """One stream of tasks: its table, the figures that compare methods, then each method."""
-        what = f"{groups[0].first.data}-{groups[0].first.tasks}tasks-{anchor.removeprefix('stream-')}"
+        what = f"{_slug(groups[0].first.data)}-{groups[0].first.tasks}tasks-{anchor.removeprefix('stream-')}"
         parts = [f'<h2 id="{anchor}">{html.text(title)}</h2>', comparison(groups), self.compared(what, groups)]
         parts.append("<h3>Each method</h3>")
         parts += [self.method(what, group, len(groups) == 1) for group in groups]
@@ -110,8 +114,7 @@ class Report:
         """Draw in both themes, keep both as PNGs, and return the HTML that shows the one that suits."""
         drawn = {theme: draw(theme) for theme in THEMES}
         for theme, content in drawn.items():
-            with whole_file(self.folder / f"{name}{'' if theme == 'light' else '-dark'}.png") as part:
-                part.write_bytes(content)
+            self.files[f"{name}{'' if theme == 'light' else '-dark'}.png"] = content
         self.figures.append(name)
         return html.picture(name, drawn["light"], drawn["dark"], alt, caption)
 
@@ -120,9 +123,27 @@ def write_report(runs: Sequence[RunResult], out: Path) -> list[str]:
     """Write `out` and the folder of its figures; returns their names."""
     if not runs:
         raise UserError("there is no finished run to report on")
-    report = Report(runs, out.with_name(f"{out.stem}-figures"))
-    write_text(out, html.page("clipcil: report", report.body()))
+    folder = out.with_name(f"{out.stem}-figures")
+    _refuse_others_files(out, folder)
+    report = Report(runs)
+    write_text(out, html.page(TITLE, report.body()))
+    for name, content in report.files.items():
+        write_bytes(folder / name, content)
     return report.figures
+
+
+def _refuse_others_files(out: Path, folder: Path) -> None:
+    """A report replaces an earlier report and its figures; anything else there is somebody's own."""
+    refuse_links(out, folder)
+    if out.is_dir():
+        raise UserError(f"{out} is a folder; name a file for the report, such as {out / 'report.html'}")
+    if os.path.lexists(out):
+        with open_regular(out) as file:
+            ours = f"<title>{TITLE}</title>".encode() in file.read(4096)
+        if not ours:
+            raise UserError(f"{out} is there already and no report of clipcil; name another file with --out")
+    elif folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
+        raise UserError(f"{folder} is there already and belongs to no report; name another file with --out")
 
 
 def comparison(groups: Sequence[Group]) -> str:
@@ -170,8 +191,8 @@ def settings(group: Group) -> str:
 
 def _environment(folder: Path) -> dict[str, object]:
     try:
-        found = json.loads((folder / "environment.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        found = read_json(folder / "environment.json")
+    except UserError:
         return {}
     return found if isinstance(found, dict) else {}
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, NotRequired, TypedDict
 
 from clipcil.errors import UserError
+from clipcil.reading import Between, Count, MissingFileError, Text, read_json, typed
 
 WHOLE = ("loading", "learning", "evaluation", "drift")
 """The phases that follow each other; the others lie inside `learning`."""
@@ -81,20 +82,67 @@ class RunResult:
         return json.dumps([run, self.settings], sort_keys=True)
 
 
+class _Choices(TypedDict):
+    """The table `run` of a config: those that are used here."""
+
+    method: Text
+    data: Text
+    backbone: Text
+    seed: Annotated[int, Between(0, 2**63 - 1)]
+    data_root: NotRequired[Text | None]
+    data_options: NotRequired[dict[str, Any]]
+
+
+class _Config(TypedDict):
+    run: _Choices
+    method: dict[str, Any]
+
+
+Percent = Annotated[float, Between(-100, 100)]
+Percents = Annotated[list[Percent | None], Between(1, 10_000)]
+
+
+class _Results(TypedDict):
+    """What `results.json` must hold; more is allowed."""
+
+    last: Percent
+    average: Percent
+    last_weighted: Percent
+    average_weighted: Percent
+    forgetting: Percent
+    backward_transfer: Percent
+    after: Annotated[list[Percent], Between(1, 10_000)]
+    after_weighted: NotRequired[Percents]
+    matrix: list[Percents]
+    per_class: NotRequired[dict[str, Percent | None]]
+    sizes: Annotated[list[Annotated[int, Between(1, 10**6)]], Between(1, 10_000)]
+    drift: NotRequired[list[dict[str, float] | None]]
+    between_tasks: list[list[Count]]
+    notes: list[Text]
+    config: _Config
+
+
+class _Timing(TypedDict, total=False):
+    seconds: dict[str, Annotated[float, Between(0, 1e12)]]
+    peak_megabytes: dict[str, Annotated[float, Between(0, 1e12)]]
+
+
 def read_run(folder: Path) -> RunResult:
     """The finished run in `folder`; one line says what is wrong with it where there is none."""
     path = folder / "results.json"
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-        found = RunResult(folder, values, _timing(folder))
-        # Touch what everything else takes for granted, so that a foreign file is refused here and not in a figure.
-        _ = (found.method, found.data, found.backbone, found.seed, found.tasks, found.last, found.average)
-        _ = (found.settings, values["after"], values["matrix"], values["between_tasks"], values["notes"])
-        return found
-    except FileNotFoundError as error:
+        values = typed(read_json(path), _Results)
+        tasks = len(values["sizes"])
+        square = [values["after"], values["matrix"], *values["matrix"]]
+        square += [values["between_tasks"], *values["between_tasks"]]
+        if any(len(part) != tasks for part in [*square, values.get("drift", square[0])]):
+            raise UserError(f"its tables are not all of {tasks} tasks")
+        return RunResult(folder, values, _timing(folder))
+    except MissingFileError as error:
         raise UserError(f"{folder} holds no finished run (there is no results.json)") from error
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UserError(f"{path} is not the results of a run ({type(error).__name__}); remove or redo it") from error
+    except UserError as error:
+        reason = str(error).removeprefix(f"{path} ")
+        raise UserError(f"{path} is not the results of a run ({reason}); remove or redo it") from error
 
 
 def find_runs(places: Iterable[Path]) -> list[RunResult]:
@@ -104,7 +152,7 @@ def find_runs(places: Iterable[Path]) -> list[RunResult]:
         if not place.is_dir():
             raise UserError(f"{place} is not a folder; name run folders, or the folder of a bench")
         whole = (place / "results.json").is_file()
-        folders = [place] if whole else sorted(path.parent for path in place.rglob("results.json"))
+        folders = [place] if whole else sorted(_below(place))
         if not folders:
             raise UserError(f"{place} holds no finished run (there is no results.json in it or below)")
         for folder in folders:
@@ -112,9 +160,23 @@ def find_runs(places: Iterable[Path]) -> list[RunResult]:
     return list(found.values())
 
 
+def _below(place: Path) -> Iterator[Path]:
+    """Folders under `place` that hold results; links are not followed, and any depth is fine."""
+    waiting = [place]
+    while waiting:
+        folder = waiting.pop()
+        try:
+            entries = list(folder.iterdir())
+        except OSError:  # one that may not be looked into, or whose path has become too long
+            continue
+        waiting += [path for path in entries if path.is_dir() and not path.is_symlink()]
+        if any(path.name == "results.json" for path in entries):
+            yield folder
+
+
 def _timing(folder: Path) -> dict[str, Any]:
-    path = folder / "timing.json"
-    if not path.is_file():
+    try:
+        timing: dict[str, Any] = typed(read_json(folder / "timing.json"), _Timing)
+    except MissingFileError:
         return {}
-    value = json.loads(path.read_text(encoding="utf-8"))
-    return value if isinstance(value, dict) else {}
+    return timing

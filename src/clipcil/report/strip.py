@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from clipcil.errors import UserError
+from clipcil.reading import MissingFileError, read_text
 from clipcil.report.runs import RunResult
 
 MOST_PICTURES = 12_000
@@ -42,12 +43,11 @@ class Shown:
 
 def read_predictions(folder: Path) -> list[Prediction]:
     try:
-        with (folder / "predictions.csv").open(encoding="utf-8", newline="") as file:
-            rows = list(csv.DictReader(file))
-        return [Prediction(int(r["task"]), int(r["row"]), r["class"], r["predicted"]) for r in rows]
-    except FileNotFoundError as error:
+        rows = list(csv.DictReader(io.StringIO(read_text(folder / "predictions.csv"), newline="")))
+        return [Prediction(int(r["task"]), int(r["row"]), str(r["class"]), str(r["predicted"])) for r in rows]
+    except MissingFileError as error:
         raise UserError(f"{folder} holds no predictions.csv") from error
-    except (OSError, ValueError, KeyError, TypeError, csv.Error) as error:
+    except (ValueError, KeyError, TypeError, csv.Error) as error:
         raise UserError(f"{folder / 'predictions.csv'} cannot be read ({type(error).__name__})") from error
 
 

@@ -1,0 +1,245 @@
+"""Files of the user are never lost, overwritten or written through a link."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from finished_runs import write_run
+from PIL import Image
+from short_runs import Told, tree
+
+import clipcil
+from clipcil.classifier import model_folder
+from clipcil.classifier.export import _refuse_others_files
+from clipcil.classifier.model_folder import hold_model, load_model, read_previous, restore_previous
+from clipcil.classifier.predicting import Prediction
+from clipcil.classifier.sorting import Sorter
+from clipcil.cli import main
+from clipcil.errors import UserError
+from clipcil.experiment.checkpoint import CheckpointFolder, SnapshotFolder
+from clipcil.experiment.monitor import RunMonitor
+from clipcil.files import LOCK, run_lock, write_json, write_text, write_toml
+
+
+def plain(*colours: str) -> list[Image.Image]:
+    return [Image.new("RGB", (32, 32), colour) for colour in colours]
+
+
+@pytest.fixture(scope="module")
+def made() -> clipcil.Classifier:
+    model = clipcil.Classifier("simplecil")
+    model.learn({"red": plain("red", "darkred"), "blue": plain("blue", "navy")})
+    return model
+
+
+@pytest.fixture
+def saved(made: clipcil.Classifier, tmp_path: Path) -> Path:
+    made.save(tmp_path / "m")
+    return tmp_path / "m"
+
+
+def week(folder: Path) -> Path:
+    for name, colours in (("green", ("green", "lime")), ("grey", ("grey", "silver"))):
+        (folder / name).mkdir(parents=True)
+        for place, image in enumerate(plain(*colours)):
+            image.save(folder / name / f"{place}.png")
+    return folder
+
+
+def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    with pytest.raises(SystemExit) as stop:
+        main(list(words))
+    said = capsys.readouterr().err
+    assert stop.value.code == 2 and said.count("\n") == 1, said
+    return said
+
+
+@pytest.mark.parametrize("name", ["weights.safetensors", "weights-best.safetensors", ".thesis.pdf.part", ".notes"])
+@pytest.mark.parametrize("command", ["learn", "run"])
+def test_a_folder_with_files_of_the_user_is_refused_untouched(
+    command: str, name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "d"
+    (folder / "checkpoint" / "a").mkdir(parents=True)
+    for path in (folder / name, folder / "checkpoint" / "a" / ".big.part"):
+        path.write_text("mine")
+    before = tree(folder)
+    if command == "learn":
+        assert "holds other things" in refused(capsys, "learn", str(folder), str(week(tmp_path / "week")))
+    else:
+        assert "is not empty and holds no run" in refused(capsys, "run", "simplecil", "--out", str(folder))
+    assert tree(folder) == before
+
+
+def test_files_beside_a_model_stay(saved: Path, made: clipcil.Classifier) -> None:
+    for name in ("weights.safetensors", "weights-best.safetensors", "weights-0123456789ab.safetensors", ".a.part"):
+        (saved / name).write_text("mine")
+    model = clipcil.load(saved)
+    model.rename("red", "crimson")
+    model.forget("blue")
+    model.save(saved)
+    assert sum(data == b"mine" for data in tree(saved).values()) == 4
+
+
+def test_what_a_kill_left_beside_a_model_is_swept_by_the_next_command(saved: Path, tmp_path: Path) -> None:
+    old = next(saved.glob("weights-*"))
+    whole = old.read_bytes()
+    model = clipcil.load(saved)
+    model.forget("blue")
+    model.save(saved)
+    assert not old.exists()
+    old.write_bytes(whole)  # killed after the swap: the forgotten class is still in there
+    (saved / ".model.toml.0123456789ab.part").write_text("half")
+    with hold_model(saved):
+        pass
+    assert not old.exists() and not list(saved.glob("*.part"))
+    fresh = tmp_path / "fresh"  # killed in the very first lesson
+    fresh.mkdir()
+    (fresh / old.name).write_bytes(whole)
+    with hold_model(fresh):
+        pass
+    assert not list(fresh.glob("*.safetensors"))
+
+
+def test_the_previous_model_is_kept_and_brought_back(saved: Path) -> None:
+    model = clipcil.load(saved)
+    model.rename("red", "crimson")
+    model.forget("blue")
+    with hold_model(saved):
+        model.write(saved, keep_previous=True)
+    previous = read_previous(saved)
+    assert previous is not None and [known.name for known in previous.known] == ["red", "blue"]
+    for names in (["red", "blue"], ["crimson"]):
+        with hold_model(saved):
+            restore_previous(saved)
+        assert clipcil.load(saved).classes == names
+    model = clipcil.load(saved)
+    model.save(saved)
+    assert read_previous(saved) is None and len(list(saved.glob("weights-*"))) == 1
+    with pytest.raises(UserError, match="nothing can be undone"):
+        restore_previous(saved)
+
+
+def test_a_name_that_is_no_text_is_refused_before_anything_is_replaced(
+    saved: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bad = os.fsdecode(b"caf\xe9")
+    assert "not UTF-8" in refused(capsys, "rename", str(saved), "red", bad)
+    assert clipcil.load(saved).classes == ["red", "blue"]
+    source = week(tmp_path / "week")
+    (source / "grey").rename(source / bad)
+    assert "not UTF-8" in refused(capsys, "learn", str(saved), str(source))
+    words = ["run", "simplecil", "--data", "folder", "--increment", "2", "--out", str(tmp_path / "run")]
+    assert "not UTF-8" in refused(capsys, *words, "--data-root", str(source))
+    week(tmp_path / bad)
+    assert "not UTF-8" in refused(capsys, *words, "--data-root", str(tmp_path / bad))
+    assert not (tmp_path / "run").exists()
+    for write in (write_json, write_toml):
+        with pytest.raises(UserError, match=r"'caf\\udce9' is not UTF-8"):
+            write(tmp_path / "x", {"a": bad})
+    with pytest.raises(UserError, match="not JSON compliant"):
+        write_json(tmp_path / "x", {"a": float("nan")})
+    assert not (tmp_path / "x").exists()
+
+
+def test_no_link_is_followed_by_a_run(tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    for name in ("log", "stages-0000/x", "task-0001.json"):
+        (tmp_path / "mine" / name).parent.mkdir(exist_ok=True)
+        (tmp_path / "mine" / name).write_text("mine")
+    before = tree(tmp_path / "mine")
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "steps.jsonl").symlink_to(tmp_path / "mine" / "log")
+    (run / "checkpoint").symlink_to(tmp_path / "mine")
+    with pytest.raises(UserError, match=r"cannot write .*steps.jsonl"):
+        RunMonitor(run / "steps.jsonl", Told(), None).cut_log()
+    with pytest.raises(UserError, match="is a symbolic link"):
+        SnapshotFolder(run / "checkpoint", print).clear()
+    with pytest.raises(UserError, match="is a symbolic link"):
+        CheckpointFolder(run / "checkpoint", {})
+    assert tree(tmp_path / "mine") == before
+
+
+def test_no_link_is_followed_by_sorting(tmp_path: Path) -> None:
+    (tmp_path / "mine.txt").write_text("mine")
+    (tmp_path / "elsewhere").mkdir()
+    plain("red")[0].save(tmp_path / "8.png")
+    (tmp_path / "S" / "apple").mkdir(parents=True)
+    (tmp_path / "S" / "apple" / ".8.png.part").symlink_to(tmp_path / "mine.txt")
+    (tmp_path / "S" / "pear").symlink_to(tmp_path / "elsewhere")
+    sorter = Sorter(tmp_path / "S", "copy")
+    place = sorter.put(tmp_path / "8.png", Prediction(["apple"], [1.0]))
+    assert place is not None and place.read_bytes() == (tmp_path / "8.png").read_bytes()
+    with pytest.raises(UserError, match="is a symbolic link"):
+        sorter.put(tmp_path / "8.png", Prediction(["pear"], [1.0]))
+    assert (tmp_path / "mine.txt").read_text() == "mine" and not any((tmp_path / "elsewhere").iterdir())
+
+
+@pytest.mark.parametrize("name", ["classes.json", "model.pt2", "model.onnx", "classifier.safetensors"])
+def test_an_export_replaces_an_export_and_nothing_else(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text('["mine"]')
+    with pytest.raises(UserError, match="no export of clipcil"):
+        _refuse_others_files(tmp_path)
+    ours = {"classes": [], "temperature": 1.0, "preprocess": {}, "outputs": ""}
+    write_json(tmp_path / "classes.json", ours)
+    _refuse_others_files(tmp_path)
+    _refuse_others_files(tmp_path / "new")
+
+
+def test_a_report_replaces_a_report_and_nothing_else(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = write_run(tmp_path / "run", "simplecil", tasks=2)
+    values = json.loads((run / "results.json").read_text())
+    values["config"]["run"]["data"] = f"{tmp_path}/../x/y"
+    write_json(run / "results.json", values)
+    before = tree(tmp_path)
+    assert "no report of clipcil" in refused(capsys, "report", str(run), "--out", str(run / "results.json"))
+    (tmp_path / "page-figures").mkdir()
+    (tmp_path / "page-figures" / "mine.png").write_text("mine")
+    assert "belongs to no report" in refused(capsys, "report", str(run), "--out", str(tmp_path / "page.html"))
+    for _ in range(2):
+        main(["report", str(run)])
+    new = set(tree(tmp_path)) - set(before) - {"page-figures/mine.png"}
+    assert all(name == "run/report.html" or name.startswith("run/report-figures/") for name in new), new
+
+
+@pytest.fixture
+def umask() -> Iterator[None]:
+    old = os.umask(0o077)
+    yield
+    os.umask(old)
+
+
+def test_the_umask_is_respected(umask: None, made: clipcil.Classifier, tmp_path: Path) -> None:
+    made.save(tmp_path / "m")
+    write_text(tmp_path / "a" / "text", "x")
+    modes = {stat.S_IMODE(path.stat().st_mode) for path in tmp_path.rglob("*") if path.is_file()}
+    assert modes == {0o600}
+
+
+def test_a_lock_says_who_holds_it_and_a_users_file_is_not_taken_for_one(tmp_path: Path) -> None:
+    with (
+        run_lock(tmp_path, "clipcil serve"),
+        pytest.raises(UserError, match=rf"in use by process {os.getpid()} \(clipcil serve, since \d\d:\d\d\)"),
+        run_lock(tmp_path),
+    ):
+        pass
+    (tmp_path / LOCK).write_text("mine")
+    with pytest.raises(UserError, match="not a lock of clipcil"), run_lock(tmp_path):
+        pass
+    assert (tmp_path / LOCK).read_text() == "mine"
+
+
+def test_nothing_but_numbers_is_written(saved: Path) -> None:
+    facts, tensors = load_model(saved)
+    before = tree(saved)
+    key = next(key for key, value in tensors.items() if value.is_floating_point() and value.numel())
+    with pytest.raises(UserError, match="holds a NaN"):
+        model_folder.write_model(saved, facts, {**tensors, key: torch.full_like(tensors[key], float("inf"))})
+    assert tree(saved) == before
