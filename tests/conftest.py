@@ -10,7 +10,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: tests run in seve
 
 import pytest
 
-for folder in ("clip", "faults", "report"):
+for folder in ("clip", "devices", "faults", "report"):
     sys.path.insert(0, str(Path(__file__).parent / folder))
 
 from helpers import make_tiny_clip

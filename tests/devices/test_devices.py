@@ -1,0 +1,92 @@
+"""Every method on a GPU that is not there, and in half precision."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from claimed import GPU, ClaimedDevices, MixedDevicesError, is_gpu
+from torch import Tensor
+
+from clipcil import checks
+from clipcil.clip import CLIP
+from clipcil.data.reader import Reader
+from clipcil.data.stream import TaskStream
+from clipcil.methods.base import Method
+from clipcil.methods.registry import methods
+from clipcil.training.loop import Session
+
+ALL = sorted(methods())
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cache")
+
+
+def test_the_mode_finds_a_mix() -> None:
+    with ClaimedDevices():
+        there, here = torch.ones(3, device=GPU), torch.ones(3)
+        assert is_gpu(there + there) and there.device == GPU and not is_gpu(there.cpu())
+        assert is_gpu(there[torch.tensor([0])]) and is_gpu(there * torch.tensor(2.0)) and is_gpu(here.to(GPU) + there)
+        for mix in (lambda: there + here, lambda: torch.cat([there, here]), lambda: here[there.long()]):
+            with pytest.raises(MixedDevicesError):
+                mix()
+
+
+def learn_and_score(kind: type[Method], mini: CLIP, cache: Path) -> Tensor:
+    """Two tasks and the scores of the test pictures of the second, on the claimed GPU."""
+    data, clip, session = checks.some_classes(5), copy.deepcopy(mini).to(GPU), Session()
+    session.device = GPU
+    stream = TaskStream(data, Reader(clip, cache, GPU), range(5), (3, 2))
+    torch.manual_seed(0)
+    method = kind(checks.one_epoch(kind.Config()), clip, session, data.templates).to(GPU)
+    for task in stream.tasks():
+        method.learn(task)
+    with torch.no_grad():
+        return method.logits(stream.test(1))
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_no_step_mixes_devices(name: str, mini: CLIP, cache: Path) -> None:
+    with ClaimedDevices():
+        scores = learn_and_score(methods()[name], mini, cache)
+        assert is_gpu(scores) and scores.shape[1] == 5
+    assert torch.isfinite(scores).all()
+
+
+def test_a_method_that_mixes_is_caught(mini: CLIP, cache: Path) -> None:
+    class Careless(methods()["simplecil"]):  # type: ignore[misc]
+        name = "careless"
+
+        def logits(self, batch):  # type: ignore[no-untyped-def]
+            return super().logits(batch) + torch.zeros(self.seen)  # made on the CPU, whatever the device
+
+    with ClaimedDevices(), pytest.raises(MixedDevicesError, match="add"):
+        learn_and_score(Careless, mini, cache)
+
+
+class HalfPrecision(Session):
+    """Trains under autocast on the CPU."""
+
+    def __init__(self, kind: torch.dtype) -> None:
+        super().__init__()
+        self.kind = kind
+
+    def autocast(self) -> Any:
+        return torch.autocast("cpu", self.kind)
+
+
+@pytest.mark.parametrize("kind", [torch.bfloat16, torch.float16], ids=["bf16", "fp16"])
+@pytest.mark.parametrize("name", ALL)
+def test_half_precision_trains_and_predicts(name: str, kind: torch.dtype, mini: CLIP, cache: Path) -> None:
+    fixture = checks.set_up(methods()[name], mini, checks.some_classes(5), (3, 2), cache)
+    fixture.method._outside = (fixture.method.clip, HalfPrecision(kind))
+    fixture.learn()
+    scores = fixture.scores(2)
+    assert torch.isfinite(scores).all() and scores.dtype == torch.float32
+    for key, value in fixture.method.state_dict().items():
+        assert value.dtype not in (torch.bfloat16, torch.float16), f"{key} was stored in half precision"
