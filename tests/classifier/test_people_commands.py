@@ -58,8 +58,8 @@ def test_learning_shows_what_it_does(tmp_path: Path, capsys: pytest.CaptureFixtu
         "banana",
         "new",
         "1 pictures in",
-        "trained on 10 of 12 pictures, 2 held out",
-        "of 2 held-out pictures",
+        "trained on 10 of 12 pictures; 2 held out",
+        "measured on 2 pictures held out",
         "none of these",
     ):
         assert words in text

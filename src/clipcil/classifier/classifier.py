@@ -14,7 +14,7 @@ from torch.nn.functional import normalize
 
 from clipcil.calibration.optimal_transport import paired_map
 from clipcil.classifier.evaluation import Answer, Evaluation, evaluate_answers
-from clipcil.classifier.held_out import HeldOut, PixelsNeededError, split_held_out
+from clipcil.classifier.held_out import HeldOut, LeavesOneOut, PixelsNeededError, choose_left_out, split_held_out
 from clipcil.classifier.lesson import LearnMonitor, Lesson, LessonRecord, Progress
 from clipcil.classifier.model_folder import Facts, Known, hold_model, load_model, now, read_model, today, write_model
 from clipcil.classifier.predicting import Prediction, rank, stream_logits
@@ -36,7 +36,7 @@ from clipcil.methods.registry import find_method
 from clipcil.settings import merge, override, to_dict
 from clipcil.training.loop import Session
 
-DEFAULT_METHOD = "dmc-ot"
+DEFAULT_METHOD = "discriminant"
 """The method of a new model where none is named."""
 SEED_STEP = 1_000_003
 """Lesson k draws from seed + k · SEED_STEP: a large prime, so that the lessons of models with neighbouring seeds never
@@ -140,8 +140,9 @@ class Classifier:
         Args:
             source: A folder with a folder of pictures for each class, `{name: [pictures]}`, or a dataset. A picture is
                 a path, the bytes of a file, a PIL image or an array.
-            hold_out: Keep a tenth of the pictures of each class (none where it has fewer than five) out of training,
-                to measure on them and to set the threshold for "none of these". Their features are kept.
+            hold_out: Keep the features of some pictures, to measure on them now and after later lessons and to set the
+                threshold for "none of these". A method that can leave one picture out trains on them too and scores
+                each as if it had not; others keep a tenth of each class (of five pictures or more) out of training.
             skip_broken: Leave out pictures that cannot be decoded instead of stopping at the first.
             on_progress: Called as `on_progress(stage, done, total)`; total is 0 where there is nothing to count.
             should_stop: Asked again and again; once it returns True the lesson ends and the model stays as it was.
@@ -190,7 +191,11 @@ class Classifier:
         fresh = {name: seen + place for place, name in enumerate(lesson.new)}
         places = torch.tensor([fresh.get(name, self._find(name) or 0) for name in dataset.classes])
         labels = places[dataset.train.labels]
-        train, held = split_held_out(labels) if hold_out else (torch.arange(len(labels)), torch.empty(0).long())
+        train, held = torch.arange(len(labels)), torch.empty(0, dtype=torch.int64)
+        if hold_out and isinstance(method, LeavesOneOut):
+            held = choose_left_out(labels)
+        elif hold_out:
+            train, held = split_held_out(labels)
 
         def pictures(rows: Tensor) -> Pictures:
             rows = rows[torch.argsort(labels[rows], stable=True)]
@@ -232,7 +237,8 @@ class Classifier:
     @torch.no_grad()
     def _measure(self, held: Pictures, lesson: Lesson) -> None:
         """Score every held-out picture of every lesson with today's model."""
-        lesson.held_out = len(held)
+        lesson.left_one_out = isinstance(self._method, LeavesOneOut)
+        lesson.held_out = 0 if lesson.left_one_out else len(held)
         self._held = self._held.with_pictures(held)
         try:
             labels, logits = self._held.labels, self._held_logits()
@@ -253,14 +259,17 @@ class Classifier:
             )
         elif len(labels) < ENOUGH:
             lesson.warnings.append(
-                f"{len(labels)} held-out pictures are too few (fewer than {ENOUGH}) to tell unknown pictures, so none"
-                " is called 'none of these' yet"
+                f"{len(labels)} pictures to measure on are too few (fewer than {ENOUGH}) to tell unknown pictures, so"
+                " none is called 'none of these' yet"
             )
 
     def _held_logits(self) -> Tensor:
         if not len(self._held):
             return torch.zeros(0, self._method.seen)
-        return self._method.logits(self._held.batch(self._session.device)).float().cpu()
+        batch, method = self._held.batch(self._session.device), self._method
+        if isinstance(method, LeavesOneOut):
+            return method.leave_one_out(batch, self._held.labels.to(self._session.device)).float().cpu()
+        return method.logits(batch).float().cpu()
 
     def _evaluate(self, logits: Tensor, labels: Tensor) -> Evaluation:
         names, how = self.classes, self.calibration

@@ -1,8 +1,14 @@
-"""Held-out pictures: never trained on, of each only its features are kept, and scored again after every lesson."""
+"""Pictures to measure a model on: only their features are kept, and every lesson scores all of them again.
+
+They are held out of training; or, where a method can say how it would score a picture had it not learnt it, they are
+trained on as all others and scored that way ("leave one out"), so that few pictures serve both ends.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -16,6 +22,8 @@ FEWEST = 5
 """Pictures from which a class has some held out: below that every one of them is needed for training."""
 MOST = 50
 """Pictures of a class held out of one lesson at the most: more would tell little more and cost training pictures."""
+LEFT_OUT = 20
+"""Pictures of a class kept of one lesson at the most, where they are left out one by one instead of held out."""
 PREFIX = "held_out."
 """What the names of these tensors begin with among the weights of a model."""
 
@@ -29,12 +37,32 @@ def split_held_out(labels: Tensor) -> tuple[Tensor, Tensor]:
     Returns:
         Rows to train on and rows held out. A class with fewer than `FEWEST` pictures has none held out.
     """
-    held = torch.zeros(len(labels), dtype=torch.bool)
+    held = _spread(labels, lambda total: min(MOST, max(1, total // 10)) if total >= FEWEST else 0)
+    return torch.nonzero(~held).flatten(), torch.nonzero(held).flatten()
+
+
+def choose_left_out(labels: Tensor) -> Tensor:
+    """Rows of at most `LEFT_OUT` pictures of each class, spread evenly over its pictures."""
+    return torch.nonzero(_spread(labels, lambda total: min(LEFT_OUT, total))).flatten()
+
+
+def _spread(labels: Tensor, how_many: Callable[[int], int]) -> Tensor:
+    """(N,) bool: `how_many(n)` of the n pictures of each class, at even distances."""
+    chosen = torch.zeros(len(labels), dtype=torch.bool)
     for label in torch.unique(labels).tolist():
         rows = torch.nonzero(labels == label).flatten()
-        count = min(MOST, max(1, len(rows) // 10)) if len(rows) >= FEWEST else 0
-        held[rows[[(2 * i + 1) * len(rows) // (2 * count) for i in range(count)]]] = True
-    return torch.nonzero(~held).flatten(), torch.nonzero(held).flatten()
+        count = how_many(len(rows))
+        chosen[rows[[(2 * i + 1) * len(rows) // (2 * count) for i in range(count)]]] = True
+    return chosen
+
+
+@runtime_checkable
+class LeavesOneOut(Protocol):
+    """A method that can score pictures it has learnt as if it had not."""
+
+    def leave_one_out(self, batch: Pictures, labels: Tensor) -> Tensor:
+        """(B, C): each picture, learnt as `labels` (B,), by the model without it."""
+        ...
 
 
 class PixelsNeededError(Exception):

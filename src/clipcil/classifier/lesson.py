@@ -33,15 +33,17 @@ class Lesson:
     """A line for each picture that could not be read."""
     held_out: int = 0
     """Pictures of this lesson that the model did not train on."""
+    left_one_out: bool = False
+    """Whether the pictures of the evaluation were trained on and each scored by the model without it."""
     evaluation: Evaluation = field(default_factory=Evaluation)
-    """All held-out pictures, of earlier lessons too, told by the model as it is now."""
+    """All pictures kept to measure on, of earlier lessons too, told by the model as it is now."""
     calibration: Calibration = field(default_factory=Calibration)
     warnings: list[str] = field(default_factory=list)
     """What a person should know before trusting the model, a sentence each."""
 
     @property
     def accuracy(self) -> float | None:
-        """Share of all held-out pictures, of all classes, that the model tells right now; None without any."""
+        """Share of the pictures kept to measure on, of all classes, that are told right now; None without any."""
         return self.evaluation.accuracy
 
 

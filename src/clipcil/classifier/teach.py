@@ -88,15 +88,16 @@ def report(model: Classifier, lesson: Lesson, folder: Path) -> None:
     more = f", and more pictures of {count(len(lesson.again), 'known class', 'known classes')}" if lesson.again else ""
     known = count(len(model.classes), "class", "classes")
     print(f"learnt {count(len(lesson.new), 'new class', 'new classes')}{more}; the model knows {known} now")
-    print(f"trained on {total - lesson.held_out} of {count(total, 'picture')}, {lesson.held_out} held out")
+    held = f"; {lesson.held_out} held out" if lesson.held_out else ""
+    print(f"trained on {total - lesson.held_out} of {count(total, 'picture')}{held}")
     found, how = lesson.evaluation, lesson.calibration
     if found.accuracy is None:
-        print("no picture was ever held out, so nothing is known about how well new pictures are told")
+        print("no picture was kept to measure on, so nothing is known about how well new pictures are told")
     else:
         low, high = found.interval
         print(
-            f"accuracy over all {known}: {found.accuracy:.1%} of {count(found.pictures, 'held-out picture')}"
-            f" (95 % interval {low:.0%} to {high:.0%})"
+            f"accuracy over all {known}: {found.accuracy:.1%} (95 % interval {low:.0%} to {high:.0%}), measured on"
+            f" {count(found.pictures, 'picture')} {'left out one by one' if lesson.left_one_out else 'held out'}"
         )
     if found.confused:
         pairs = ", ".join(f"{c.true} taken for {c.guess} ({c.pictures})" for c in found.confused[:3])

@@ -1,0 +1,83 @@
+"""The discriminant of class statistics, and the scores it would give each of its pictures had it not learnt it."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from clipcil.heads.discriminant import discriminant
+
+NO_SPREAD = 1e-12
+"""A scatter below this share of the squared means is rounding: the pictures show no spread."""
+
+
+def scaled_discriminant(means: Tensor, counts: Tensor, scatter: Tensor, isotropic: bool) -> tuple[Tensor, Tensor]:
+    """Weight (C, d) and bias (C,) whose scores are log densities of Gaussians, up to a number all classes share.
+
+        score(x, c) = μ_cᵀ A⁻¹ x − ½ μ_cᵀ A⁻¹ μ_c,    A = (S + tr(S)/(n−1) I) / n, or (tr(S)/d) I / n if isotropic
+
+    Args:
+        means: (C, d) of the classes.
+        counts: (C,) pictures of each.
+        scatter: S (d, d), pooled within the classes.
+        isotropic: Whether to use one variance for all directions, which gives the nearest mean.
+    """
+    dim, count, trace = means.shape[1], float(counts.sum()), float(scatter.trace())
+    if trace <= NO_SPREAD * float(means.square().sum()):
+        return discriminant(means, torch.zeros_like(scatter), count)
+    if isotropic:
+        weight, bias = discriminant(means, torch.zeros_like(scatter), count)  # as if A were I
+        return weight * (count * dim / trace), bias * (count * dim / trace)
+    weight, bias = discriminant(means, scatter, count)  # its covariance is A n/d
+    return weight * (count / dim), bias * (count / dim)
+
+
+@torch.no_grad()
+def leave_one_out(
+    means: Tensor, counts: Tensor, scatter: Tensor, inputs: Tensor, labels: Tensor, isotropic: bool
+) -> Tensor:
+    """The scores of `scaled_discriminant` for pictures it was made from, each without that picture.
+
+    Without x of class y its mean is μ_y − δ/(n_y−1) and the scatter S − a δδᵀ, with δ = x − μ_y and a = n_y/(n_y−1).
+    In the eigenbasis of S the other terms of A are diagonal, and the last is undone by the formula of Sherman and
+    Morrison, so a picture costs O(C d).
+
+    Args:
+        means, counts, scatter, isotropic: As above, with all pictures.
+        inputs: (B, d), pictures among them.
+        labels: (B,) their classes.
+
+    Returns:
+        (B, C). A picture that is alone in its class gets the lowest score for it: without it there is no such class.
+    """
+    values, basis = torch.linalg.eigh(scatter)
+    means, inputs = means @ basis, inputs @ basis
+    own, rest = counts[labels].double(), float(counts.sum()) - 1
+    others = (own - 1).clamp(min=1)
+    deltas = inputs - means[labels]
+    moved = means[labels] - deltas / others[:, None]  # (B, d): the mean of the own class without the picture
+    factors = own / others
+    traces = scatter.trace() - factors * deltas.square().sum(1)
+    flat = traces <= NO_SPREAD * means.square().sum()
+    use_scatter = (~flat).double() * (not isotropic)  # (B,): 1 where A holds S
+    ridges = traces / (len(values) if isotropic else max(1.0, rest - 1))
+    ridges = torch.where(flat, rest, ridges)  # A = I
+    inverse = 1 / (use_scatter[:, None] * values.clamp(min=0) + ridges[:, None])  # (B, d): of all of A but δδᵀ
+    solved = deltas * inverse
+    gains = use_scatter * factors / (1 - use_scatter * factors * (deltas * solved).sum(1))
+
+    def quadratic(linear: Tensor, square: Tensor, along: Tensor, along_input: Tensor) -> Tensor:
+        """μᵀA⁻¹x − ½ μᵀA⁻¹μ from the products with the diagonal part and those with D⁻¹δ."""
+        gain = gains if along.ndim == 1 else gains[:, None]
+        result: Tensor = linear - square / 2 + gain * along * (along_input - along / 2)
+        return result
+
+    along_input = (inputs * solved).sum(1)
+    scores = quadratic((inputs * inverse) @ means.T, inverse @ means.square().T, solved @ means.T, along_input[:, None])
+    without = quadratic(
+        (inputs * inverse * moved).sum(1), (inverse * moved.square()).sum(1), (solved * moved).sum(1), along_input
+    )
+    without = torch.where(own > 1, without, scores.min(dim=1).values - 1)
+    scores[torch.arange(len(labels)), labels] = without
+    scores = scores * rest
+    return scores - scores.mean(dim=1, keepdim=True)
