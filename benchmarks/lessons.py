@@ -29,14 +29,10 @@ def auroc(known: Tensor, unknown: Tensor) -> float:
 
 
 def logits_of(model: clipcil.Classifier, pictures: list[object]) -> Tensor:
-    from clipcil.classifier.predicting import BatchReader, stream_logits
+    from clipcil.classifier.predicting import stream_logits
 
-    rows = [
-        row
-        for _, row in stream_logits(
-            pictures, BatchReader(model._method.clip, torch.device("cpu")), model._method.logits
-        )
-    ]
+    method = model._method
+    rows = [row for _, row in stream_logits(pictures, method.clip, torch.device("cpu"), method.logits)]
     return torch.stack(rows)  # type: ignore[arg-type]
 
 

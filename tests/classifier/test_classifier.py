@@ -185,7 +185,7 @@ def test_a_lesson_that_fails_leaves_nothing(model: clipcil.Classifier, monkeypat
 def test_methods_that_cannot_say_who_can() -> None:
     model = clipcil.Classifier("zero-shot")
     model.learn(pictures(FIRST))
-    with pytest.raises(UserError, match="dmc, dmc-ot, simplecil can"):
+    with pytest.raises(UserError, match="discriminant, dmc, dmc-ot, simplecil can"):
         model.learn(pictures(["ant", "bee"]))
     assert model.classes == FIRST
     with pytest.raises(UserError, match="cannot forget a class"):

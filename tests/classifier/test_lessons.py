@@ -112,6 +112,26 @@ def test_the_last_change_can_be_taken_back(method: str) -> None:
     assert len(model.classes) == 8
 
 
+def test_pictures_that_are_trained_on_are_measured_by_leaving_one_out() -> None:
+    """The default method keeps no picture from training, and its accuracy is that of models without each picture."""
+    data, model = pictures(WEEKS[0]), clipcil.Classifier()
+    lesson = model.learn(data)
+    assert lesson.left_one_out and lesson.held_out == 0 and lesson.evaluation.pictures == 24
+    assert [known.pictures for known in model.class_facts] == [6] * 4
+    assert model.calibration.threshold is not None and not lesson.warnings  # 24 pictures are enough for a verdict
+    right = 0
+    for name, place in (("ant", 0), ("apple", 3), ("banana", 5)):
+        without = {**data, name: data[name][:place] + data[name][place + 1 :]}
+        other = clipcil.Classifier()
+        other.learn(without, hold_out=False)
+        label = model.classes.index(name)
+        left_out = model._held_logits()[6 * label + place]
+        own = torch.stack([row for _, row in other._logits([data[name][place]])])[0]
+        torch.testing.assert_close(left_out, own - own.mean(), rtol=2e-2, atol=0.5)
+        right += int(left_out.argmax() == own.argmax())
+    assert right == 3
+
+
 def test_one_class_warns() -> None:
     lesson = clipcil.Classifier("simplecil").learn(pictures(["ant"]))
     assert lesson.warnings == ["the model knows one class, so it says 'ant' to every picture; teach it another class"]

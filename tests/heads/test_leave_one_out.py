@@ -16,41 +16,35 @@ def statistics(parts: list[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
     return means, torch.tensor([len(part) for part in parts]), rows.T @ rows
 
 
-def scores(parts: list[Tensor], inputs: Tensor, isotropic: bool) -> Tensor:
-    weight, bias = scaled_discriminant(*statistics(parts), isotropic)
+def scores(parts: list[Tensor], inputs: Tensor) -> Tensor:
+    weight, bias = scaled_discriminant(*statistics(parts))
     return inputs @ weight.T + bias
 
 
-@pytest.mark.parametrize("isotropic", [False, True])
 @pytest.mark.parametrize("sizes", [[9, 4, 2], [2, 2], [40, 3, 12, 2, 7]])
-def test_each_picture_without_it(sizes: list[int], isotropic: bool) -> None:
+def test_each_picture_without_it(sizes: list[int]) -> None:
     parts = groups(sizes)
     labels = torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes))
-    found = leave_one_out(*statistics(parts), torch.cat(parts), labels, isotropic)
+    found = leave_one_out(*statistics(parts), torch.cat(parts), labels)
     row = 0
     for label, part in enumerate(parts):
         for place, picture in enumerate(part):
             others = torch.cat([part[:place], part[place + 1 :]])
-            wanted = scores([*parts[:label], others, *parts[label + 1 :]], picture[None], isotropic)[0]
+            wanted = scores([*parts[:label], others, *parts[label + 1 :]], picture[None])[0]
             torch.testing.assert_close(found[row], wanted - wanted.mean(), rtol=1e-6, atol=1e-6)
             row += 1
 
 
 def test_a_picture_alone_in_its_class_cannot_be_told_without_it() -> None:
     parts = groups([1, 5, 5])
-    found = leave_one_out(*statistics(parts), parts[0], torch.tensor([0]), False)
+    found = leave_one_out(*statistics(parts), parts[0], torch.tensor([0]))
     assert int(found.argmin()) == 0 and torch.isfinite(found).all()
 
 
-def test_pictures_without_spread() -> None:
-    parts = [part[:1].expand(3, -1) for part in groups([1, 1])]
-    labels = torch.tensor([0, 0, 0, 1, 1, 1])
-    for isotropic in (False, True):
-        found = leave_one_out(*statistics(parts), torch.cat(parts), labels, isotropic)
-        assert torch.isfinite(found).all() and torch.equal(found.argmax(1), labels)
-
-
-def test_the_isotropic_scores_rank_by_distance() -> None:
-    parts, tests = groups([3, 5, 4]), torch.cat(groups([6, 6], seed=3))
-    nearest = torch.cdist(tests, torch.stack([part.mean(0) for part in parts])).argmin(1)
-    assert torch.equal(scores(parts, tests, isotropic=True).argmax(1), nearest)
+def test_pictures_without_spread_are_told_by_the_nearest_mean() -> None:
+    parts = [part[:1].expand(3, -1) for part in groups([1, 1, 1])]
+    labels, tests = torch.arange(3).repeat_interleave(3), torch.cat(groups([6, 6], seed=3))
+    found = leave_one_out(*statistics(parts), torch.cat(parts), labels)
+    assert torch.isfinite(found).all() and torch.equal(found.argmax(1), labels)
+    nearest = torch.cdist(tests, torch.stack([part[0] for part in parts])).argmin(1)
+    assert torch.equal(scores(parts, tests).argmax(1), nearest)

@@ -10,7 +10,8 @@ from torch.nn.functional import normalize
 
 from clipcil.clip import CLIP
 from clipcil.data.stream import Task
-from clipcil.methods.discriminant import Discriminant, DiscriminantConfig
+from clipcil.methods.base import NoConfig
+from clipcil.methods.discriminant import Discriminant
 from clipcil.training.loop import Session
 
 DIM = 256
@@ -20,7 +21,7 @@ class Made:
     """Features that no picture stands behind."""
 
     def __init__(self, features: Tensor, labels: Tensor) -> None:
-        self.features, self.labels = features, labels
+        self.pooled, self.labels = features, labels
 
 
 def made(classes: int, each: int, seed: int = 0) -> Made:
@@ -30,8 +31,8 @@ def made(classes: int, each: int, seed: int = 0) -> Made:
     return Made(centres[labels] + torch.randn(len(labels), DIM, generator=generator), labels)
 
 
-def taught(mini: CLIP, parts: list[Made], few: float = 5) -> Discriminant:
-    method = Discriminant(DiscriminantConfig(few=few), mini, Session())
+def taught(mini: CLIP, parts: list[Made]) -> Discriminant:
+    method = Discriminant(NoConfig(), mini, Session())
     for part in parts:
         fresh = int(part.labels.max()) >= method.seen
         names = [f"c{label}" for label in range(method.seen, int(part.labels.max()) + 1)]
@@ -40,22 +41,22 @@ def taught(mini: CLIP, parts: list[Made], few: float = 5) -> Discriminant:
 
 
 def rows(made: Made, keep: Tensor) -> Made:
-    return Made(made.features[keep], made.labels[keep])
+    return Made(made.pooled[keep], made.labels[keep])
 
 
-@pytest.mark.parametrize(("each", "few"), [(8, 5), (3, 5), (300, 5)])  # 300 > 256: the rows are compressed
-def test_lessons_in_any_order_and_forgetting_are_exact(mini: CLIP, each: int, few: float) -> None:
+@pytest.mark.parametrize("each", [8, 3, 300])  # 300 > 256: the rows are compressed
+def test_lessons_in_any_order_and_forgetting_are_exact(mini: CLIP, each: int) -> None:
     data, tests = made(4, each), made(4, 5, seed=7)
-    whole = taught(mini, [data], few)
+    whole = taught(mini, [data])
     half = torch.arange(len(data.labels)) % each < each // 2 + 1
     first, more = rows(data, half), rows(data, ~half)
-    parts = taught(mini, [rows(first, first.labels < 2), rows(first, first.labels >= 2), more], few)
+    parts = taught(mini, [rows(first, first.labels < 2), rows(first, first.labels >= 2), more])
     assert torch.equal(parts.counts, whole.counts) and len(parts.rows) <= 4 * DIM
     torch.testing.assert_close(parts.logits(tests), whole.logits(tests), rtol=1e-3, atol=2e-3)  # type: ignore[arg-type]
     parts.forget(1)
     rest = data.labels != 1
     place = torch.tensor([0, -1, 1, 2])
-    never = taught(mini, [Made(data.features[rest], place[data.labels[rest]])], few)
+    never = taught(mini, [Made(data.pooled[rest], place[data.labels[rest]])])
     torch.testing.assert_close(parts.logits(tests), never.logits(tests), rtol=1e-3, atol=2e-3)  # type: ignore[arg-type]
     assert parts.names == ["c0", "c2", "c3"] and len(parts.ranks) == 3
 
@@ -65,17 +66,15 @@ def test_scores_are_scikit_learns(mini: CLIP) -> None:
     method = taught(mini, [data])
     ratio = DIM / (60 - 1)
     oracle = LinearDiscriminantAnalysis(solver="lsqr", shrinkage=ratio / (1 + ratio), priors=[0.2] * 5)
-    oracle.fit(normalize(data.features, dim=-1).double().numpy(), data.labels.numpy())
-    wanted = torch.from_numpy(oracle.decision_function(normalize(tests.features, dim=-1).double().numpy()))
+    oracle.fit(normalize(data.pooled, dim=-1).double().numpy(), data.labels.numpy())
+    wanted = torch.from_numpy(oracle.decision_function(normalize(tests.pooled, dim=-1).double().numpy()))
     wanted = (wanted - wanted.mean(1, keepdim=True)) / (1 + ratio)  # A is 1 + ratio times its covariance
     torch.testing.assert_close(method.logits(tests).double(), wanted, rtol=1e-3, atol=1e-3)  # type: ignore[arg-type]
 
 
-def test_few_pictures_a_class_are_told_by_the_nearest_mean(mini: CLIP) -> None:
-    data, tests = made(6, 3), made(6, 4, seed=5)
-    unit = normalize(data.features, dim=-1)
-    means = torch.stack([unit[data.labels == label].mean(0) for label in range(6)])
-    nearest = torch.cdist(normalize(tests.features, dim=-1), means).argmin(1)
+def test_one_picture_a_class_is_the_nearest_mean(mini: CLIP) -> None:
+    data, tests = made(6, 1), made(6, 4, seed=5)
+    nearest = torch.cdist(normalize(tests.pooled, dim=-1), normalize(data.pooled, dim=-1)).argmin(1)
     assert torch.equal(taught(mini, [data]).logits(tests).argmax(1), nearest)  # type: ignore[arg-type]
 
 
@@ -84,6 +83,6 @@ def test_leaving_one_out_is_learning_without_it(mini: CLIP) -> None:
     found = taught(mini, [data]).leave_one_out(data, data.labels)  # type: ignore[arg-type]
     for row in (0, 7, 17):
         keep = torch.arange(18) != row
-        alone = Made(data.features[row : row + 1], data.labels[row : row + 1])
+        alone = Made(data.pooled[row : row + 1], data.labels[row : row + 1])
         wanted = taught(mini, [rows(data, keep)]).logits(alone)  # type: ignore[arg-type]
         torch.testing.assert_close(found[row].float(), wanted[0] - wanted.mean(), rtol=1e-3, atol=1e-2)

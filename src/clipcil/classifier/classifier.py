@@ -299,7 +299,7 @@ class Classifier:
 
     def _plain_temperature(self) -> float:
         """CLIP's own scale for methods whose scores are bare cosines; 1 for those that scale them already."""
-        return float(self._method.clip.scale) if getattr(self._kind, "scores", "logits") == "cosine" else 1.0
+        return float(self._method.clip.scale) if self._kind.scores == "cosine" else 1.0
 
     def predict(self, pictures: Sequence[Any], top: int = 5) -> list[Prediction]:
         """What each picture shows. A picture: a path, bytes of a file, a PIL image, or an array (height, width, 3)."""
@@ -322,11 +322,15 @@ class Classifier:
         if top < 1:
             raise UserError(f"top is {top}; ask for 1 class or more")
         names, how = self.classes, self.calibration
-        for picture, result in stream_logits(pictures, self._method.clip, self._session.device, self._method.logits):
+        for picture, result in self._logits(pictures):
             if isinstance(result, UserError):
                 yield picture, Prediction([], [], error=str(result))
             else:
                 yield picture, rank(result, names, top, how.temperature, how.threshold)
+
+    def _logits(self, pictures: Iterable[Any]) -> Iterator[tuple[Any, Tensor | UserError]]:
+        """Each picture with its logits (C,), or with the reason why it cannot be read."""
+        return stream_logits(pictures, self._method.clip, self._session.device, self._method.logits)
 
     def forget(self, name: str) -> None:
         """Lose a class, with all that was kept of it."""

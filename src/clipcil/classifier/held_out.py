@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from clipcil.calibration.optimal_transport import AffineMap
+from clipcil.data.batch import Batch
 from clipcil.data.reader import Pictures
 from clipcil.errors import UserError
 
@@ -60,7 +61,7 @@ def _spread(labels: Tensor, how_many: Callable[[int], int]) -> Tensor:
 class LeavesOneOut(Protocol):
     """A method that can score pictures it has learnt as if it had not."""
 
-    def leave_one_out(self, batch: Pictures, labels: Tensor) -> Tensor:
+    def leave_one_out(self, batch: Batch, labels: Tensor) -> Tensor:
         """(B, C): each picture, learnt as `labels` (B,), by the model without it."""
         ...
 
@@ -69,30 +70,18 @@ class PixelsNeededError(Exception):
     """A method asked for the pixels of pictures of which only features are kept."""
 
 
-class FeatureBatch(Pictures):
+class FeatureBatch:
     """Pictures of which nothing is left but their features."""
 
     def __init__(self, features: Tensor, pooled: Tensor) -> None:
-        self._features, self._pooled = features, pooled
+        self.features, self.pooled = features, pooled
 
     def __len__(self) -> int:
-        return len(self._features)
-
-    @property
-    def labels(self) -> Tensor:
-        raise UserError("pictures to be scored have no labels")
+        return len(self.features)
 
     @property
     def pixels(self) -> Tensor:
         raise PixelsNeededError
-
-    @property
-    def features(self) -> Tensor:
-        return self._features
-
-    @property
-    def pooled(self) -> Tensor:
-        return self._pooled
 
 
 @dataclass

@@ -36,7 +36,7 @@ def learn(
     Args:
         model: Folder of the model; made if it is not there.
         folder: Folder of class folders.
-        method: Method of a new model; `clipcil methods` lists them. Default: dmc-ot.
+        method: Method of a new model; `clipcil methods` lists them. Default: discriminant.
         backbone: Backbone of a new model (default: mini), or where the model's own lies on this machine.
         seed: Seed of a new model. Default: 0.
         set: Settings of the method, for a new model.

@@ -11,31 +11,25 @@ NO_SPREAD = 1e-12
 """A scatter below this share of the squared means is rounding: the pictures show no spread."""
 
 
-def scaled_discriminant(means: Tensor, counts: Tensor, scatter: Tensor, isotropic: bool) -> tuple[Tensor, Tensor]:
+def scaled_discriminant(means: Tensor, counts: Tensor, scatter: Tensor) -> tuple[Tensor, Tensor]:
     """Weight (C, d) and bias (C,) whose scores are log densities of Gaussians, up to a number all classes share.
 
-        score(x, c) = μ_cᵀ A⁻¹ x − ½ μ_cᵀ A⁻¹ μ_c,    A = (S + tr(S)/(n−1) I) / n, or (tr(S)/d) I / n if isotropic
+        score(x, c) = μ_cᵀ A⁻¹ x − ½ μ_cᵀ A⁻¹ μ_c,    A = (S + tr(S)/(n−1) I) / n
 
     Args:
         means: (C, d) of the classes.
         counts: (C,) pictures of each.
-        scatter: S (d, d), pooled within the classes.
-        isotropic: Whether to use one variance for all directions, which gives the nearest mean.
+        scatter: S (d, d), pooled within the classes. Without any spread A = I: the nearest mean.
     """
-    dim, count, trace = means.shape[1], float(counts.sum()), float(scatter.trace())
-    if trace <= NO_SPREAD * float(means.square().sum()):
+    dim, count = means.shape[1], float(counts.sum())
+    if float(scatter.trace()) <= NO_SPREAD * float(means.square().sum()):
         return discriminant(means, torch.zeros_like(scatter), count)
-    if isotropic:
-        weight, bias = discriminant(means, torch.zeros_like(scatter), count)  # as if A were I
-        return weight * (count * dim / trace), bias * (count * dim / trace)
     weight, bias = discriminant(means, scatter, count)  # its covariance is A n/d
     return weight * (count / dim), bias * (count / dim)
 
 
 @torch.no_grad()
-def leave_one_out(
-    means: Tensor, counts: Tensor, scatter: Tensor, inputs: Tensor, labels: Tensor, isotropic: bool
-) -> Tensor:
+def leave_one_out(means: Tensor, counts: Tensor, scatter: Tensor, inputs: Tensor, labels: Tensor) -> Tensor:
     """The scores of `scaled_discriminant` for pictures it was made from, each without that picture.
 
     Without x of class y its mean is μ_y − δ/(n_y−1) and the scatter S − a δδᵀ, with δ = x − μ_y and a = n_y/(n_y−1).
@@ -43,7 +37,7 @@ def leave_one_out(
     Morrison, so a picture costs O(C d).
 
     Args:
-        means, counts, scatter, isotropic: As above, with all pictures.
+        means, counts, scatter: As above, with all pictures.
         inputs: (B, d), pictures among them.
         labels: (B,) their classes.
 
@@ -59,9 +53,8 @@ def leave_one_out(
     factors = own / others
     traces = scatter.trace() - factors * deltas.square().sum(1)
     flat = traces <= NO_SPREAD * means.square().sum()
-    use_scatter = (~flat).double() * (not isotropic)  # (B,): 1 where A holds S
-    ridges = traces / (len(values) if isotropic else max(1.0, rest - 1))
-    ridges = torch.where(flat, rest, ridges)  # A = I
+    use_scatter = (~flat).double()  # (B,): 1 where A holds S
+    ridges = torch.where(flat, rest, traces / max(1.0, rest - 1))  # without spread A = I
     inverse = 1 / (use_scatter[:, None] * values.clamp(min=0) + ridges[:, None])  # (B, d): of all of A but δδᵀ
     solved = deltas * inverse
     gains = use_scatter * factors / (1 - use_scatter * factors * (deltas * solved).sum(1))

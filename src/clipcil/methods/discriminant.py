@@ -2,42 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from clipcil.clip import CLIP
-from clipcil.data.reader import Pictures
+from clipcil.data.batch import Batch
 from clipcil.data.stream import Task
 from clipcil.heads.leave_one_out import leave_one_out, scaled_discriminant
 from clipcil.methods.base import Method
 from clipcil.methods.registry import register
-from clipcil.settings import within
-from clipcil.training.loop import Session
-
-
-@dataclass(frozen=True)
-class DiscriminantConfig:
-    few: float = 5.0
-    """With fewer pictures a class than this, on the average, the nearest mean is taken: so few do not show a shared
-    covariance."""
-
-    def __post_init__(self) -> None:
-        within("few", self.few, 0)
 
 
 @register
 class Discriminant(Method):
-    """Linear discriminant analysis with one covariance shared by all classes, on CLIP's frozen unit features.
+    """Linear discriminant analysis with one covariance shared by all classes, on frozen unit features.
 
         score(x, c) = μ_cᵀ A⁻¹ x − ½ μ_cᵀ A⁻¹ μ_c,    A = (S + r I) / n,    r = tr(S)/(n−1)
 
-    n pictures in all, S = Σ_c S_c the pooled scatter (see `heads.discriminant`). With fewer than `few` pictures a class
-    A = (tr(S)/d) I / n: the nearest mean.
+    n pictures in all, S = Σ_c S_c the scatter within the classes. The ridge r fades as pictures come in: with few of
+    them this is nearly the nearest mean. Features are taken before CLIP's last projection.
 
     Every class keeps its mean, its number of pictures and rows B_c with B_cᵀB_c = S_c, and nothing is shared between
     classes but what is computed from these. So more pictures of a class, and forgetting a class, give the model that
@@ -46,8 +31,7 @@ class Discriminant(Method):
 
     name = "discriminant"
     title = "Discriminant"
-    Config = DiscriminantConfig
-    config: DiscriminantConfig
+    keeps = "class means and scatters"
     means: Tensor  # (C, d) float64
     counts: Tensor  # (C,) int64: pictures behind each mean
     ranks: Tensor  # (C,) int64: rows of each class
@@ -55,29 +39,22 @@ class Discriminant(Method):
     weight: Tensor  # (C, d)
     bias: Tensor  # (C,)
 
-    def __init__(self, config: DiscriminantConfig, clip: CLIP, session: Session) -> None:
-        super().__init__(config, clip, session)
-        dim, device = clip.config.dim, session.device
-        self.register_buffer("means", torch.zeros(0, dim, dtype=torch.float64, device=device))
-        for name in ("counts", "ranks"):
-            self.register_buffer(name, torch.zeros(0, dtype=torch.int64, device=device))
-        for name, shape in (("rows", (0, dim)), ("weight", (0, dim)), ("bias", (0,))):
-            self.register_buffer(name, torch.zeros(*shape, device=device))
+    def build(self) -> None:
+        dim = self.clip.config.vision.width
+        self.growing_buffer("means", dim, dtype=torch.float64)
+        self.growing_buffer("counts", dtype=torch.int64)
+        self.growing_buffer("ranks", dtype=torch.int64)
+        self.growing_buffer("weight", dim)
+        self.growing_buffer("bias")
+        self.register_buffer("rows", torch.zeros(0, dim, device=self.device))
 
-    def grow(self, names: Sequence[str]) -> None:
-        super().grow(names)
-        for name in ("means", "counts", "ranks", "weight", "bias"):
-            value = getattr(self, name)
-            setattr(self, name, torch.cat([value, value.new_zeros(len(names), *value.shape[1:])]))
-
-    def learn(self, task: Task) -> None:
-        self.grow(task.names)
+    def learn_task(self, task: Task) -> None:
         self.learn_again(task)
 
     @torch.no_grad()
     def learn_again(self, task: Task) -> None:
         """S of a union: S₁ + S₂ + n₁n₂/(n₁+n₂) (μ₁−μ₂)(μ₁−μ₂)ᵀ, one row more."""
-        features, labels = normalize(task.pictures.features, dim=-1).double(), task.pictures.labels
+        features, labels = _inputs(task.pictures), task.pictures.labels
         parts = list(torch.split(self.rows, self.ranks.tolist()))
         means, counts = self.means.clone(), self.counts.clone()
         for label in torch.unique(labels).tolist():
@@ -94,31 +71,24 @@ class Discriminant(Method):
 
     @torch.no_grad()
     def forget(self, index: int) -> None:
-        self.drop_name(index)
         parts = list(torch.split(self.rows, self.ranks.tolist()))
         self.rows = torch.cat([*parts[:index], *parts[index + 1 :]])
-        for name in ("means", "counts", "ranks", "weight", "bias"):
-            value = getattr(self, name)
-            setattr(self, name, torch.cat([value[:index], value[index + 1 :]]))
+        self.drop_class(index)
         self._refit()
 
-    def logits(self, batch: Pictures) -> Tensor:
-        return normalize(batch.features, dim=-1) @ self.weight.T + self.bias
+    def logits(self, batch: Batch) -> Tensor:
+        return normalize(batch.pooled, dim=-1) @ self.weight.T + self.bias
 
-    def leave_one_out(self, batch: Pictures, labels: Tensor) -> Tensor:
+    def leave_one_out(self, batch: Batch, labels: Tensor) -> Tensor:
         """(B, C): the scores of pictures that were learnt as `labels` (B,), each by the model without it."""
-        inputs = normalize(batch.features, dim=-1).double()
-        return leave_one_out(self.means, self.counts, self._scatter(), inputs, labels, self._isotropic())
+        return leave_one_out(self.means, self.counts, self._scatter(), _inputs(batch), labels)
 
     def _scatter(self) -> Tensor:
         rows = self.rows.double()
         return rows.T @ rows
 
-    def _isotropic(self) -> bool:
-        return int(self.counts.sum()) < self.config.few * self.seen
-
     def _refit(self) -> None:
-        weight, bias = scaled_discriminant(self.means, self.counts, self._scatter(), self._isotropic())
+        weight, bias = scaled_discriminant(self.means, self.counts, self._scatter())
         self.weight, self.bias = weight.to(self.weight), bias.to(self.bias)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:
@@ -126,6 +96,10 @@ class Discriminant(Method):
         if prefix + "rows" in state_dict:
             self.rows = self.rows.new_empty(state_dict[prefix + "rows"].shape)
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
+
+
+def _inputs(batch: Batch) -> Tensor:
+    return normalize(batch.pooled, dim=-1).double()
 
 
 def _compressed(rows: Tensor) -> Tensor:
