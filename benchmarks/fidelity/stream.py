@@ -1,0 +1,73 @@
+"""What the published loops read: features of each task, and how their answers are scored."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from clipcil.clip import CLIP
+from clipcil.data.reader import Pictures
+from clipcil.data.stream import TaskStream
+from clipcil.prompts.templates import fill
+
+
+@dataclass
+class Part:
+    """The training or test pictures of one task."""
+
+    features: Tensor  # (n, dim) raw
+    pooled: Tensor  # (n, width) before the projection
+    labels: Tensor  # (n,)
+    pictures: Pictures  # for pixels
+
+    @classmethod
+    def read(cls, pictures: Pictures) -> Part:
+        return cls(pictures.features, pictures.pooled, pictures.labels, pictures)
+
+
+@dataclass
+class Features:
+    """A stream as features, with the raw texts of every template."""
+
+    clip: CLIP
+    train: list[Part]
+    test: list[Part]
+    sizes: list[int]
+    names: list[str]
+    sentences: Tensor  # (C, T, dim) raw
+
+    @classmethod
+    def read(cls, clip: CLIP, stream: TaskStream, templates: tuple[str, ...]) -> Features:
+        reader = stream._reader
+        train = [Part.read(reader.open(pictures)) for pictures in stream._train]
+        test = [Part.read(stream.test(index)) for index in range(len(stream))]
+        texts = clip.encode_texts([fill(template, name) for name in stream.names for template in templates])
+        sentences = texts.reshape(len(stream.names), len(templates), -1)
+        return cls(clip, train, test, stream.sizes, stream.names, sentences)
+
+    def seen(self, task: int) -> int:
+        return sum(self.sizes[: task + 1])
+
+
+def accuracy(features: Features, score: Callable[[Part], Tensor], size: int) -> float:
+    """Percent of all test pictures, scored in batches of `size` in the order of the classes, as the codes load them."""
+    right = total = 0
+    for part in features.test:
+        for rows in torch.split(torch.arange(len(part.labels)), size):
+            batch = Part(part.features[rows], part.pooled[rows], part.labels[rows], part.pictures)
+            with torch.no_grad():
+                right += int((score(batch).argmax(1) == batch.labels).sum())
+            total += len(rows)
+    return 100 * right / total
+
+
+def batches(count: int, size: int) -> tuple[Tensor, ...]:
+    return torch.split(torch.randperm(count), size)
+
+
+def add_up(layers: nn.ModuleList, inputs: Tensor) -> Tensor:
+    """Σ over tasks of what each task's layer makes of the inputs."""
+    return torch.stack([layer(inputs) for layer in layers]).sum(0)
