@@ -105,12 +105,9 @@ def compare(name: str, seeds: int, features: Features, stream: TaskStream, backb
 
 
 def ours(name: str, config: Any, features: Features, stream: TaskStream) -> float:
-    method = find_method(name)(config, features.clip, Session())
-    method.templates = stream.dataset.templates
+    method = find_method(name)(config, features.clip, Session(), stream.dataset.templates)
     for task in stream.tasks():
-        method.train()
         method.learn(task)
-    method.eval()
 
     def score(part: Part) -> torch.Tensor:
         return method.logits(part)  # type: ignore[arg-type]

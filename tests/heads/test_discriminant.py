@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
+import pytest
 import torch
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 from torch import Tensor
 
-from clipcil.heads.discriminant import DiscriminantHead, discriminant
+from clipcil.heads.discriminant import AveragedDiscriminantHead, Discriminant, DiscriminantHead, discriminant
 
 DIM = 6
 
@@ -20,8 +23,8 @@ def groups(sizes: list[int], seed: int = 0) -> list[Tensor]:
     return [centre + draw @ mix for centre, draw in zip(centres, drawn, strict=True)]
 
 
-def learnt(parts: list[list[Tensor]]) -> DiscriminantHead:
-    head = DiscriminantHead(DIM)
+def learnt(parts: list[list[Tensor]], kind: type[Discriminant] = DiscriminantHead) -> Any:
+    head = kind(DIM)
     for part in parts:
         head.grow(len(part))
         head.add(part)
@@ -70,10 +73,25 @@ def test_one_picture_a_class_is_the_nearest_mean() -> None:
     assert torch.equal(head(tests).argmax(1), nearest)
 
 
-def test_state_loads_into_a_grown_head() -> None:
-    head = learnt([groups([4, 4]), groups([4], seed=2)])
-    fresh = DiscriminantHead(DIM)
+@pytest.mark.parametrize("kind", [DiscriminantHead, AveragedDiscriminantHead])
+def test_state_loads_into_a_grown_head(kind: type[Discriminant]) -> None:
+    head = learnt([groups([4, 4]), groups([4], seed=2)], kind)
+    fresh = kind(DIM)
     fresh.grow(3)
     fresh.load_state_dict(head.state_dict())
     inputs = torch.randn(5, DIM)
     assert torch.equal(fresh(inputs), head(inputs))
+
+
+def test_averaged_head_of_one_task_ranks_as_the_pooled_one() -> None:
+    """With a single task there is nothing to average; the scores differ by what all classes share."""
+    parts = groups([9, 9, 9, 9])
+    ours, authors = learnt([parts]), learnt([parts], AveragedDiscriminantHead)
+    tests = torch.cat(groups([5, 5, 5, 5], seed=3))
+    scores = authors(tests)
+    torch.testing.assert_close(scores - scores.mean(1, keepdim=True), ours(tests), atol=1e-5, rtol=1e-5)
+
+
+def test_averaged_head_takes_one_picture_a_class() -> None:
+    head = learnt([groups([1, 1]), groups([1], seed=2)], AveragedDiscriminantHead)
+    assert torch.isfinite(head(torch.randn(3, DIM))).all()

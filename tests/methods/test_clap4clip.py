@@ -56,13 +56,14 @@ def test_attention_is_pytorch_decoder_layer_on_one_picture() -> None:
 def test_adapter_starts_from_the_texts() -> None:
     sentences = normalize(torch.randn(4, 3, 6), dim=-1)
     adapter = Adapter(6)
+    biases = adapter.mean.bias.clone(), adapter.spread.bias.clone()
     adapter.start_from(sentences)
     hidden = torch.randn(2, 6)
     mean, spread = adapter(hidden)
     centre = sentences.mean(1)
-    torch.testing.assert_close(mean, hidden @ (centre.T @ centre / 6).T)
-    deviation = ((sentences - centre[:, None]) ** 2).mean(1).sqrt()
-    torch.testing.assert_close(spread, 0.001 + 0.999 * softplus(hidden @ (deviation.T @ deviation / 6).T))
+    torch.testing.assert_close(mean, hidden @ (centre.T @ centre / 6).T + biases[0])
+    variance = ((sentences - centre[:, None]) ** 2).sum(1) / 2
+    torch.testing.assert_close(spread, 0.001 + 0.999 * softplus(hidden @ (variance.T @ variance / 6).T + biases[1]))
     adapter.start_from(sentences[:, :1])  # one template has no spread, and no NaN either
     assert torch.isfinite(adapter(hidden)[1]).all()
 

@@ -69,7 +69,7 @@ def test_dropout_keeps_the_mean() -> None:
 
 def test_scores_by_hand(tiny_clip: CLIP) -> None:
     tasks, pictures = make_tasks(tiny_clip, [2, 3]), make_test(tiny_clip, 5, per_class=2)
-    method = learn_all(make(tiny_clip), tasks)
+    method = learn_all(make(tiny_clip, raw_feature_at_test=False), tasks)
     assert isinstance(method, PROOF)
 
     def summed(x: torch.Tensor, projections: torch.nn.ModuleList) -> torch.Tensor:
@@ -134,7 +134,7 @@ def test_learns_and_judges_pictures_one_by_one(tiny_clip: CLIP, monkeypatch: pyt
 
 def test_raw_feature_at_test_is_another_score(tiny_clip: CLIP) -> None:
     tasks, pictures = make_tasks(tiny_clip, [3]), make_test(tiny_clip, 3)
-    unit = learn_all(make(tiny_clip), tasks).logits(pictures)
-    raw_method = learn_all(make(tiny_clip, raw_feature_at_test=True), tasks)
+    unit = learn_all(make(tiny_clip, raw_feature_at_test=False), tasks).logits(pictures)
+    raw_method = learn_all(make(tiny_clip), tasks)
     assert not torch.allclose(raw_method.logits(pictures), unit, atol=1e-2)
     assert_batch_invariant(raw_method, pictures)

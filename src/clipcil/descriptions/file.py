@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import normalize
 
 from clipcil.clip import CLIP
 from clipcil.errors import UserError
@@ -72,7 +71,7 @@ class Descriptions:
 
 
 def encode_descriptions(clip: CLIP, known: Descriptions, pairs: Sequence[tuple[str, str]]) -> tuple[Tensor, Tensor]:
-    """Sentences of these ordered pairs: unit vectors (S, dim), and the place in `pairs` of each, (S,) int64.
+    """Sentences of these ordered pairs: raw text features (S, dim), and the place in `pairs` of each, (S,) int64.
 
     A sentence that several pairs share is encoded once.
     """
@@ -85,7 +84,7 @@ def encode_descriptions(clip: CLIP, known: Descriptions, pairs: Sequence[tuple[s
     device = clip.logit_scale.device
     if not rows:
         return torch.zeros(0, clip.config.dim, device=device), torch.zeros(0, dtype=torch.int64, device=device)
-    encoded = normalize(clip.encode_texts(list(texts)), dim=-1)
+    encoded = clip.encode_texts(list(texts))
     return encoded[torch.tensor(rows, device=device)], torch.tensor(owners, device=device)
 
 

@@ -45,8 +45,9 @@ class RunSpec:
 def read_preset(data: str, method: str, backbone: str) -> dict[str, Any]:
     """The settings kept for this method on this dataset, and for this backbone where the preset names it."""
     found: dict[str, Any] = {}
+    name = find_method(method).presets or method
     for folder in ("any", data):
-        file = resources.files("clipcil") / "presets" / folder / f"{method}.toml"
+        file = resources.files("clipcil") / "presets" / folder / f"{name}.toml"
         if file.is_file():
             with resources.as_file(file) as path:
                 values = read_toml(path)

@@ -60,6 +60,8 @@ class Method(nn.Module, ABC):
     """Its name in tables."""
     Config: ClassVar[type] = NoConfig
     """A frozen dataclass of its options."""
+    presets: ClassVar[str] = ""
+    """The method whose presets it takes, where it is a variant of one; empty: its own."""
     scores: ClassVar[Literal["logits", "cosine"]] = "logits"
     """Whether `logits` returns logits for a softmax, or cosines that have to be divided by a temperature first."""
     keeps: ClassVar[str] = "nothing"

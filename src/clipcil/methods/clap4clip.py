@@ -1,8 +1,10 @@
 """CLAP4CLIP: every class text becomes a Gaussian around it, moved by what the picture shows.
 
-Where the reference code looks at the whole test batch (its attention asks all pictures of the batch, and test batches
-are of one task), a picture here is judged alone, in training as at test. Sampling at test is off unless asked for:
-the mean of the logits over many samples is the logit of the mean, without the noise.
+arXiv:2403.19137. Read at srvCodes/clap4clip, commit 7ff95c2; `docs/baselines.md` compares whole runs. Where that code
+looks at the whole batch (its attention asks all pictures of the batch, and test batches are of one task), a picture
+here is judged alone, in training as at test. Sampling at test is off unless asked for: the mean of the logits over many
+samples is the logit of the mean, without the noise. The code flips its training pictures; with cached features that is
+left out.
 """
 
 from __future__ import annotations
@@ -107,14 +109,12 @@ class Adapter(nn.Module):
 
     @torch.no_grad()
     def start_from(self, sentences: Tensor) -> None:
-        """A = EᵀE/d with E (C, d) the mean sentence of every class seen; S likewise from their spread over templates.
-
-        The description says nothing of the biases; 0 makes the first residual a function of the texts alone.
+        """A = EᵀE/d with E (C, d) the mean sentence of every class seen; S likewise from the unbiased variance over the
+        sentences of a class, 0 where there is only one. The biases keep PyTorch's random start, as the authors'.
         """
-        means, spreads = sentences.mean(1), sentences.std(1, correction=0)
-        for linear_map, texts in ((self.mean, means), (self.spread, spreads)):
+        spreads = sentences.var(1) if sentences.shape[1] > 1 else torch.zeros_like(sentences[:, 0])
+        for linear_map, texts in ((self.mean, sentences.mean(1)), (self.spread, spreads)):
             linear_map.weight.copy_(texts.T @ texts / texts.shape[1])
-            linear_map.bias.zero_()
 
 
 class Residuals(NamedTuple):
@@ -129,8 +129,9 @@ class Residuals(NamedTuple):
 class CLAP4CLIP(Method):
     """For class c of task i: h_c = t̂_c + VGA_c(x), z ~ N(μ_i(h_c), σ_i(h_c)²), score = s · v̂(x)·(h_c + z).
 
-    Loss: CE over all classes, averaged over M samples, + kl · KL(q ‖ N(0, I)) + language · L_lang. A score is linear in
-    z, so its samples are drawn as what they are, Gaussians with variance s² Σ v̂² σ²: B·C numbers a sample, not B·C·d.
+    Loss: CE over all classes, averaged over M samples, + Σ_i (kl · KL(q_i ‖ N(0, I)) + language · L_lang,i), i the new
+    task in stage 1 and every task in stage 2. A score is linear in z, so its samples are drawn as what they are,
+    Gaussians with variance s² Σ v̂² σ²: B·C numbers a sample, not B·C·d.
     """
 
     name = "clap4clip"
@@ -160,7 +161,7 @@ class CLAP4CLIP(Method):
         features, labels = self.memory.join(new, new_labels)
         self.memory.add(new, new_labels)
         trained = [*self.attention.parameters(), *self.adapters[-1].parameters()]
-        self.fit("train", trained, features, labels, self.config.train, self.old)
+        self.fit("train", trained, features, labels, self.config.train, len(self.sizes) - 1)
         if len(self.sizes) > 1 and len(self.memory):
             self.attention.eval()  # frozen from here on, dropout too
             adapters = list(self.adapters.parameters())
@@ -169,8 +170,8 @@ class CLAP4CLIP(Method):
     def fit(
         self, stage: str, trained: list[nn.Parameter], features: Tensor, labels: Tensor, how: Training, first: int
     ) -> None:
-        """Train on rows of raw features; KL and L_lang take the classes from `first` on."""
-        unit, texts = normalize(features, dim=-1), self.sentences.mean(1)[first:]
+        """Train on rows of raw features; KL and L_lang are those of the tasks from `first` on."""
+        unit = normalize(features, dim=-1)
 
         def loss(rows: Tensor) -> Tensor:
             found = self.residuals(unit[rows])
@@ -178,11 +179,19 @@ class CLAP4CLIP(Method):
             draws = torch.randn(self.config.samples, *mean.shape, device=mean.device)
             scores = mean + deviation * draws  # (M, B, C)
             value = cross_entropy(scores.flatten(0, 1), labels[rows].repeat(self.config.samples))
-            mu, sigma = found.mean[:, first:], found.spread[:, first:]
-            value = value + self.config.kl * gaussian_kl(mu, sigma)
-            return value + self.config.language * language_loss(texts, mu, sigma, self.config.samples)
+            return value + self.regulariser(found, first)
 
         self.session.fit(stage, trained, len(labels), loss, how)
+
+    def regulariser(self, found: Residuals, first: int) -> Tensor:
+        """Σ over the tasks from `first` on of kl · KL + language · L_lang, each taken within its task."""
+        value = found.mean.new_zeros(())
+        means, spreads = (torch.split(part, self.sizes, 1) for part in (found.mean, found.spread))
+        texts = torch.split(self.sentences.mean(1), self.sizes)
+        for text, mean, spread in zip(texts[first:], means[first:], spreads[first:], strict=True):
+            language = language_loss(text, mean, spread, self.config.samples)
+            value = value + self.config.kl * gaussian_kl(mean, spread) + self.config.language * language
+        return value
 
     def residuals(self, unit: Tensor) -> Residuals:
         """h, μ, σ for unit features (B, d) and all classes seen."""

@@ -1,8 +1,10 @@
 """ENGINE: "External Knowledge Injection for CLIP-Based Class-Incremental Learning".
 
 Both towers are frozen. Every task adds one linear adapter for pictures and one for texts; the outputs of all tasks are
-summed. A linear discriminant head on the features before the projection carries most of the score, and descriptions of
-pairs of classes (from a language model, see `clipcil describe`) re-rank the best five.
+summed. A linear discriminant head on the features before the projection has most of the weight in the score, and
+descriptions of pairs of classes (from a language model, see `clipcil describe`) re-rank the best five.
+
+arXiv:2503.08510. Read at LAMDA-CL/ICCV25-ENGINE, commit 8803d66; `docs/baselines.md` compares whole runs.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
-from typing import cast
+from typing import Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -21,10 +23,10 @@ from clipcil.data.batch import Batch
 from clipcil.data.reader import Pictures
 from clipcil.data.stream import Task
 from clipcil.descriptions.file import Descriptions, average_by_owner, encode_descriptions
-from clipcil.heads.discriminant import DiscriminantHead
+from clipcil.heads.discriminant import AveragedDiscriminantHead, DiscriminantHead
 from clipcil.methods.base import Method
 from clipcil.methods.registry import register
-from clipcil.prompts.templates import encode_classes
+from clipcil.prompts.templates import ensemble, raw_sentences
 from clipcil.settings import within
 from clipcil.training.loop import Training
 from clipcil.training.losses import clip_loss
@@ -38,9 +40,11 @@ class ENGINEConfig:
     """The defaults are those of the authors' code for CIFAR-100."""
 
     adapters: Training = field(
-        default_factory=lambda: Training(epochs=10, lr=0.05, batch_size=64, optimizer="sgd", weight_decay=0.05)
+        default_factory=lambda: Training(
+            epochs=10, lr=0.05, batch_size=64, optimizer="sgd", weight_decay=0.05, schedule="cosine-epoch"
+        )
     )
-    """Training the two adapters of a task: SGD with momentum 0.9, cosine to 0."""
+    """Training the two adapters of a task: SGD with momentum 0.9, a cosine to 0 that is lowered once an epoch."""
     descriptions: Path | None = None
     """JSON file of pairwise descriptions. Without it: no text loss, no re-ranking."""
     text_weight: float = 2.0
@@ -58,6 +62,10 @@ class ENGINEConfig:
     as the code does and its other values suppose."""
     head: float = 0.8
     """Share of the discriminant head in the final score."""
+    covariance: Literal["averaged", "pooled"] = "averaged"
+    """The head's covariance. averaged: the authors', inverse covariances averaged over tasks by their share of the
+    classes, scores not centred; pooled: ours, the exact covariance of all pictures seen, scores centred. The latter is
+    stronger and is not ENGINE as published: it has a name of its own, `engine-pooled`."""
     rerank: float = 0.5
     """Share of the descriptions in what is left; 0 without descriptions."""
     top: int = 5
@@ -76,11 +84,16 @@ class ENGINEConfig:
 class ENGINE(Method):
     """score = h·g + (1−h)·(r·d + (1−r)·cos(Σ_k a_k(v), Σ_k b_k(t_c))); g: head, d: re-ranking, h and r their shares.
 
-    Three things differ from the code. The noise of the image loss is not followed by its clamp of already normalised
-    pixels to [0, 1], which blackens half of every picture. The head's covariance is the exact pooled one of all
-    pictures seen, kept as a running sum, where the code averages inverses over tasks. Descriptions are averaged where
-    the code draws three at random for every test batch, so a picture's score is the same every time. Only
-    descriptions between classes seen are used: those of later classes would tell their names too early.
+    t_c: raw text features; every template is adapted and normalised by itself before the mean over templates is taken.
+
+    What differs from the code:
+    - The noise of the image loss is not followed by a clamp to [0, 1]: the code clamps pixels that are normalised
+      already, which blackens half of every picture. `views` noisy pictures are drawn a task, not a new one every step.
+    - Descriptions D[a][b] are averaged where the code draws one at random, three times for every test batch, so that a
+      picture's score is the same every time.
+    - Only descriptions between classes seen are used, in the text loss too: those of later classes would tell their
+      names too early.
+    - The head is computed in float64.
     """
 
     name = "engine"
@@ -89,26 +102,29 @@ class ENGINE(Method):
     scores = "cosine"
     keeps = "class means, covariance"
     config: ENGINEConfig
-    texts: Tensor  # (C, dim): unit, first template; what the adapters are trained on
-    ensembles: Tensor  # (C, dim): unit, all templates; what is scored
+    sentences: Tensor  # (C, T, dim): raw texts of all templates; not in the checkpoint, they follow from the names
+    classifier: Tensor  # (C, dim): adapted texts, averaged over templates, unit length
     prototypes: Tensor  # (C, dim): mean raw feature of each class
-    pair_texts: Tensor  # (C, C, dim): mean unit sentence of D[a][b]
+    pair_texts: Tensor  # (C, C, dim): mean raw sentence of D[a][b]
 
     def build(self) -> None:
         dim = self.dim
         self.image_adapters, self.text_adapters = nn.ModuleList(), nn.ModuleList()
-        for name in ("texts", "ensembles", "prototypes"):
+        for name in ("classifier", "prototypes"):
             self.growing_buffer(name, dim)
-        self.head = DiscriminantHead(self.clip.config.vision.width, self.device)
+        head = DiscriminantHead if self.config.covariance == "pooled" else AveragedDiscriminantHead
+        self.head = head(self.clip.config.vision.width, self.device)
+        self.register_buffer("sentences", torch.zeros(0, 0, dim, device=self.device), persistent=False)
         self.register_buffer("pair_texts", torch.zeros(0, 0, dim, device=self.device))
         self._known: Descriptions | None = None
+        self._spoken: list[tuple[Tensor, Tensor]] = []  # a task each: raw sentences (S, dim), their pairs (S, 2)
 
     def allocate(self, names: Sequence[str]) -> None:
         dim, added = self.dim, len(names)
         for adapters in (self.image_adapters, self.text_adapters):
             adapters.append(nn.Linear(dim, dim, device=self.device).requires_grad_(False))
-        self.texts[self.old :] = encode_classes(self.clip, names, self.templates[:1])
-        self.ensembles[self.old :] = encode_classes(self.clip, names, self.templates)
+        texts = raw_sentences(self.clip, names, self.templates)
+        self.sentences = torch.cat([self.sentences, texts]) if len(self.sentences) else texts
         self.head.grow(added)
         if self.config.descriptions is not None:
             self.pair_texts = nn.functional.pad(self.pair_texts, (0, 0, 0, added, 0, added))
@@ -122,6 +138,7 @@ class ENGINE(Method):
         self.train_adapters(pictures, spoken, views)
         with phase("statistics"), torch.no_grad():
             self.add_statistics(pictures)
+            self.classifier = ensemble(normalize(summed(self.text_adapters)(self.sentences), dim=-1))
 
     def notes(self) -> list[str]:
         if self.config.descriptions is None:
@@ -133,8 +150,7 @@ class ENGINE(Method):
     @torch.no_grad()
     def logits(self, batch: Batch) -> Tensor:
         features, share = batch.features, self.config.head
-        texts = normalize(summed(self.text_adapters)(self.ensembles), dim=-1)
-        cosines = normalize(summed(self.image_adapters)(features), dim=-1) @ texts.T  # (B, C)
+        cosines = normalize(summed(self.image_adapters)(features), dim=-1) @ self.classifier.T  # (B, C)
         rest = cosines
         if self.config.descriptions is not None and self.seen > 1:
             ranked = rerank(normalize(features, dim=-1), cosines, self.pair_texts, self.config.top)
@@ -142,23 +158,27 @@ class ENGINE(Method):
         return share * normalize(self.head(normalize(batch.pooled, dim=-1)), dim=-1) + (1 - share) * rest
 
     def describe(self) -> list[Tensor]:
-        """Encode every description that the new classes bring; return those about each new class, (S, dim) each."""
+        """Encode the descriptions that each task brings; return the unit sentences about each class, (S, dim) each."""
         if self.config.descriptions is None:
             return []
         if self._known is None:
             self._known = Descriptions.read(self.config.descriptions)
         self._known.require(self.names)
-        old, seen, dim = self.old, self.seen, self.dim
+        while len(self._spoken) < len(self.sizes):  # after a resume: those of earlier tasks, in the same batches
+            self._spoken.append(self.encode_task(self._known, len(self._spoken)))
+        vectors, pairs = self._spoken[-1]
+        places, owners = torch.unique(pairs, dim=0, return_inverse=True)
+        self.pair_texts[places[:, 0], places[:, 1]] = average_by_owner(vectors, owners, len(places)).to(self.pair_texts)
+        every = normalize(torch.cat([vectors for vectors, _ in self._spoken]), dim=-1)
+        subject = torch.cat([pairs[:, 0] for _, pairs in self._spoken])
+        return [every[subject == label] for label in range(self.seen)]
+
+    def encode_task(self, known: Descriptions, task: int) -> tuple[Tensor, Tensor]:
+        """Raw sentences (S, dim) of all pairs that a task brings, and the two classes (S, 2) of each."""
+        old, seen = sum(self.sizes[:task]), sum(self.sizes[: task + 1])
         places = [(a, b) for a, b in product(range(seen), repeat=2) if max(a, b) >= old]
-        vectors, owners = encode_descriptions(
-            self.clip, self._known, [(self.names[a], self.names[b]) for a, b in places]
-        )
-        index = torch.tensor(places, device=vectors.device)
-        pair_texts = self.pair_texts.clone()
-        pair_texts[index[:, 0], index[:, 1]] = average_by_owner(vectors, owners, len(places)).to(pair_texts)
-        self.pair_texts = pair_texts.view(seen, seen, dim)
-        subject = index[owners, 0]
-        return [vectors[subject == label] for label in range(old, seen)]
+        vectors, owners = encode_descriptions(self.clip, known, [(self.names[a], self.names[b]) for a, b in places])
+        return vectors, torch.tensor(places, device=vectors.device)[owners]
 
     @torch.no_grad()
     def noisy_views(self, pictures: Pictures) -> Tensor:
@@ -181,19 +201,18 @@ class ENGINE(Method):
         image, text = summed(self.image_adapters), summed(self.text_adapters)
         pool = torch.cat(spoken) if spoken else torch.zeros(0, features.shape[1])
         sizes = torch.tensor([len(vectors) for vectors in spoken], device=device)
+        starts = sizes.cumsum(0) - sizes
         replayed = torch.arange(old, device=device)
 
         def loss(rows: Tensor) -> Tensor:
             noise = self.config.replay_noise * torch.randn(old, features.shape[1], device=device)
             adapted = normalize(image(torch.cat([features[rows], self.prototypes[:old] + noise])), dim=-1)
-            texts = normalize(text(self.texts), dim=-1)  # (C, dim)
+            texts = normalize(text(self.sentences[:, 0]), dim=-1)  # (C, dim)
             targets = torch.cat([labels[rows], replayed])
             value = clip_loss(scale * adapted @ texts.T, targets)
-            own = labels[rows]
-            if len(pool) and self.config.text_weight:
-                number = sizes[own - old]
-                drawn = (torch.rand(len(rows), device=device) * number).long() + (sizes.cumsum(0) - sizes)[own - old]
-                value = value + self.config.text_weight * info_nce(texts[own], pool[drawn])
+            if len(pool) and self.config.text_weight:  # a description for each target, those of replayed classes too
+                drawn = (torch.rand(len(targets), device=device) * sizes[targets]).long() + starts[targets]
+                value = value + self.config.text_weight * info_nce(texts[targets], pool[drawn])
             if views is not None:
                 view = torch.randint(len(views), (len(rows),), device=device)
                 value = value + self.config.image_weight * info_nce(adapted[: len(rows)], views[view, rows])
@@ -208,6 +227,21 @@ class ENGINE(Method):
         for label in self.new_labels:
             self.prototypes[label] = features[labels == label].mean(0)
         self.head.add([pooled[labels == label] for label in self.new_labels])
+
+
+@dataclass(frozen=True)
+class ENGINEPooledConfig(ENGINEConfig):
+    covariance: Literal["averaged", "pooled"] = "pooled"
+
+
+@register
+class ENGINEPooled(ENGINE):
+    """ENGINE with our head: the exact pooled covariance of all pictures seen. Not the published method."""
+
+    name = "engine-pooled"
+    title = "ENGINE (pooled head)"
+    presets = "engine"
+    Config = ENGINEPooledConfig
 
 
 def summed(adapters: nn.ModuleList) -> Callable[[Tensor], Tensor]:
@@ -226,13 +260,17 @@ def info_nce(anchors: Tensor, keys: Tensor) -> Tensor:
 def rerank(pictures: Tensor, scores: Tensor, pair_texts: Tensor, top: int) -> Tensor:
     """(B, C): for each of the `top` best classes a of a row, how well the picture fits what tells a from the others.
 
-        d_a = mean over b in best, b ≠ a, of v · e_ab;   0 for a class that is not among the best
+        d_a = v · normalise(mean over b in best, b ≠ a, of e_ab);   0 for a class that is not among the best
 
-    pictures: (B, dim) unit, not adapted; scores: (B, C); pair_texts e: (C, C, dim).
+    Args:
+        pictures: (B, dim) v, unit, not adapted.
+        scores: (B, C), by which the best are found.
+        pair_texts: (C, C, dim) e, raw.
+        top: How many are re-ranked.
     """
     count = min(top, scores.shape[1])
     best = scores.topk(count, dim=1).indices  # (B, T)
     pairs = pair_texts[best[:, :, None], best[:, None, :]]  # (B, T, T, dim)
-    fits = (pairs @ pictures[:, None, :, None]).squeeze(3)
-    fits = fits.masked_fill(torch.eye(count, dtype=torch.bool, device=fits.device), 0.0)
-    return torch.zeros_like(scores).scatter(1, best, fits.sum(2) / (count - 1))
+    itself = torch.eye(count, dtype=torch.bool, device=pairs.device)[..., None]
+    about = normalize(pairs.masked_fill(itself, 0.0).sum(2) / (count - 1), dim=-1)  # (B, T, dim)
+    return torch.zeros_like(scores).scatter(1, best, (about @ pictures[:, :, None]).squeeze(2))

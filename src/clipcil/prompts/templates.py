@@ -18,12 +18,17 @@ def fill(template: str, name: str) -> str:
     return template.replace("{}", name)
 
 
-def encode_sentences(clip: CLIP, names: Sequence[str], templates: Sequence[str]) -> Tensor:
-    """Every template about every class: unit vectors (N, T, dim)."""
+def raw_sentences(clip: CLIP, names: Sequence[str], templates: Sequence[str]) -> Tensor:
+    """Every template about every class: text features as the tower gives them, (N, T, dim)."""
     if not templates:
         raise UserError("no template for the class names; give at least one, such as 'a photo of a {}.'")
     texts = clip.encode_texts([fill(template, name) for name in names for template in templates])
-    return normalize(texts, dim=-1).reshape(len(names), len(templates), -1)
+    return texts.reshape(len(names), len(templates), -1)
+
+
+def encode_sentences(clip: CLIP, names: Sequence[str], templates: Sequence[str]) -> Tensor:
+    """Every template about every class: unit vectors (N, T, dim)."""
+    return normalize(raw_sentences(clip, names, templates), dim=-1)
 
 
 def ensemble(sentences: Tensor) -> Tensor:

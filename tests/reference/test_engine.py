@@ -1,0 +1,175 @@
+"""ENGINE, facts read at LAMDA-CL/ICCV25-ENGINE, commit 8803d66 (models/engine.py, utils/inc_net.py, utils/loss.py).
+
+- One linear adapter (with bias) of pictures and one of texts for each task, outputs summed; inputs are raw features,
+  and each template is adapted and normalised before the mean over templates is taken and normalised.
+- Loss: CLIP's symmetric in-batch loss times the *raw* logit_scale, the batch extended by one noisy prototype (mean
+  raw feature + σ noise) of every old class; + a_t · InfoNCE of the adapted texts of *all targets, the replayed ones
+  too*, with the unit text of "<name> with <one of the class's descriptions>"; + a_v · InfoNCE of adapted pictures
+  with the unit features of noisy pictures. Temperature 1.
+- Head on unit features before the projection: μ class means; Ω = d · pinv((n − 1) Cov + tr(Cov) I) of the task's
+  centred features; from the second task on Ω ← k/C Ω + (C − k)/C Ω_new + (k/C)(C − k)/C² (m − m_new)(m − m_new)ᵀ with
+  m the means of the class means; W = Ω μ, b = log(1/C) − ½ μᵀ Ω μ; scores divided by their norm, not centred.
+- Re-ranking of the five best: texts "a with D[a][b]" averaged over the four rivals b, *then normalised*, times the
+  unit picture; 0 for the rest.
+- final = stat · head + (1 − stat) · (rerank · r + (1 − rerank) · cosine); (0.8, 0.5) on CIFAR-100.
+- SGD 0.05, momentum 0.9, weight decay 0.05, batch 64, 10 epochs, cosine stepped once an epoch.
+
+The code draws one description for every pair, three times; with one description for each pair there is nothing to
+draw.
+"""
+
+from __future__ import annotations
+
+import json
+from itertools import permutations
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy, normalize
+from visual_stream import FAST, Recorder, all_tests, stream, tower
+
+from clipcil.clip import CLIP
+from clipcil.experiment.spec import RunSpec, method_settings
+from clipcil.heads.discriminant import AveragedDiscriminantHead
+from clipcil.methods.engine import ENGINE, ENGINEConfig
+
+TEMPLATES = ("a photo of a {}.", "a drawing of a {}.")
+NAMES = ["lynx", "wolf", "crow", "hen", "carp", "pike", "moth", "bee"]
+
+
+def phrase(a: str, b: str) -> str:
+    return f"the mark of {a} beside {b}"
+
+
+@pytest.fixture(scope="module")
+def clip() -> CLIP:
+    return tower()
+
+
+@pytest.fixture
+def learnt(clip: CLIP, tmp_path: Path) -> tuple[ENGINE, Recorder, Any, Any]:
+    """Two tasks of 3 and 2 classes with random adapters, and the second task, still open."""
+    path = tmp_path / "marks.json"
+    table: dict[str, dict[str, list[str]]] = {name: {} for name in NAMES}
+    for a, b in permutations(NAMES, 2):
+        table[a][b] = [phrase(a, b)]
+    path.write_text(json.dumps(table), encoding="utf-8")
+    session, source = Recorder(), stream(clip)
+    source.names = NAMES
+    torch.manual_seed(0)
+    config = ENGINEConfig(adapters=FAST, descriptions=path, views=1, head=0.6, rerank=0.7, top=4)
+    method = ENGINE(config, clip, session, TEMPLATES)
+    tasks = source.tasks()
+    for _ in range(2):
+        task = next(tasks)
+        method.learn(task)
+        with torch.no_grad():
+            for adapters in (method.image_adapters, method.text_adapters):
+                for parameter in adapters[-1].parameters():
+                    parameter.normal_(std=0.5)
+    return method, session, task, (tasks, source)
+
+
+def summed(layers: Any, x: Tensor) -> Tensor:
+    return torch.stack([layer(x) for layer in layers]).sum(0)
+
+
+def test_head_is_the_reference() -> None:
+    torch.manual_seed(0)
+    tasks = [normalize(torch.randn(size, 7, 10, dtype=torch.float64) + 1, dim=-1) for size in (3, 2, 4)]  # (C_k, n, d)
+    head, mu, inverse = AveragedDiscriminantHead(10), torch.zeros(0, 10, dtype=torch.float64), torch.zeros(())
+    for task in tasks:
+        known, total = len(mu), len(mu) + len(task)
+        new = task.mean(1)
+        centred = (task - new[:, None]).flatten(0, 1)
+        cov = torch.cov(centred.T)
+        fresh = 10 * torch.linalg.pinv((len(centred) - 1) * cov + cov.trace() * torch.eye(10, dtype=torch.float64))
+        if known:
+            apart = (mu.mean(0) - new.mean(0))[:, None]
+            odd = (known / total) * (total - known) / total**2 * apart @ apart.T
+            fresh = (known / total) * inverse + (total - known) / total * fresh + odd
+        inverse, mu = fresh, torch.cat([mu, new])
+        head.grow(len(task))
+        head.add(list(task))
+    weight = torch.einsum("nd,dc->cn", mu, inverse)
+    bias = torch.log(torch.full((9,), 1 / 9, dtype=torch.float64)) - torch.einsum("nd,dc,nc->n", mu, inverse, mu) / 2
+    x = torch.randn(5, 10, dtype=torch.float64)
+    torch.testing.assert_close(head(x), x @ weight + bias, atol=1e-9, rtol=1e-9)
+
+
+@torch.no_grad()
+def test_score_is_the_reference(clip: CLIP, learnt: Any) -> None:
+    method, _, _, (_, source) = learnt
+    texts = []
+    for name in method.names:
+        adapted = summed(method.text_adapters, clip.encode_texts([t.format(name) for t in TEMPLATES]))
+        texts.append(normalize(normalize(adapted, dim=-1).mean(0), dim=-1))
+    method.classifier.copy_(torch.stack(texts))
+    fresh = normalize(summed(method.text_adapters, method.sentences), dim=-1).mean(1)
+    torch.testing.assert_close(normalize(fresh, dim=-1), method.classifier)  # what learning stores, with these adapters
+    pictures = all_tests(source)[::9]
+    for row in range(len(pictures)):
+        one = pictures[row : row + 1]
+        cosine = normalize(summed(method.image_adapters, one.features), dim=-1)[0] @ torch.stack(texts).T
+        best = cosine.topk(4).indices.tolist()
+        rank = torch.zeros(5)
+        for a in best:
+            about = [f"{method.names[a]} with {phrase(method.names[a], method.names[b])}" for b in best if b != a]
+            text = clip.encode_texts(about).mean(0)
+            rank[a] = normalize(one.features, dim=-1)[0] @ (text / text.norm())
+        head = method.head(normalize(one.pooled, dim=-1))[0]
+        expected = 0.6 * head / head.norm() + 0.4 * (0.7 * rank + 0.3 * cosine)
+        torch.testing.assert_close(method.logits(one)[0], expected, atol=1e-4, rtol=1e-4)
+
+
+def test_loss_is_the_reference(clip: CLIP, learnt: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    method, session, task, _ = learnt
+    views = method.noisy_views(task.pictures)
+    method.train_adapters(task.pictures, method.describe(), views)
+    draws = torch.linspace(0, 0.999, 6)
+    noise = torch.randn(3, clip.config.dim)
+    monkeypatch.setattr(torch, "randn", lambda *shape, **_: noise)
+    monkeypatch.setattr(torch, "rand", lambda *shape, **_: draws)
+    rows = torch.tensor([0, 8, 5])
+    value = session.loss(rows)
+    batch = task.pictures[rows]
+    targets = torch.cat([batch.labels, torch.arange(3)])
+    images = normalize(
+        summed(method.image_adapters, torch.cat([batch.features, method.prototypes[:3] + 0.25 * noise])), dim=-1
+    )
+    names = [method.names[int(label)] for label in targets]
+    texts = normalize(summed(method.text_adapters, clip.encode_texts([TEMPLATES[0].format(n) for n in names])), dim=-1)
+    place = torch.arange(6)
+    logits = clip.logit_scale * images @ texts.T
+    expected = (cross_entropy(logits, place) + cross_entropy(logits.T, place)) / 2
+    said = []
+    for name, draw in zip(names, draws, strict=True):
+        mine = method.names.index(name)  # descriptions in the order in which the tasks brought them
+        order = sorted((b for b in range(5) if b != mine), key=lambda b: (max(b, mine) >= 3, b))
+        said.append(f"{name} with {phrase(name, method.names[order[int(draw * 4)]])}")
+    expected = expected + 2 * cross_entropy(texts @ normalize(clip.encode_texts(said), dim=-1).T, place)
+    expected = expected + 0.5 * cross_entropy(images[:3] @ views[0][rows].T, place[:3])
+    torch.testing.assert_close(value, expected, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("data", "values"),
+    [
+        ("cifar100", (0.8, 0.5, 2, 0.5, 0.25)),
+        ("imagenet-r", (0.8, 0.8, 2, 2, 0.25)),
+        ("cub200", (0.95, 0.8, 2, 2, 0.3)),
+        ("ucf101", (0.85, 0.2, 2, 0, 0)),
+    ],
+)
+@pytest.mark.parametrize("name", ["engine", "engine-pooled"])
+def test_presets_are_the_authors(name: str, data: str, values: tuple[float, ...]) -> None:
+    config = method_settings(RunSpec(method=name, data=data, backbone="openai/clip-vit-base-patch16"), {})
+    ours = (config.head, config.rerank, config.text_weight, config.image_weight, config.replay_noise)
+    assert ours == values
+    assert config.covariance == ("averaged" if name == "engine" else "pooled")
+    train = config.adapters
+    assert (train.optimizer, train.lr, train.momentum, train.weight_decay) == ("sgd", 0.05, 0.9, 0.05)
+    assert (train.batch_size, train.epochs, train.schedule) == (64, 10, "cosine-epoch")
