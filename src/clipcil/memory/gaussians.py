@@ -98,6 +98,39 @@ class GaussianMemory(nn.Module):
         self.matrices = matrices
         self._forget_derived(rows=False)
 
+    @torch.no_grad()
+    def fold(self, keep: int) -> float:
+        """Move the classes of the oldest spaces into today's space, so that at most `keep` maps (M, c) are stored.
+
+        A stream of many small tasks would otherwise store one d×d matrix per task. Means and rows are carried exactly:
+        n·d² operations per class, once. The isotropic part s M Mᵀ becomes s tr(M Mᵀ)/d · I, which is exact where M is
+        a scaled rotation.
+
+        Returns:
+            The largest relative error ‖M Mᵀ − tr(M Mᵀ)/d I‖ / ‖M Mᵀ‖ (Frobenius) of what was folded; 0 for nothing.
+        """
+        surplus = len(self.matrices) - keep
+        if surplus <= 0:
+            return 0.0
+        worst, owner = 0.0, torch.arange(len(self), device=self.rows.device).repeat_interleave(self.ranks)
+        means, rows, noises = self.origin_means.clone(), self.rows.clone(), self.noises.clone()
+        for space in range(surplus):
+            matrix, members = self.matrices[space], self.space_of == space
+            square = matrix @ matrix.T
+            level = square.diagonal().mean()
+            isotropic = level * torch.eye(self._dim).to(square)
+            worst = max(worst, float((square - isotropic).norm() / square.norm()))
+            means[members] = means[members] @ matrix.T + self.offsets[space]
+            own = members[owner]
+            rows[own] = rows[own] @ matrix.T
+            noises[members] *= level
+        self.origin_means, self.rows, self.noises = means, rows, noises
+        today = len(self.matrices)
+        self.space_of = torch.where(self.space_of < surplus, today, self.space_of) - surplus
+        self.matrices, self.offsets = self.matrices[surplus:].clone(), self.offsets[surplus:].clone()
+        self._forget_derived()
+        return worst
+
     def moments(self, index: int) -> tuple[Tensor, Tensor]:
         """Mean (d,) and dense covariance (d, d) of a class in today's space, float64."""
         summary = self._carried(index)
@@ -201,7 +234,7 @@ class GaussianMemory(nn.Module):
 
     def _square(self, space: int) -> Tensor:
         """M Mᵀ of a space, kept until another is asked for: classes of a task are asked for one after another, and a
-        d³ product for each of them would be the dearest thing in measuring the drift of many."""
+        d³ product for each of them would dominate the cost of measuring the drift of many."""
         if self._squared is None or self._squared[0] != space:
             self._squared = space, self.matrices[space] @ self.matrices[space].T
         return self._squared[1]
