@@ -9,8 +9,7 @@ from typing import Any
 
 from benchmarks.harness import Row
 from clipcil.clip import CLIP
-from clipcil.experiment.run import Shared
-from clipcil.experiment.run import run as run_engine
+from clipcil.experiment.experiment import Experiment, Shared
 from clipcil.experiment.spec import RunSpec, method_settings
 
 
@@ -19,11 +18,11 @@ def count_passes(
 ) -> tuple[int, int, int, int]:
     """Tower passes of a whole run, training pictures, test pictures, and the test passes of the peers' way."""
     shared = Shared({} if clip is None else {spec.backbone: clip})
-    outcome = run_engine(spec, method_settings(spec, settings or {}), folder / "run", shared=shared)
+    results = Experiment.of(spec, method_settings(spec, settings or {}), shared).run(folder / "run")
     ((dataset, _),) = shared.datasets.values()
     if spec.shots is not None:
         dataset = dataset.shrink(spec.shots, spec.seed)
-    per_task = [sum(record.total) for record in outcome.records]  # every test picture seen so far, after every task
+    per_task = [sum(record.total) for record in results.records]  # every test picture seen so far, after every task
     encoded = shared.readers[spec.backbone].counts.encoded
     return encoded, len(dataset.train), len(dataset.test), sum(per_task)
 

@@ -56,7 +56,7 @@ def main(folder: Path, tasks: int | None) -> None:
     from clipcil.clip.text import TextTower
     from clipcil.clip.trunk import Trunk
     from clipcil.clip.vision import VisionTower
-    from clipcil.experiment.run import run as run_engine
+    from clipcil.experiment.experiment import Experiment
     from clipcil.experiment.spec import RunSpec, method_settings
     from clipcil.training.loop import Session
 
@@ -67,7 +67,7 @@ def main(folder: Path, tasks: int | None) -> None:
     clock(Session, "_backward", inside, "backward of the towers")
     spec = RunSpec(tasks=tasks)
     settings = {"stage1": {"epochs": 1}, "stage2": {"epochs": 1}} if tasks else {}
-    run_engine(spec, method_settings(spec, settings), folder / "run")
+    Experiment.of(spec, method_settings(spec, settings)).run(folder / "run")
     (folder / "inside.json").write_text(json.dumps(inside))
 
 

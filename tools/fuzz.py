@@ -188,8 +188,8 @@ def make_stock(stock: Path) -> None:
     from clipcil.cli import main as command
     from clipcil.clip import load_clip
     from clipcil.experiment import checkpoint
-    from clipcil.experiment import run as engine
-    from clipcil.experiment.run import make_fabric
+    from clipcil.experiment import experiment as engine
+    from clipcil.experiment.device import make_fabric
 
     torch.set_num_threads(1)
     chance = Random(0)

@@ -207,7 +207,7 @@ def flags() -> list[str]:
     return [
         "--data",
         "--data-root",
-        "--data-set",
+        "--data-options",
         "--tasks",
         "--increment",
         "--base",

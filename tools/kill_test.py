@@ -38,7 +38,7 @@ def main() -> int:
     import lightning_fabric  # noqa: F401  (imported late by a run; here it is imported once for all)
     import torch
 
-    import clipcil.experiment.launch  # noqa: F401
+    import clipcil.experiment.experiment  # noqa: F401
     from clipcil.methods.registry import find_method, methods
 
     torch.set_num_threads(1)

@@ -1,30 +1,68 @@
-"""clipcil: class-incremental learning with CLIP."""
+"""clipcil: class-incremental learning with CLIP.
+
+`Experiment` runs a method on a dataset task by task; `Classifier` learns folders of your own pictures and tells them
+apart. Nothing heavy is imported before one of these names is used.
+"""
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
-__all__ = ["Classifier", "Prediction", "__version__", "load"]
+__version__ = "0.2.0"
 
 if TYPE_CHECKING:
+    from clipcil import checks
     from clipcil.classifier.classifier import Classifier, load
     from clipcil.classifier.predicting import Prediction
+    from clipcil.clip import load_clip
+    from clipcil.data.dataset import Dataset, datasets
+    from clipcil.errors import UserError
+    from clipcil.experiment.experiment import Experiment
+    from clipcil.experiment.results import Results
+    from clipcil.methods.base import Method
+    from clipcil.methods.registry import methods
+    from clipcil.training.loop import Training
 
-_WHERE = {
-    "Classifier": "clipcil.classifier.classifier",
-    "load": "clipcil.classifier.classifier",
-    "Prediction": "clipcil.classifier.predicting",
+__all__ = [
+    "Classifier",
+    "Dataset",
+    "Experiment",
+    "Method",
+    "Prediction",
+    "Results",
+    "Training",
+    "UserError",
+    "__version__",
+    "checks",
+    "datasets",
+    "load",
+    "load_clip",
+    "methods",
+]
+
+_HOME = {
+    "Classifier": "classifier.classifier",
+    "Dataset": "data.dataset",
+    "Experiment": "experiment.experiment",
+    "Method": "methods.base",
+    "Prediction": "classifier.predicting",
+    "Results": "experiment.results",
+    "Training": "training.loop",
+    "UserError": "errors",
+    "datasets": "data.dataset",
+    "load": "classifier.classifier",
+    "load_clip": "clip.loading",
 }
 
 
 def __getattr__(name: str) -> Any:
-    """Imported when first asked for: `import clipcil` alone takes no torch."""
-    if name not in _WHERE:
+    """Import a public name when it is first asked for: `import clipcil` alone does not import torch."""
+    if name in ("checks", "methods"):
+        return import_module(f"clipcil.{name}")
+    if name not in _HOME:
         raise AttributeError(f"module 'clipcil' has no attribute '{name}'")
-    import importlib
-
-    return getattr(importlib.import_module(_WHERE[name]), name)
+    return getattr(import_module(f"clipcil.{_HOME[name]}"), name)
 
 
 def __dir__() -> list[str]:

@@ -2,4 +2,5 @@
 
 from clipcil.cli import main
 
-main()
+if __name__ == "__main__":  # processes that a grid starts import this module, too
+    main()

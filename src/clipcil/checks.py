@@ -21,7 +21,6 @@ from clipcil.data.pictures import PictureSet
 from clipcil.data.reader import Reader
 from clipcil.data.stream import TaskStream
 from clipcil.experiment.checkpoint import load_tensors, method_state, restore_method, save_tensors
-from clipcil.experiment.run import own_tower
 from clipcil.methods.base import Method
 from clipcil.training.loop import Session, Training
 
@@ -74,7 +73,7 @@ class Fixture:
 
 
 def set_up(kind: type[Method], clip: CLIP, data: Dataset, sizes: Sequence[int], cache: Path, seed: int = 0) -> Fixture:
-    own = own_tower(clip)  # every method gets a copy, so that a test can see which ones change it
+    own = clip.with_own_vision_tower()  # every method gets a copy, so that a test can see which ones change it
     reader = RecordingReader(own, cache)
     stream = TaskStream(data, reader, range(len(data.classes)), sizes)
     torch.manual_seed(seed)
@@ -153,7 +152,7 @@ def check_round_trip(kind: type[Method], fixture: Fixture, folder: Path) -> None
     save_tensors(folder / "state.safetensors", tensors, facts)
     tensors, facts = load_tensors(folder / "state.safetensors")
     assert facts["names"] == fixture.method.names
-    fresh_clip = own_tower(fixture.clip)
+    fresh_clip = fixture.clip.with_own_vision_tower()
     if kind.tunes_tower:
         for parameter in fresh_clip.vision.parameters():
             parameter.data.zero_()  # the checkpoint itself must bring the tower

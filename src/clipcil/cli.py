@@ -15,7 +15,7 @@ from typing import Any
 
 import tyro
 
-from clipcil.commands.bench import bench
+from clipcil.commands.bench import bench, sweep
 from clipcil.commands.change import forget, rename
 from clipcil.commands.describe import describe
 from clipcil.commands.export import export
@@ -25,7 +25,6 @@ from clipcil.commands.predict import predict
 from clipcil.commands.report import report
 from clipcil.commands.run import run
 from clipcil.commands.show import show
-from clipcil.commands.sweep import sweep
 from clipcil.errors import UserError, nearest
 
 COMMANDS: dict[str, Callable[..., Any]] = {
@@ -51,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     words = list(sys.argv[1:] if arguments is None else arguments)
     signal.signal(signal.SIGTERM, _interrupt)
     try:
-        _dispatch(_gather(words, "--set", "--data-set") or ["--help"])
+        _dispatch(_gather(words, "--set", "--data-options") or ["--help"])
     except UserError as error:
         _fail(str(error))
     except KeyboardInterrupt as stop:

@@ -20,6 +20,12 @@ def nearest(name: str, known: Iterable[str]) -> str:
     return f"; known: {', '.join(names)}" if names else ""
 
 
+def first_line(error: BaseException, length: int = 160) -> str:
+    """The first line of an error's message that is not empty, or its type where it has none."""
+    lines = (line.strip() for line in str(error).splitlines())
+    return next((line[:length] for line in lines if line), type(error).__name__)
+
+
 def printable(value: object) -> str:
     """`value` as text that a terminal can be given: control and direction characters, line breaks and bytes that are no
     text are shown as escapes. Names of files and classes may hold any of them.

@@ -20,14 +20,17 @@ T = TypeVar("T")
 
 def build(kind: type[T], values: Mapping[str, Any], where: str = "") -> T:
     """An instance of dataclass `kind` with `values` over its defaults; nested tables fill nested dataclasses."""
-    return override(kind(), values, where)
+    return kind(**_changes(kind(), values, where))
 
 
 def override(settings: T, values: Mapping[str, Any], where: str = "") -> T:
     """A copy of the dataclass instance `settings` with `values` in place of some of its fields."""
-    kind = type(settings)
-    hints = typing.get_type_hints(kind)
-    known = [field.name for field in dataclasses.fields(settings)]  # type: ignore[arg-type]
+    return dataclasses.replace(settings, **_changes(settings, values, where))  # type: ignore[type-var]
+
+
+def _changes(settings: Any, values: Mapping[str, Any], where: str) -> dict[str, Any]:
+    hints = typing.get_type_hints(type(settings))
+    known = [field.name for field in dataclasses.fields(settings)]
     changes: dict[str, Any] = {}
     for key, value in values.items():
         if key not in known:
@@ -35,9 +38,11 @@ def override(settings: T, values: Mapping[str, Any], where: str = "") -> T:
         inner = getattr(settings, key)
         if dataclasses.is_dataclass(inner) and isinstance(value, Mapping):
             changes[key] = override(inner, value, f"{where}{key}.")
+        elif dataclasses.is_dataclass(inner) and isinstance(value, type(inner)):
+            changes[key] = value
         else:
             changes[key] = _convert(value, hints[key], f"{where}{key}")
-    return dataclasses.replace(settings, **changes)  # type: ignore[type-var]
+    return changes
 
 
 def parse_words(words: Iterable[str]) -> dict[str, Any]:
@@ -47,13 +52,16 @@ def parse_words(words: Iterable[str]) -> dict[str, Any]:
         key, equals, value = word.partition("=")
         if not equals or not key:
             raise UserError(f"'{word}' is not a setting; write key=value, such as stage1.lr=1e-4")
-        *path, last = key.strip().split(".")
-        table = result
-        for part in path:
-            table = table.setdefault(part, {})
-            if not isinstance(table, dict):
-                raise UserError(f"'{word}': '{part}' is given both as a value and as a table")
-        table[last] = value
+        result = merge(result, nested({key.strip(): value}))
+    return result
+
+
+def nested(values: Mapping[str, Any]) -> dict[str, Any]:
+    """`{"stage1.lr": 1e-4, "beta": 0.1}` → `{"stage1": {"lr": 1e-4}, "beta": 0.1}`."""
+    result: dict[str, Any] = {}
+    for key, value in values.items():
+        name, _, rest = key.partition(".")
+        result = merge(result, {name: nested({rest: value}) if rest else value})
     return result
 
 
@@ -62,8 +70,10 @@ def merge(*layers: Mapping[str, Any]) -> dict[str, Any]:
     result: dict[str, Any] = {}
     for layer in layers:
         for key, value in layer.items():
-            old = result.get(key)
-            result[key] = merge(old, value) if isinstance(old, dict) and isinstance(value, Mapping) else value
+            old = result.get(key, value)
+            if isinstance(old, Mapping) != isinstance(value, Mapping):
+                raise UserError(f"setting '{key}' is given both as a value and as a table")
+            result[key] = merge(old, value) if isinstance(value, Mapping) and old is not value else value
     return result
 
 

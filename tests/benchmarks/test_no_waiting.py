@@ -18,7 +18,7 @@ from clipcil.calibration.optimal_transport import bures_map
 from clipcil.clip import CLIP
 from clipcil.data.pictures import PictureSet
 from clipcil.data.reader import Reader
-from clipcil.experiment.run import make_fabric, own_tower
+from clipcil.experiment.device import make_fabric
 from clipcil.methods.dmc import DMC, DMCConfig
 from clipcil.training.loop import Session, Training
 
@@ -97,7 +97,7 @@ def test_stage_one_never_waits(tiny_clip: CLIP, monkeypatch: pytest.MonkeyPatch)
             return type("Batch", (), {"pixels": pixels[rows], "__len__": lambda self: len(self.pixels)})()
 
     session = Strict(monkeypatch)
-    method = DMC(DMCConfig(stage1=Training(epochs=2, batch_size=4)), own_tower(tiny_clip), session)
+    method = DMC(DMCConfig(stage1=Training(epochs=2, batch_size=4)), tiny_clip.with_own_vision_tower(), session)
     method.learn(type("Task", (), {"names": ["fox", "boat"], "pictures": Ready()})())  # type: ignore[arg-type]
     assert session.steps == 2 * 2 + 5
 

@@ -9,8 +9,8 @@ from made_up import class_tree
 
 from clipcil.errors import UserError
 from clipcil.experiment.display import Display
-from clipcil.experiment.run import Shared, run
-from clipcil.experiment.spec import RunSpec, as_table, method_settings
+from clipcil.experiment.experiment import Experiment, Shared
+from clipcil.experiment.spec import RunSpec, as_table, method_settings, resolved
 from clipcil.settings import build, read_toml
 
 
@@ -41,12 +41,12 @@ def test_a_broken_picture_stops_a_run_or_is_left_out(tmp_path: Path, shared: Sha
     with pytest.raises(UserError, match=r"broken\.png is not a picture"):
         for seed in range(4):  # in one of these splits it is a test picture, which zero-shot reads
             again = spec_for(root, data_options={"test_share": "0.5", "split_seed": str(seed)})
-            run(again, config, tmp_path / f"stops{seed}", shared=shared)
+            Experiment.of(again, config, shared).run(tmp_path / f"stops{seed}")
     told = Told()
     spec = spec_for(root, data_options={"test_share": "0.5"}, skip_broken=True)
-    outcome = run(spec, config, tmp_path / "goes on", told, shared=shared)
+    results = Experiment.of(spec, config, shared).run(tmp_path / "goes on", display=told)
     assert [line for line in told.lines if line.startswith("left out: ") and str(broken) in line]
-    assert sum(outcome.records[-1].total) in (3, 4)
+    assert sum(results.records[-1].total) in (3, 4)
     table = read_toml(tmp_path / "goes on" / "config.toml")["run"]
     assert table["skip_broken"] is True
     assert table["data_options"] == {"test_share": 0.5, "split_seed": 0, "template": "a photo of a {}."}
@@ -55,8 +55,8 @@ def test_a_broken_picture_stops_a_run_or_is_left_out(tmp_path: Path, shared: Sha
 def test_options_come_back_from_the_config(tmp_path: Path) -> None:
     spec = spec_for(tmp_path, data_options={"split_seed": "3"})
     config = method_settings(spec, {})
-    table = as_table(spec, config)
+    table = as_table(resolved(spec), config)
     again = build(RunSpec, table["run"])
-    assert as_table(again, config) == table
+    assert as_table(resolved(again), config) == table
     with pytest.raises(UserError, match="'splt_seed'; did you mean 'split_seed'"):
-        as_table(spec_for(tmp_path, data_options={"splt_seed": "3"}), config)
+        resolved(spec_for(tmp_path, data_options={"splt_seed": "3"}))

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import shutil
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 from PIL import Image
+from short_runs import digest
 
 from clipcil.errors import UserError
-from clipcil.experiment import bench
-from clipcil.experiment import run as engine
+from clipcil.experiment import experiment as engine
+from clipcil.experiment import workers
 from clipcil.experiment.bench import RESULTS, Finished, lines_of, read_log, run_grid
-from clipcil.experiment.grid import Grid, Planned, data_roots, plan
+from clipcil.experiment.grid import Planned, data_roots, plan
+from clipcil.experiment.spec import Grid
 
 COLOURS = ("red", "green", "blue", "white", "black", "orange")
 FAST = ("stage1.epochs=1", "stage2.epochs=1")
@@ -36,30 +41,34 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monk
     monkeypatch.setenv("CLIPCIL_CACHE", str(tmp_path_factory.getbasetemp() / "bench-cache"))
 
 
-def small_grid(pictures: Path, **changes: Any) -> Grid:
-    wanted = {"methods": ("zero-shot", "simplecil", "dmc-ot"), "data": ("folder",), "roots": (f"folder={pictures}",)}
+def small_grid(pictures: Path, out: Path, **changes: Any) -> Grid:
+    wanted = {
+        "methods": ("zero-shot", "simplecil", "dmc-ot"),
+        "data": ("folder",),
+        "data_root": (f"folder={pictures}",),
+    }
     settings = FAST if "dmc-ot" in changes.get("methods", wanted["methods"]) else ()
-    return Grid(**{**wanted, "seeds": 2, "settings": settings, "run": {"tasks": 2}, **changes})
+    return Grid(**{**wanted, "out": out, "seeds": 2, "set": settings, "run": {"tasks": 2}, **changes})
 
 
 def counted(monkeypatch: pytest.MonkeyPatch, before: Any = None) -> list[str]:
     """The folders of the runs that are really run from now on."""
-    real, folders = bench.run, []
+    real, folders = engine.Experiment.run, []
 
-    def run(spec: Any, config: Any, out: Path, *rest: Any, **more: Any) -> Any:
-        folders.append(out.name)
+    def run(self: engine.Experiment, folder: Path, **more: Any) -> Any:
+        folders.append(folder.name)
         if before is not None:
-            before(spec, len(folders))
-        return real(spec, config, out, *rest, **more)
+            before(self.spec, len(folders))
+        return real(self, folder, **more)
 
-    monkeypatch.setattr(bench, "run", run)
+    monkeypatch.setattr(engine.Experiment, "run", run)
     return folders
 
 
 def test_a_grid_is_stopped_and_goes_on_and_nothing_is_done_twice(
     pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    planned = plan(small_grid(pictures), tmp_path)
+    planned = plan(small_grid(pictures, tmp_path))
     assert len({each.folder for each in planned}) == 6
 
     real, measured = engine.evaluate, []
@@ -72,7 +81,7 @@ def test_a_grid_is_stopped_and_goes_on_and_nothing_is_done_twice(
 
     monkeypatch.setattr(engine, "evaluate", evaluate)
     done = counted(monkeypatch)
-    with pytest.raises(KeyboardInterrupt, match="stopped in run 4 of 6; the same command goes on"):
+    with pytest.raises(KeyboardInterrupt, match="stopped after 3 of 6 runs; the same command continues"):
         run_grid(planned, tmp_path)
     assert len(done) == 4 and len(read_log(tmp_path / RESULTS)) == 3
     monkeypatch.undo()
@@ -102,7 +111,7 @@ def test_a_failed_run_is_reported_and_the_rest_go_on(
 
     counted(monkeypatch, fail)
     told: list[str] = []
-    planned = plan(small_grid(pictures, methods=("zero-shot", "simplecil"), seeds=1), tmp_path)
+    planned = plan(small_grid(pictures, tmp_path, methods=("zero-shot", "simplecil"), seeds=1))
     finished = run_grid(planned, tmp_path, told.append)
     assert "FAILED: RuntimeError: the tower fell (see" in told[0] and "A_B" in told[1]
     assert "the tower fell" in (planned[0].folder / "error.txt").read_text()
@@ -117,7 +126,7 @@ def test_a_failed_run_is_reported_and_the_rest_go_on(
 def test_damaged_or_foreign_results_are_done_again(
     pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    planned = plan(small_grid(pictures, methods=("simplecil",), seeds=1), tmp_path)
+    planned = plan(small_grid(pictures, tmp_path, methods=("simplecil",), seeds=1))
     done = counted(monkeypatch)
     run_grid(planned, tmp_path)
     results = planned[0].folder / "results.json"
@@ -131,7 +140,7 @@ def test_damaged_or_foreign_results_are_done_again(
 
 
 def test_half_a_line_in_the_log_is_passed_over_and_not_lengthened(pictures: Path, tmp_path: Path) -> None:
-    planned = plan(small_grid(pictures, methods=("simplecil",), seeds=1), tmp_path)
+    planned = plan(small_grid(pictures, tmp_path, methods=("simplecil",), seeds=1))
     (tmp_path / RESULTS).write_text('{"run": "x", "sta')
     run_grid(planned, tmp_path)
     assert [line["run"] for line in read_log(tmp_path / RESULTS)] == [planned[0].folder.name]
@@ -142,31 +151,31 @@ def labels(planned: list[Planned]) -> list[tuple[str, str, str]]:
 
 
 def test_a_table_of_the_paper_is_a_grid(tmp_path: Path) -> None:
-    planned = plan(Grid("table1"), tmp_path)
+    planned = plan(Grid("table1", out=tmp_path))
     assert len(planned) == 12 * 4
     assert {(each.spec.tasks, each.spec.backbone) for each in planned} == {(10, "openai/clip-vit-base-patch16")}
-    cut = plan(Grid("table1", only=("dmc*", "rapf", "c*00"), seeds=3), tmp_path)
+    cut = plan(Grid("table1", only=("dmc*", "rapf", "c*00"), seeds=3, out=tmp_path))
     assert {each.spec.method for each in cut} == {"dmc", "dmc-ot", "rapf"}
     assert [each.spec.seed for each in cut[:3]] == [0, 1, 2]
     assert {each.spec.data for each in cut} == {"cifar100", "cub200"}
-    assert {each.spec.tasks for each in plan(Grid("table2"), tmp_path)} == {20}
+    assert {each.spec.tasks for each in plan(Grid("table2", out=tmp_path))} == {20}
 
 
 def test_ablations_are_settings(tmp_path: Path) -> None:
-    planned = plan(Grid("table4", data=("emoji",), run={"backbone": "mini"}), tmp_path)
+    planned = plan(Grid("table4", data=("emoji",), run={"backbone": "mini"}, out=tmp_path))
     assert [(each.label, each.config.calibration, each.config.task_prompt) for each in planned] == [
         ("w/o OT", "none", True), ("with alternative OT", "class", True), ("with OT", "task", True),
     ]  # fmt: skip
-    assert plan(Grid("table3", data=("emoji",)), tmp_path)[0].config.simultaneous
-    assert not plan(Grid("table5", data=("emoji",)), tmp_path)[0].config.task_prompt
-    usual = plan(Grid("table1", data=("emoji",), only=("dmc-ot",), run={"backbone": "mini"}), tmp_path)
+    assert plan(Grid("table3", data=("emoji",), out=tmp_path))[0].config.simultaneous
+    assert not plan(Grid("table5", data=("emoji",), out=tmp_path))[0].config.task_prompt
+    usual = plan(Grid("table1", data=("emoji",), only=("dmc-ot",), run={"backbone": "mini"}, out=tmp_path))
     assert usual[0].folder == planned[2].folder, "the same run in two tables is one run"
 
 
 def test_two_rows_that_are_the_same_run_are_run_once(
     pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    planned = plan(small_grid(pictures, methods=("simplecil",), seeds=1), tmp_path)
+    planned = plan(small_grid(pictures, tmp_path, methods=("simplecil",), seeds=1))
     done = counted(monkeypatch)
     finished: list[Finished] = run_grid([*planned, *planned], tmp_path)
     assert len(done) == 1 and len(finished) == 2 and finished[1].result is not None
@@ -179,17 +188,22 @@ def test_two_rows_that_are_the_same_run_are_run_once(
         (Grid(methods=("simplecli",)), "did you mean 'simplecil'"),
         (Grid(data=("emojis",)), "did you mean 'emoji'"),
         (Grid(only=("nothing-like-it",)), "fits no method and no dataset"),
-        (Grid(settings=("stage1.epoch=1",)), "none of the methods has a setting 'stage1.epoch'"),
-        (Grid(settings=("stage1.epochs=many",)), "it must be a whole number"),
-        (Grid("table4", settings=("calibration=none",)), "decide 'calibration' themselves"),
-        (Grid(seeds=0), "'seeds' is 0"),
-        (Grid(roots=("a", "b")), "names 2 folders"),
-        (Grid(data_settings=("splits=1",)), "none of the datasets has an option 'splits'"),
+        (Grid(set=("stage1.epoch=1",)), "none of the methods has a setting 'stage1.epoch'"),
+        (Grid(set=("stage1.epochs=many",)), "it must be a whole number"),
+        (Grid("table4", set=("calibration=none",)), "decide 'calibration' themselves"),
+        (Grid(data_root=("a", "b")), "names 2 folders"),
+        (Grid(data_options=("splits=1",)), "none of the datasets has an option 'splits'"),
     ],
 )
-def test_wrong_words_are_refused_before_anything_runs(grid: Grid, said: str, tmp_path: Path) -> None:
+def test_wrong_words_are_refused_before_anything_runs(grid: Grid, said: str) -> None:
     with pytest.raises(UserError, match=said):
-        plan(grid, tmp_path)
+        plan(grid)
+
+
+def test_numbers_out_of_range_are_refused() -> None:
+    for key in ("seeds", "jobs"):
+        with pytest.raises(UserError, match=f"'{key}' is 0"):
+            Grid(**{key: 0})
 
 
 def test_roots(tmp_path: Path) -> None:
@@ -201,6 +215,58 @@ def test_roots(tmp_path: Path) -> None:
 
 
 def test_a_setting_that_some_methods_lack_reaches_those_that_have_it(tmp_path: Path) -> None:
-    planned = plan(Grid(methods=("zero-shot", "dmc"), settings=("stage1.epochs=7",)), tmp_path)
+    planned = plan(Grid(methods=("zero-shot", "dmc"), set=("stage1.epochs=7",), out=tmp_path))
     assert [each.problem for each in planned] == ["", ""] and planned[1].config.stage1.epochs == 7
     shutil.rmtree(tmp_path, ignore_errors=True)
+
+
+def test_two_processes_give_the_same_bytes_also_when_they_are_killed(pictures: Path, tmp_path: Path) -> None:
+    """Both worker processes are killed in the middle of a run of DMC-OT; others continue from the checkpoints."""
+    methods = ("simplecil", "dmc-ot")
+    one, two = (plan(small_grid(pictures, tmp_path / name, methods=methods)) for name in ("one", "two"))
+    run_grid(one, tmp_path / "one")
+    told: list[str] = []
+
+    def kill() -> None:
+        while not any((each.folder / "checkpoint/task-0001.json").exists() for each in two[2:]):
+            time.sleep(0.005)
+        for child in multiprocessing.active_children():
+            child.kill()
+
+    killer = threading.Thread(target=kill, daemon=True)
+    killer.start()
+    finished = run_grid(two, tmp_path / "two", told.append, jobs=2)
+    killer.join()
+    assert all(each.result is not None for each in finished), told
+    assert any("died; another continues" in line for line in told)
+    assert [each.result.folder.name for each in finished if each.result] == [each.folder.name for each in one]
+    for first, second in zip(one, two, strict=True):
+        assert digest(first.folder) == digest(second.folder)
+
+
+def test_a_run_whose_process_always_dies_fails_and_the_rest_go_on(
+    pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(workers, "_Process", Mortal)
+    planned = plan(small_grid(pictures, tmp_path, methods=("zero-shot", "simplecil"), seeds=1))
+    finished = run_grid(planned, tmp_path, jobs=2)
+    assert [each.error for each in finished] == ["its process died 3 times", "no pictures"]
+
+
+class Mortal:
+    """A worker that dies with one method and fails with the others, without a real process."""
+
+    def __init__(self) -> None:
+        self.pipe, self.other = multiprocessing.Pipe()
+        self.process = self
+
+    def kill(self) -> None:
+        pass
+
+    def give(self, run: Planned) -> bool:
+        self.run = run
+        self.other.send("no pictures")
+        return True
+
+    def answer(self) -> str | None:
+        return None if self.run.spec.method == "zero-shot" else str(self.pipe.recv())

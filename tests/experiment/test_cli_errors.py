@@ -30,7 +30,7 @@ def fail(capsys: pytest.CaptureFixture[str], *words: str) -> str:
         (("run", "dmc-to"), "there is no method 'dmc-to'; did you mean 'dmc-ot'?"),
         (("run", "--data", "emojis"), "there is no dataset 'emojis'; did you mean 'emoji'?"),
         (("run", "--sed", "1"), "--sed"),
-        (("run", "--seed", "x"), "invalid"),
+        (("run", "--seed", "x"), "setting 'seed' is 'x'; it must be a whole number"),
         (("run", "--seed", "-1"), "setting 'seed' is -1; it must be between 0 and"),
         (("run", "--shots", "0"), "setting 'shots' is 0; it must be at least 1"),
         (("run", "simplecil", "--tasks", "101"), "tasks is 101; it must lie between 1 and the 100 classes"),
@@ -40,7 +40,7 @@ def fail(capsys: pytest.CaptureFixture[str], *words: str) -> str:
         (("run", "simplecil", "--device", "gpu9"), "device 'gpu9'"),
         (("run", "simplecil", "--precision", "8"), "precision '8'"),
         (("run", "simplecil", "--backbone", "nothing"), "no backbone 'nothing'"),
-        (("run", "simplecil", "--data-set", "split=x"), "there is no setting 'split'"),
+        (("run", "simplecil", "--data-options", "split=x"), "there is no setting 'split'"),
         (("run", "--set", "stage1.lrr=1"), "there is no setting 'stage1.lrr'; did you mean 'lr'?"),
         (("run", "--set", "stage1.lr=fast"), "setting 'stage1.lr' is 'fast'; it must be a number"),
         (("run", "--set", "stage1.lr=nan"), "setting 'lr' is nan; it must be at least 0"),
@@ -113,13 +113,13 @@ def test_damaged_weights_are_named(damage: str, capsys: pytest.CaptureFixture[st
 def test_a_finished_run_that_is_resumed_says_so_and_prints_its_numbers(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from clipcil.experiment import launch
+    from clipcil.experiment.experiment import Experiment
 
     out = str(tmp_path / "run")
     main(["run", "zero-shot", "--tasks", "2", "--out", out, "--quiet"])
     first = capsys.readouterr().out
     shutil.rmtree(tmp_path / "run" / "checkpoint")  # not needed any more
-    monkeypatch.setattr(launch, "run", None)  # nothing is to be run again
+    monkeypatch.setattr(Experiment, "run", None)  # nothing is to be run again
     main(["run", "--resume", out])
     assert capsys.readouterr().out == f"{out} is complete; nothing is left to do\n{first}"
     assert "its run.seed is 0, not 4" in fail(capsys, "run", "--resume", out, "--seed", "4")

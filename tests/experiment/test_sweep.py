@@ -8,34 +8,34 @@ import pytest
 from PIL import Image
 
 from clipcil.errors import UserError
-from clipcil.experiment import bench
-from clipcil.experiment.bench import Finished, run_grid
-from clipcil.experiment.grid import Grid, plan
-from clipcil.experiment.sweep import plan_sweep, points_of, study_values
+from clipcil.experiment.bench import Finished, points_of, run_grid
+from clipcil.experiment.experiment import Experiment
+from clipcil.experiment.grid import plan, plan_sweep, study_values
+from clipcil.experiment.spec import Grid
 from clipcil.report.compare import Spread
 from clipcil.report.curve import Curve, save_sweep
 
 
 def test_each_value_is_a_run_and_symbols_of_the_paper_are_names(tmp_path: Path) -> None:
-    planned = plan_sweep("dmc-ot", "λ", ["0", "0.5"], Grid(seeds=2), tmp_path)
+    planned = plan_sweep("dmc-ot", "λ", ["0", "0.5"], Grid(seeds=2, out=tmp_path))
     assert [(each.label, each.config.ortho, each.spec.seed) for each in planned] == [
         ("0", 0.0, 0), ("0", 0.0, 1), ("0.5", 0.5, 0), ("0.5", 0.5, 1),
     ]  # fmt: skip
 
 
 def test_without_values_the_study_s_are_taken(tmp_path: Path) -> None:
-    planned = plan_sweep("dmc-ot", "M", [], Grid(), tmp_path)
+    planned = plan_sweep("dmc-ot", "M", [], Grid(out=tmp_path))
     assert [each.config.prompt_length for each in planned] == list(study_values("prompt_length"))
 
 
 def test_choices_outside_the_method_can_be_swept(tmp_path: Path) -> None:
-    planned = plan_sweep("simplecil", "tasks", ["5", "10", "20"], Grid(), tmp_path)
+    planned = plan_sweep("simplecil", "tasks", ["5", "10", "20"], Grid(out=tmp_path))
     assert [each.spec.tasks for each in planned] == [5, 10, 20]
 
 
 def test_a_sweep_reuses_what_a_bench_has_done(tmp_path: Path) -> None:
-    usual = plan(Grid(methods=("dmc-ot",)), tmp_path)[0]
-    swept = plan_sweep("dmc-ot", "beta", ["1.5", f"{usual.config.beta:g}"], Grid(), tmp_path)
+    usual = plan(Grid(methods=("dmc-ot",), out=tmp_path))[0]
+    swept = plan_sweep("dmc-ot", "beta", ["1.5", f"{usual.config.beta:g}"], Grid(out=tmp_path))
     assert [each.folder == usual.folder for each in swept] == [False, True]
 
 
@@ -52,16 +52,16 @@ def test_a_sweep_reuses_what_a_bench_has_done(tmp_path: Path) -> None:
 )
 def test_wrong_words_are_refused(key: str, values: list[str], said: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=said):
-        plan_sweep("dmc-ot", key, values, Grid(), tmp_path)
+        plan_sweep("dmc-ot", key, values, Grid(out=tmp_path))
 
 
 def test_points_leave_out_what_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    planned = plan_sweep("dmc-ot", "beta", ["0", "1"], Grid(), tmp_path)
+    planned = plan_sweep("dmc-ot", "beta", ["0", "1"], Grid(out=tmp_path))
 
     def fail(*_: object, **__: object) -> None:
         raise RuntimeError("no")
 
-    monkeypatch.setattr(bench, "run", fail)
+    monkeypatch.setattr(Experiment, "run", fail)
     finished = run_grid(planned, tmp_path)
     assert [isinstance(each, Finished) and each.result is None for each in finished] == [True, True]
     assert points_of(finished) == []

@@ -15,9 +15,9 @@ import torch
 from clipcil.clip import CLIP
 from clipcil.data.dataset import Dataset, open_dataset
 from clipcil.experiment import checkpoint
-from clipcil.experiment import run as engine
+from clipcil.experiment import experiment as engine
 from clipcil.experiment.display import Display
-from clipcil.experiment.run import Shared, run
+from clipcil.experiment.experiment import Experiment, Shared
 from clipcil.experiment.spec import RunSpec, method_settings
 from clipcil.settings import build, read_toml
 from clipcil.training.loop import Training
@@ -55,7 +55,7 @@ class Runner:
 
     def shared(self) -> Shared:
         """A new process would share nothing but the frozen backbone and the files on disk."""
-        return Shared(clips={"mini": self.clip})
+        return Shared(backbones={"mini": self.clip})
 
     def settings(self, method: str, **changes: Any) -> tuple[RunSpec, Any]:
         spec = RunSpec(method=method, **{"increment": 2, **changes})
@@ -74,7 +74,7 @@ class Runner:
             spec, config = build(RunSpec, table["run"]), method_settings(spec, table["method"], preset=False)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(engine, "open_dataset", lambda *_: self.data)
-            run(spec, config, out, display, resume, self.shared())
+            Experiment.of(spec, config, self.shared()).run(out, display=display, resume=resume)
 
     def interrupted(self, method: str, out: Path, stop_at: Callable[[int], bool]) -> int:
         """Run, being killed after the n-th checkpoint or snapshot wherever `stop_at(n)`; returns the kills."""

@@ -134,9 +134,9 @@ def test_any_boxed_message_becomes_one_line(text: str) -> None:
     assert len(" ".join(line.split()).splitlines()) == 1
 
 
-@given(st.lists(st.sampled_from(["--set", "--data-set", "a=1", "b=2", "--seed", "3", "run"]), max_size=8))
+@given(st.lists(st.sampled_from(["--set", "--data-options", "a=1", "b=2", "--seed", "3", "run"]), max_size=8))
 def test_gathering_flags_loses_no_value(words: list[str]) -> None:
-    gathered = _gather(list(words), "--set", "--data-set")
+    gathered = _gather(list(words), "--set", "--data-options")
     assert sorted(word for word in gathered if not word.startswith("--")) == sorted(
         word for word in words if not word.startswith("--")
     )

@@ -15,9 +15,9 @@ from short_runs import Runner, few_classes
 from clipcil.clip import CLIP
 from clipcil.data.dataset import Dataset
 from clipcil.errors import UserError
-from clipcil.experiment import run as engine
+from clipcil.experiment import experiment as engine
 from clipcil.experiment.checkpoint import load_tensors
-from clipcil.experiment.run import run
+from clipcil.experiment.experiment import Experiment
 from clipcil.methods.registry import methods
 from clipcil.training.loop import Session, Training
 
@@ -65,7 +65,7 @@ def test_one_task_in_half_precision(name: str, poor_runner: Runner, out: Path) -
 @pytest.mark.parametrize("name", ["dmc-ot", "rapf", "simplecil"])
 def test_features_that_are_constant_in_a_dimension(name: str, mini: CLIP, out: Path) -> None:
     """Half of the joint space is cut off: covariances and maps are singular there."""
-    flat = engine.own_tower(mini)
+    flat = mini.with_own_vision_tower()
     with torch.no_grad():
         flat.vision.visual_projection.weight[128:] = 0
     flat.freeze()
@@ -81,7 +81,7 @@ def test_a_diverging_stage_stops_with_the_stage_and_what_to_try(name: str, poor_
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(engine, "open_dataset", lambda *_: poor_runner.data)
         with pytest.raises(UserError) as caught:
-            run(spec, dataclasses.replace(config, **hot), out, shared=poor_runner.shared())
+            Experiment.of(spec, dataclasses.replace(config, **hot), poor_runner.shared()).run(out)
     line = str(caught.value)
     assert line.startswith("training diverged: ")
     assert any(f"try a lower {stage}.lr, or {stage}.clip_norm=1" in line for stage in stages)

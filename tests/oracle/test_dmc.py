@@ -15,7 +15,6 @@ from clipcil.clip import CLIP
 from clipcil.data.dataset import open_dataset
 from clipcil.data.reader import Reader
 from clipcil.data.stream import TaskStream
-from clipcil.experiment.run import own_tower
 from clipcil.memory.gaussians import average_moments
 from clipcil.methods.dmc import DMC, DMCConfig, DMCOTConfig, orthogonality
 from clipcil.training.loop import Session, Training
@@ -62,7 +61,7 @@ def test_eq_6_is_the_mean_squared_product_of_distinct_tasks() -> None:
 def method(mini: CLIP) -> DMC:
     config = DMCOTConfig(beta=0.7, stage1=FAST, stage2=FAST)
     torch.manual_seed(3)
-    method = DMC(config, own_tower(mini), Session())
+    method = DMC(config, mini.with_own_vision_tower(), Session())
     method.grow(["octopus", "fire engine"])
     method.grow(["apple"])
     return method
@@ -123,7 +122,7 @@ def learn(config: DMCConfig, mini: CLIP, cache: Path) -> DMC:
     data = open_dataset("emoji")
     train, test = (part.subset(torch.nonzero(part.labels < 6).flatten()) for part in (data.train, data.test))
     data = replace(data, classes=data.classes[:6], train=train, test=test)
-    clip = own_tower(mini)
+    clip = mini.with_own_vision_tower()
     torch.manual_seed(0)
     method = DMC(config, clip, Session())
     for task in TaskStream(data, Reader(clip, cache), range(6), [3, 3]).tasks():
@@ -149,7 +148,7 @@ def test_what_is_tuned_moves_and_the_rest_does_not(what: str, mini: CLIP, tmp_pa
 
 
 def test_a_low_rank_update_is_merged_exactly(mini: CLIP) -> None:
-    clip = own_tower(mini)
+    clip = mini.with_own_vision_tower()
     tower, version = clip.vision, clip.version
     pixels = torch.randn(2, *mini.preprocess.shape)
     with tuned(clip, "lora", rank=3) as parameters, torch.no_grad():
@@ -176,7 +175,7 @@ def test_old_prompts_stay_when_told_to(mini: CLIP, tmp_path: Path) -> None:
         for on in (True, False)
     )
     torch.manual_seed(0)
-    first = DMC(DMCOTConfig(stage1=FAST, stage2=FAST), own_tower(mini), Session())
+    first = DMC(DMCOTConfig(stage1=FAST, stage2=FAST), mini.with_own_vision_tower(), Session())
     assert not torch.equal(trained.class_prompts[0], frozen.class_prompts[0])
     assert math.isclose(float(frozen.classifier.norm(dim=1).min()), 1.0, abs_tol=1e-5)
     assert first.seen == 0

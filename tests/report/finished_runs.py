@@ -10,7 +10,7 @@ import tomli_w
 
 from clipcil.data.dataset import open_dataset
 from clipcil.experiment.evaluate import Record
-from clipcil.experiment.results import Outcome
+from clipcil.experiment.results import Results
 from clipcil.experiment.spec import RunSpec, as_table, method_settings
 from clipcil.files import write_json, write_text
 from clipcil.settings import parse_words
@@ -37,7 +37,7 @@ def write_run(
         records.append(Record(correct, [total] * 2 * (k + 1), between))
         steps = {"cosine_before": 0.1 + 0.02 * k, "cosine_after": 0.03, "w2_before": 0.8, "w2_after": 0.4}
         drifts.append(steps if k and method.startswith("dmc") else None)
-    outcome = Outcome(table, names, [2] * tasks, records, drifts, notes)
+    outcome = Results(table, names, [2] * tasks, records, drifts, notes)
     write_text(folder / "config.toml", tomli_w.dumps(table))
     write_json(folder / "timing.json", {"seconds": PHASES, "peak_megabytes": {"loading": 100.0}})
     write_json(folder / "environment.json", {"python": "3.11", "torch": "2.13"})

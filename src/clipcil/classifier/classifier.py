@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -29,11 +29,11 @@ from clipcil.data.reader import Pictures, Reader
 from clipcil.data.stream import Task
 from clipcil.errors import UserError, nearest
 from clipcil.experiment.checkpoint import method_state, restore_method
-from clipcil.experiment.run import make_fabric, own_tower
+from clipcil.experiment.device import make_fabric
 from clipcil.experiment.spec import RunSpec, method_settings
 from clipcil.methods.base import Method
 from clipcil.methods.registry import find_method
-from clipcil.settings import merge, override, to_dict
+from clipcil.settings import nested, override, to_dict
 from clipcil.training.loop import Session
 
 DEFAULT_METHOD = "discriminant"
@@ -88,7 +88,7 @@ class Classifier:
             raise UserError(f"backbone is a {type(backbone).__name__}; give a name, a path or a CLIP")
         name = backbone.name if isinstance(backbone, CLIP) else str(backbone)
         spec = RunSpec(method=method, data="folder", backbone=name, seed=seed)
-        config = method_settings(spec, _nested(settings))
+        config = method_settings(spec, nested(settings))
         clip = backbone if isinstance(backbone, CLIP) else load_clip(name)
         self._open(find_method(method), config, clip, name, seed, device)
         self._set_state((self.facts(), {}))
@@ -446,7 +446,7 @@ class Classifier:
         self._templates, self._known, self._history = facts.templates, facts.known, facts.history
         self._lessons, self.calibration = facts.lessons, facts.calibration
         self._held = HeldOut.take(tensors, len(self._known), self._clip.config.dim, self._clip.config.vision.width)
-        clip = own_tower(self._clip) if self._kind.tunes_tower else self._clip
+        clip = self._clip.with_own_vision_tower() if self._kind.tunes_tower else self._clip
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.seed)
             self._method: Method = self._kind(self.config, clip, self._session, self._templates)
@@ -484,13 +484,3 @@ def load(folder: str | Path, *, backbone: str | None = None, device: str = "cpu"
     model._check(folder)
     model._source = (folder.resolve(), facts.sha256)
     return model
-
-
-def _nested(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """`{"stage1.lr": 1e-4}` → `{"stage1": {"lr": 1e-4}}`, as on the command line."""
-    result: dict[str, Any] = {}
-    for key, value in settings.items():
-        for part in reversed(key.split(".")[1:]):
-            value = {part: value}
-        result = merge(result, {key.split(".")[0]: value})
-    return result

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 from collections.abc import Sequence
 
@@ -49,6 +50,13 @@ class CLIP(nn.Module):
         """To be called when the tower's weights were changed: features cached under the old version are stale."""
         self._touched += 1
         self.version = f"{self.fingerprint}+{self._touched}"
+
+    def with_own_vision_tower(self) -> CLIP:
+        """A CLIP whose vision tower is a copy that may be tuned; everything else is shared with this one."""
+        own = copy.copy(self)
+        own._modules = dict(self._modules)
+        own.vision = copy.deepcopy(self.vision)
+        return own
 
     @torch.no_grad()
     def encode_texts(self, texts: Sequence[str]) -> Tensor:

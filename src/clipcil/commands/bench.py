@@ -1,98 +1,132 @@
-"""`clipcil bench`: a grid of methods × datasets × seeds, beside the paper's numbers."""
+"""`clipcil bench`: a grid of methods × datasets × seeds, beside the paper's numbers; `clipcil sweep`: a curve."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-Words = Annotated[tuple[str, ...], tyro.conf.arg(metavar="KEY=VALUE…")]
-Names = Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME…")]
+from clipcil.commands.types import BenchOptions, GridRunOptions, SweepOptions, given
+
+if TYPE_CHECKING:
+    from clipcil.experiment.bench import Finished
+    from clipcil.experiment.grid import Planned
+    from clipcil.experiment.spec import Grid
+
+Values = Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="VALUE…", help_behavior_hint="")]
 
 
-def bench(
-    table: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="TABLE")] = None,
-    methods: Names = (),
-    data: Names = (),
-    only: Annotated[tuple[str, ...], tyro.conf.arg(metavar="PATTERN…")] = (),
-    seeds: int = 1,
-    shrink: int | None = None,
-    tasks: int | None = None,
-    increment: int | None = None,
-    order: str | None = None,
-    backbone: str | None = None,
-    data_root: Annotated[tuple[str, ...], tyro.conf.arg(metavar="FOLDER|DATASET=FOLDER…")] = (),
-    data_set: Words = (),
-    set: Words = (),
-    skip_broken: bool = False,
-    device: str | None = None,
-    precision: str | None = None,
-    out: Path = Path("runs/bench"),
-    quiet: bool = False,
-) -> None:
-    """Run methods × datasets × seeds in one process and print A_B and Ā beside the paper's.
+def bench(options: BenchOptions, run: GridRunOptions, quiet: bool = False) -> None:
+    """Run methods × datasets × seeds and print A_B and Ā beside the paper's.
 
     Runs already done are not run again, a run that was stopped goes on, a run that fails is reported and the rest go
     on: give the same command again. Tables of the paper: table1 (10 tasks), table2 (20 tasks), table3 (two stages),
-    table4 (optimal transport), table5 (task prompt), sensitivity (M, β, λ).
-    Examples: clipcil bench table1 --data-root DIR --device cuda --seeds 3; clipcil bench --data emoji --methods all;
-    clipcil bench table4 --data emoji --backbone mini; clipcil bench table1 --only 'dmc*' cifar100 --shrink 50.
+    table4 (optimal transport), table5 (task prompt), sensitivity (M, β, λ). A table decides backbone and number of
+    tasks where they are not given.
+    Examples: clipcil bench table1 --data-root DIR --seeds 3; clipcil bench --data emoji --methods all --jobs 2;
+    clipcil bench table4 --data emoji --backbone mini; clipcil bench table1 --only 'dmc*' cifar100 --shots 50.
 
     Args:
-        table: A table of the paper. Without one: the methods and datasets named, on the embedded backbone.
-        methods: Methods (names, patterns or all). Default: all of the table, or all there are.
-        data: Datasets. Default: those of the table, or emoji.
-        only: Patterns of methods, rows and datasets that cut the grid down.
-        seeds: How many seeds: 3 means 0, 1 and 2.
-        shrink: At most this many training pictures per class.
-        tasks: Number of tasks. Default: the table's, or 10.
-        increment: Classes per task, instead of a number of tasks.
-        order: Class order: natural, seed:N, icarl, or a file. Default: seed:1993.
-        backbone: Default: the paper's for a table (openai/clip-vit-base-patch16), else mini.
-        data_root: A folder with a folder for each dataset, or words dataset=folder.
-        data_set: Options of the datasets, such as split=random.
-        set: Settings of the methods; a method that has no such setting goes without it.
-        skip_broken: Leave out pictures that cannot be decoded instead of stopping.
-        device: cpu, cuda, mps or auto. Default: cpu.
-        precision: 32-true, bf16-mixed or 16-mixed. Default: 32-true.
-        out: Folder that holds a folder for each run, and results.jsonl.
         quiet: Print the closing table only.
     """
     from rich.console import Console
 
-    from clipcil.errors import UserError
-    from clipcil.experiment.bench import RESULTS, lines_of, run_grid
-    from clipcil.experiment.display import Display, open_display
-    from clipcil.experiment.grid import Grid, plan
+    from clipcil.experiment.bench import RESULTS, lines_of
+    from clipcil.experiment.grid import plan
     from clipcil.paper import read_table
     from clipcil.report.console import print_comparison
 
-    chosen = {
-        "tasks": tasks, "increment": increment, "order": order, "backbone": backbone, "shots": shrink,
-        "skip_broken": skip_broken or None, "device": device, "precision": precision,
-    }  # fmt: skip
-    run = {key: value for key, value in chosen.items() if value is not None}
-    grid = Grid(table, split(methods), split(data), split(only), seeds, data_root, set, data_set, run)
-    planned = plan(grid, out)
-    console = Console(highlight=False, soft_wrap=True)
-
-    def say(line: str) -> None:
-        if not quiet:
-            console.print(line, markup=False)
-
-    say(f"{len(planned)} runs, in {out}")
-    live = console.is_terminal and not quiet
-    finished = run_grid(planned, out, say, open_display if live else Display)
-    print_comparison(lines_of(finished, table or ""), read_table(table).title if table else "", Console())
-    if table and read_table(table).note:
-        say(f"Note: {read_table(table).note}.")
-    failed = [each for each in finished if each.result is None]
-    if failed:
-        raise UserError(f"{len(failed)} of {len(finished)} runs failed; the reasons stand above and in {out / RESULTS}")
-    say(f"Each run is a line of {out / RESULTS}; clipcil report {out} makes a page of them")
+    grid = _grid(options, run)
+    finished = _do(plan(grid), grid, quiet)
+    table = read_table(grid.table) if grid.table else None
+    print_comparison(lines_of(finished, grid.table or ""), table.title if table else "", Console())
+    notes = [f"Note: {table.note}."] if table and table.note else []
+    where = f"Each run is a line of {grid.out / RESULTS}; clipcil report {grid.out} makes a page of them"
+    _close(finished, grid, quiet, [*notes, where])
 
 
-def split(words: tuple[str, ...]) -> tuple[str, ...]:
-    """`a,b c` → a, b, c."""
-    return tuple(part for word in words for part in word.split(",") if part)
+def sweep(
+    method: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="METHOD")],
+    key: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="KEY")],
+    values: Values = (),
+    *,
+    options: SweepOptions,
+    run: GridRunOptions,
+    plot: Annotated[Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="")] = None,
+    quiet: bool = False,
+) -> None:
+    """Vary one option of a method, print the numbers and plot the curve.
+
+    Runs already done, by a sweep or a bench with the same folder, are not run again. M, β (beta) and λ (lambda) are
+    the paper's names of prompt_length, beta and ortho; without values they take those of the sensitivity study.
+    Examples: clipcil sweep dmc-ot beta 0 0.05 0.1 0.5; clipcil sweep dmc-ot M --seeds 3; clipcil sweep dmc-ot
+    stage1.lr 1e-5 3e-5 1e-4 --data emoji cifar100 --data-root DIR; clipcil sweep dmc-ot tasks 5 10 20.
+
+    Args:
+        method: The method; `clipcil methods` lists them.
+        key: A setting of the method, or an option of the run: tasks, increment, shots, order, backbone, …
+        values: Its values.
+        plot: File of the curve. Default: sweep-METHOD-KEY.png in the folder of the runs.
+        quiet: Print the table only.
+    """
+    from rich.console import Console
+    from rich.table import Table
+
+    from clipcil.experiment.bench import points_of
+    from clipcil.experiment.grid import plan_sweep
+    from clipcil.report.curve import Curve, save_sweep
+
+    grid = _grid(options, run)
+    finished = _do(plan_sweep(method, key, values, grid), grid, quiet, f"; each line names the value of {key}")
+    points = points_of(finished)
+    table = Table(title=f"{method}: {key}", title_justify="left", box=None, pad_edge=False)
+    for header in ("data", key, "seeds", "A_B", "Ā", "seconds"):
+        table.add_column(header, justify="left" if header == "data" else "right", no_wrap=True)
+    for point in points:
+        row = (point.data, point.value, str(point.seeds), str(point.last), str(point.average), f"{point.seconds:.1f}")
+        table.add_row(*row)
+    Console().print(table)
+    lines = []
+    if points:
+        names = dict.fromkeys(point.data for point in points)
+        curves = [Curve(name, [(p.value, p.last, p.average) for p in points if p.data == name]) for name in names]
+        path = plot or grid.out / f"sweep-{method}-{key.replace('/', '-')}.png"
+        save_sweep(curves, f"{method}: accuracy by {key}", key, path)
+        lines.append(f"curve in {path}")
+    _close(finished, grid, quiet, lines)
+
+
+def _grid(options: Any, run: Any) -> Grid:
+    from dataclasses import replace
+
+    from clipcil.experiment.spec import Grid
+    from clipcil.settings import build
+
+    return replace(build(Grid, given(options)), run=given(run))
+
+
+def _do(planned: list[Planned], grid: Grid, quiet: bool, about: str = "") -> list[Finished]:
+    from rich.console import Console
+
+    from clipcil.experiment.bench import run_grid
+    from clipcil.experiment.display import Display, open_display
+
+    console = Console(highlight=False, soft_wrap=True, quiet=quiet)
+
+    def tell(line: str) -> None:
+        console.print(line, markup=False)
+
+    tell(f"{len(planned)} runs, in {grid.out}{about}")
+    make_display = open_display if console.is_terminal and not quiet else Display
+    return run_grid(planned, grid.out, tell, make_display, grid.jobs)
+
+
+def _close(finished: list[Finished], grid: Grid, quiet: bool, lines: list[str]) -> None:
+    from clipcil.errors import UserError
+    from clipcil.experiment.bench import RESULTS
+
+    if not quiet:
+        print(*lines, sep="\n")
+    if failed := sum(each.result is None for each in finished):
+        raise UserError(f"{failed} of {len(finished)} runs failed; see the reasons above and in {grid.out / RESULTS}")

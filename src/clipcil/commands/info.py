@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import dataclasses
+from collections.abc import Iterable
+from typing import Annotated, Any
 
 import tyro
+
+from clipcil.experiment.spec import RunSpec, field_docs, method_settings
 
 
 def methods(
@@ -19,12 +23,24 @@ def methods(
         method: Show the settings of this method.
         data: Show the values of the preset for this dataset.
     """
-    from clipcil.experiment.catalogue import print_methods, print_settings
+    import inspect
+
+    from clipcil.data.dataset import find_dataset
+    from clipcil.methods.registry import find_method, methods
 
     if not method:
-        print_methods()
-    else:
-        print_settings(method, data)
+        rows = []
+        for name, kind in sorted(methods().items()):
+            summary = (inspect.getdoc(inspect.getmodule(kind)) or "").split("\n")[0]
+            rows.append((name, kind.title, kind.keeps, "yes" if kind.tunes_tower else "", summary))
+        _print(("name", "method", "keeps of old classes", "tunes the tower", "in short"), rows)
+        return
+    if data:
+        find_dataset(data)
+    config = method_settings(RunSpec(method=method, data=data or "emoji"), {}, preset=bool(data))
+    about = f", with the preset for {data}" if data else ""
+    print(f"{find_method(method).title}: settings for --set key=value{about}")
+    _print(("setting", "value", "what it is"), _settings(config))
 
 
 def datasets(
@@ -35,11 +51,37 @@ def datasets(
     Examples: clipcil datasets; clipcil datasets cub200.
 
     Args:
-        data: Show the options of this dataset, for --data-set key=value.
+        data: Show the options of this dataset, for --data-options key=value.
     """
-    from clipcil.experiment.catalogue import print_data_options, print_datasets
+    from clipcil.data.dataset import datasets, find_dataset
 
     if data:
-        print_data_options(data)
+        entry = find_dataset(data)
+        print(f"{data}: {entry.summary}; needs {entry.needs}. Options for --data-options key=value:")
+        _print(("option", "value", "what it is"), _settings(entry.options()))
     else:
-        print_datasets()
+        _print(("name", "what", "needs"), ((name, entry.summary, entry.needs) for name, entry in datasets().items()))
+
+
+def _print(header: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(*header, box=None)
+    for row in rows:
+        table.add_row(*row)
+    Console().print(table)
+
+
+def _settings(config: Any, prefix: str = "", reason: str = "") -> list[tuple[str, str, str]]:
+    """Every setting with its value and reason; the reason of a group stands above its settings."""
+    reasons, rows = field_docs(type(config)), []
+    if reason:
+        rows.append((f"{prefix}…", "", reason))
+    for field in dataclasses.fields(config):
+        value, why = getattr(config, field.name), reasons.get(field.name, "")
+        if dataclasses.is_dataclass(value):
+            rows += _settings(value, f"{prefix}{field.name}.", why)
+        else:
+            rows.append((prefix + field.name, str(value), why))
+    return rows

@@ -2,35 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
-import tyro
-
-from clipcil.commands.types import Folder, Name, Number, Words
+from clipcil.commands.types import Folder, RunOptions, Words, given
 
 
 def run(
-    method: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="[METHOD]")] = "dmc-ot",
-    data: Name = "emoji",
-    data_root: Folder = None,
-    data_set: Words = (),
-    tasks: Number = None,
-    increment: Number = None,
-    base: Number = None,
-    order: Name = "seed:1993",
-    backbone: Name = "mini",
-    seed: int = 0,
-    shots: Number = None,
+    options: RunOptions,
     set: Words = (),
     preset: bool = True,
-    skip_broken: bool = False,
-    device: Name = "cpu",
-    precision: Name = "32-true",
     out: Folder = None,
     resume: Folder = None,
     quiet: bool = False,
 ) -> None:
-    """Learn a dataset task by task with one method, and measure after each task.
+    """Learn a dataset task by task with one method, and evaluate after each task.
 
     Without any argument: DMC-OT on the embedded pictures with the embedded backbone, in a minute or two.
     Examples: clipcil run simplecil --data emoji; clipcil run dmc-ot --data cifar100 --data-root DIR --tasks 10
@@ -38,36 +26,47 @@ def run(
     runs/2026-01-31-dmc-ot-emoji.
 
     Args:
-        method: Which method; `clipcil methods` lists them.
-        data: Which dataset; `clipcil datasets` lists them.
-        data_root: Folder that holds the dataset.
-        data_set: Options of the dataset, such as split=random; `clipcil datasets NAME` lists them.
-        tasks: Number of tasks. Default: 10.
-        increment: Classes per task, instead of a number of tasks.
-        base: Classes in the first task, where it is larger than the rest.
-        order: Class order: natural, seed:N, icarl, or a file. seed:1993 is the order most of the field uses.
-        backbone: mini (embedded), a Hugging Face id or folder, or a file of OpenAI's or open_clip's.
-        seed: Seed of everything random.
-        shots: At most this many training pictures per class.
         set: Settings of the method; `clipcil methods METHOD` lists them.
         preset: Start from the values kept for this method and dataset.
-        skip_broken: Leave out pictures that cannot be decoded, and list them, instead of stopping.
-        device: cpu, cuda, mps or auto.
-        precision: 32-true, bf16-mixed or 16-mixed.
-        out: Folder for the results; made anew. Default: a dated folder under runs/.
-        resume: Folder of a run that was stopped; goes on with the settings kept there.
+        out: Folder for the results; must be new. Default: a dated folder under runs/.
+        resume: Folder of a run that was stopped; continues with the options kept there.
         quiet: Print the closing lines only.
     """
     from clipcil.experiment.display import open_display
-    from clipcil.experiment.launch import launch, resume_run
+    from clipcil.experiment.experiment import Experiment
+    from clipcil.experiment.folder import finished_run, fresh_folder
+    from clipcil.settings import parse_words
 
-    given = {
-        "method": method, "data": data, "data_root": data_root, "data_options": data_set, "tasks": tasks,
-        "increment": increment, "base": base, "order": order, "backbone": backbone, "seed": seed, "shots": shots,
-        "skip_broken": skip_broken, "device": device, "precision": precision,
-    }  # fmt: skip
-    display = open_display(quiet)
+    chosen = {**given(options), "settings": parse_words(set)}
+    if "data_options" in chosen:
+        chosen["data_options"] = parse_words(chosen["data_options"])
     if resume is not None:
-        resume_run(resume, given, set, display)
+        experiment, folder = Experiment.resume(resume, chosen), resume
+        if (done := finished_run(folder, experiment.table)) is not None:
+            print(f"{folder} is complete; nothing is left to do")
+            close(done.values, folder)
+            return
     else:
-        launch(given, set, preset, out, display)
+        experiment = Experiment(**chosen, preset=preset)
+        folder = out or fresh_folder(f"{experiment.spec.method}-{experiment.spec.data}")
+    try:
+        results = experiment.run(folder, display=open_display(quiet), resume=resume is not None)
+    except KeyboardInterrupt as stop:
+        if not (folder / "config.toml").is_file():
+            raise KeyboardInterrupt("stopped before anything was learnt") from stop
+        raise KeyboardInterrupt(f"stopped; continue with: clipcil run --resume {shlex.quote(str(folder))}") from stop
+    close(results.as_dict(), folder)
+
+
+def close(results: Mapping[str, Any], folder: Path) -> None:
+    """Print the paper's two numbers, and where the rest is. `results` is what `results.json` holds."""
+    print("A_B {last:.2f} %   Ā {average:.2f} %   (over pictures: {last_weighted:.2f} %)".format(**results))
+    print("forgetting {forgetting:.2f}   backward transfer {backward_transfer:.2f}".format(**results))
+    if (drift := results["drift"][-1]) is not None:
+        print(
+            "drift of the stored means (1 − cosine) after the last task:"
+            f" {drift['cosine_before']:.4f} before calibration, {drift['cosine_after']:.4f} after"
+        )
+    for note in results["notes"]:
+        print(f"note: {note}")
+    print(f"results in {folder}; clipcil report {folder} makes a page of them")

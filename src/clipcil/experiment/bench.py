@@ -1,25 +1,23 @@
-"""Running a grid: in one process, reusing what is done, going on after what fails."""
+"""A grid of runs: what is done is reused, what fails is reported, and the rest go on."""
 
 from __future__ import annotations
 
 import json
 import os
 import time
-import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from clipcil.errors import UserError
 from clipcil.experiment.display import Display
+from clipcil.experiment.folder import finished_run
 from clipcil.experiment.grid import Planned
-from clipcil.experiment.run import Shared, run
-from clipcil.experiment.spec import as_table
-from clipcil.files import write_text
-from clipcil.report.compare import Group, group_runs
+from clipcil.experiment.results import NUMBERS
+from clipcil.experiment.workers import in_processes, in_this_process
+from clipcil.report.compare import Group, Spread, group_runs
 from clipcil.report.console import Line
-from clipcil.report.runs import RunResult, read_run
+from clipcil.report.runs import RunResult
 
 RESULTS = "results.jsonl"
 
@@ -33,70 +31,69 @@ class Finished:
     error: str = ""
 
 
+@dataclass(frozen=True)
+class Point:
+    """A point of a sweep: one value on one dataset, over the seeds that went well."""
+
+    data: str
+    value: str
+    last: Spread
+    average: Spread
+    seconds: float
+    seeds: int
+
+
 def run_grid(
     planned: Sequence[Planned],
     out: Path,
     tell: Callable[[str], None] = lambda line: None,
     make_display: Callable[[], Display] = Display,
+    jobs: int = 1,
 ) -> list[Finished]:
-    """Do every run that is not done yet. Backbones, datasets and features of towers nobody moved are shared.
+    """Do every run that is not done yet; a run that was stopped continues from its checkpoint.
 
-    A run that was stopped goes on from its checkpoint. One that fails is told in a line (the whole story stands in
-    `error.txt` of its folder) and the rest go on. Each run that ends adds a line to `results.jsonl`.
+    Args:
+        planned: The runs; those with the same folder are one run.
+        out: Folder of the grid. Each run that ends adds a line to its `results.jsonl`.
+        tell: Called with a line for each run that ends.
+        make_display: Makes the display of a run, where runs are done in this process.
+        jobs: Number of runs at the same time.
+
+    Returns:
+        How each of `planned` ended, in the same order.
     """
-    shared = Shared()
-    log = ResultLog(out / RESULTS)
-    finished: list[Finished] = []
-    ended: dict[Path, Finished] = {}
-    for number, each in enumerate(planned, start=1):
-        name = f"[{number}/{len(planned)}] {each.label} on {each.spec.data}, seed {each.spec.seed}"
-        if each.folder in ended:  # two rows of the grid may be the same run
-            before = ended[each.folder]
-            finished.append(Finished(each, before.result, before.error))
-            continue
-        result = finished_run(each)
-        state = "done before"
+    log, ended = ResultLog(out / RESULTS), dict[Path, Finished]()
+    runs = list({each.folder: each for each in reversed(planned)}.values())[::-1]
+
+    def end(each: Planned, error: str, state: str) -> None:
+        result = finished_run(each.folder, each.table) if not error else None
+        ended[each.folder] = Finished(each, result, error)
+        log.add(each, result, error)
+        name = f"[{runs.index(each) + 1}/{len(runs)}] {each.label} on {each.spec.data}, seed {each.spec.seed}"
         if result is None:
-            state = "done"
-            try:
-                result, error = _attempt(each, shared, make_display)
-            except KeyboardInterrupt as stop:
-                where = f"stopped in run {number} of {len(planned)}"
-                raise KeyboardInterrupt(f"{where}; the same command goes on from there") from stop
-            if result is None:
-                ended[each.folder] = Finished(each, None, error)
-                finished.append(ended[each.folder])
-                tell(f"{name}: FAILED: {error}")
-                log.add(each, None, error)
-                continue
-        ended[each.folder] = Finished(each, result)
-        finished.append(ended[each.folder])
-        log.add(each, result)
-        tell(f"{name}: A_B {result.last:.2f}, Ā {result.average:.2f}, {result.seconds:.1f} s ({state})")
-    return finished
+            tell(f"{name}: FAILED: {error}")
+        else:
+            tell(f"{name}: A_B {result.last:.2f}, Ā {result.average:.2f}, {result.seconds:.1f} s ({state})")
 
-
-def finished_run(planned: Planned) -> RunResult | None:
-    """The results in the folder, if they are whole and of exactly these settings."""
-    if planned.problem:
-        return None
+    todo = []
+    for each in runs:
+        if each.problem or finished_run(each.folder, each.table) is None:
+            todo.append(each)
+        else:
+            end(each, "", "done before")
+    doing = in_this_process(todo, make_display) if jobs == 1 else in_processes(todo, jobs, tell)
     try:
-        found = read_run(planned.folder)
-    except UserError:
-        return None
-    asked = json.dumps(as_table(planned.spec, planned.config), sort_keys=True)
-    return found if json.dumps(found.values["config"], sort_keys=True) == asked else None
+        for each, error in doing:
+            end(each, error, "done")
+    except KeyboardInterrupt as stop:
+        raise KeyboardInterrupt(f"stopped after {len(ended)} of {len(runs)} runs; the same command continues") from stop
+    return [replace(ended[each.folder], planned=each) for each in planned]
 
 
 def lines_of(finished: Sequence[Finished], table: str = "") -> list[Line]:
     """A line of the table for each label on each dataset, in the order of the grid."""
-    together: dict[tuple[str, str], list[Finished]] = {}
-    for each in finished:
-        together.setdefault((each.planned.label, each.planned.spec.data), []).append(each)
     lines = []
-    for (label, data), members in together.items():
-        results = [member.result for member in members if member.result is not None]
-        group = Group(label, group_runs(results)[0].runs) if results else None
+    for (label, data), members, group in _together(finished):
         paper = None
         if group is not None:
             paper = group.printed(table if table != "sensitivity" else "") or group.printed()
@@ -105,15 +102,36 @@ def lines_of(finished: Sequence[Finished], table: str = "") -> list[Line]:
     return lines
 
 
+def points_of(finished: Sequence[Finished]) -> list[Point]:
+    """A point for each dataset and value with at least one run that went well, in the order of the sweep."""
+    return [
+        Point(data, value, group.last, group.average, group.seconds, len(group.runs))
+        for (value, data), _, group in _together(finished)
+        if group is not None
+    ]
+
+
+def _together(finished: Sequence[Finished]) -> list[tuple[tuple[str, str], list[Finished], Group | None]]:
+    """Runs of one label on one dataset, and the group of those that went well."""
+    members: dict[tuple[str, str], list[Finished]] = {}
+    for each in finished:
+        members.setdefault((each.planned.label, each.planned.spec.data), []).append(each)
+    found = []
+    for key, runs in members.items():
+        results = [run.result for run in runs if run.result is not None]
+        found.append((key, runs, Group(key[0], group_runs(results)[0].runs) if results else None))
+    return found
+
+
 class ResultLog:
-    """`results.jsonl`: a line for each run that ended, added when it ends and never taken back."""
+    """`results.jsonl`: a line for each run that ended, added when it ends and never removed."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._known = {line.get("run") for line in read_log(path) if line.get("status") == "done"}
 
     def add(self, planned: Planned, result: RunResult | None, error: str = "") -> None:
-        """A run that stands there as done is not written again."""
+        """Add a line; a run that is in the log as done is not added again."""
         if result is not None and planned.folder.name in self._known:
             return
         spec = planned.spec
@@ -123,8 +141,7 @@ class ResultLog:
         if result is None:
             line["error"] = error
         else:
-            numbers = ("last", "average", "last_weighted", "average_weighted", "forgetting", "backward_transfer")
-            line |= {"tasks": result.tasks, **{key: result.values[key] for key in numbers}}
+            line |= {"tasks": result.tasks, **{key: result.values[key] for key in NUMBERS}}
             line |= {"seconds": round(result.seconds, 3), "after": result.values["after"]}
             self._known.add(planned.folder.name)
         self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -138,7 +155,7 @@ class ResultLog:
 
 
 def read_log(path: Path) -> list[dict[str, Any]]:
-    """The lines of `results.jsonl`; half a line, left by a process that was killed, is passed over."""
+    """The lines of `results.jsonl`; half a line, left by a process that was killed, is skipped."""
     if not path.is_file():
         return []
     lines = []
@@ -150,18 +167,3 @@ def read_log(path: Path) -> list[dict[str, Any]]:
         if isinstance(value, dict):
             lines.append(value)
     return lines
-
-
-def _attempt(planned: Planned, shared: Shared, make_display: Callable[[], Display]) -> tuple[RunResult | None, str]:
-    if planned.problem:
-        return None, planned.problem
-    try:
-        run(planned.spec, planned.config, planned.folder, make_display(), resume=True, shared=shared)
-        (planned.folder / "error.txt").unlink(missing_ok=True)
-        return read_run(planned.folder), ""
-    except UserError as error:
-        return None, str(error)
-    except Exception as error:  # whatever a method raises: the rest of the grid does not depend on it
-        write_text(planned.folder / "error.txt", traceback.format_exc())
-        first = (str(error).splitlines() or [""])[0]
-        return None, f"{type(error).__name__}: {first} (see {planned.folder / 'error.txt'})"

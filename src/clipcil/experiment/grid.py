@@ -1,4 +1,4 @@
-"""Which runs a bench is made of: methods or rows of a paper's table × datasets × seeds, each fully resolved."""
+"""Which runs a grid consists of: cases × datasets × seeds, each fully resolved."""
 
 from __future__ import annotations
 
@@ -11,39 +11,31 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from clipcil.data.dataset import datasets
+from clipcil.data.dataset import datasets, find_dataset
 from clipcil.errors import UserError, nearest
-from clipcil.experiment.spec import RunSpec, as_table, method_settings
+from clipcil.experiment.spec import PER_RUN, Grid, RunSpec, as_table, method_settings, resolved
 from clipcil.methods.registry import find_method, methods
 from clipcil.paper import Row, read_table
-from clipcil.settings import build, merge, override, parse_words, within
+from clipcil.settings import build, merge, nested, override, parse_words
+
+SYMBOLS = {"M": "prompt_length", "β": "beta", "λ": "ortho", "lambda": "ortho"}
+"""The paper's names of three settings of DMC-OT."""
 
 
 @dataclass(frozen=True)
-class Grid:
-    """What was asked for."""
+class Case:
+    """A method with settings, as one line of a table or one point of a curve."""
 
-    table: str | None = None
-    methods: tuple[str, ...] = ()
-    """Names or patterns; empty or `all`: every row of the table, or every method."""
-    data: tuple[str, ...] = ()
-    """Datasets; empty: those of the table, or the embedded one."""
-    only: tuple[str, ...] = ()
-    """Patterns of methods, labels and datasets that cut the grid down."""
-    seeds: int = 1
-    roots: tuple[str, ...] = ()
-    """A folder with a folder for each dataset, or words dataset=folder."""
-    settings: tuple[str, ...] = ()
-    """Words key=value for the methods; a method that has no such setting goes without it."""
-    data_settings: tuple[str, ...] = ()
-    """Words key=value for the datasets; a dataset that has no such option goes without it."""
+    label: str
+    method: str
+    settings: Mapping[str, Any] = field(default_factory=dict)
     run: Mapping[str, Any] = field(default_factory=dict)
-    """Choices outside the methods, as fields of `RunSpec`."""
+    """Options of `RunSpec` that belong to the case."""
 
 
 @dataclass(frozen=True)
 class Planned:
-    """One run of the grid."""
+    """One run of a grid."""
 
     label: str
     spec: RunSpec
@@ -52,42 +44,94 @@ class Planned:
     problem: str = ""
     """Why it cannot be run, where that is known before."""
 
+    @property
+    def table(self) -> dict[str, Any]:
+        """Every option and setting, as `config.toml` holds them."""
+        return as_table(self.spec, self.config)
 
-def plan(grid: Grid, out: Path) -> list[Planned]:
-    """Every run of the grid, dataset by dataset so that features are shared. Wrong names and values are refused."""
-    within("seeds", grid.seeds, 1, 1000)
+
+def plan(grid: Grid) -> list[Planned]:
+    """Every run of a bench, dataset by dataset so that features are shared.
+
+    Raises:
+        UserError: A name or value is wrong.
+    """
     table = read_table(grid.table) if grid.table else None
     rows = list(table.all_rows()) if table else [Row(kind.title, name) for name, kind in methods().items()]
     rows = _choose_rows(rows, grid.methods)
     data = known_datasets(grid.data) or (list(table.datasets) if table else ["emoji"])
     rows, data = _cut(rows, data, grid.only)
-    check_settings(grid.settings, [row.method for row in rows])
-    for key in (word.partition("=")[0].strip() for word in grid.settings):
+    for key in (word.partition("=")[0].strip() for word in grid.set):
         if any(key in row.settings for row in rows):
             raise UserError(f"the rows of {grid.table} decide '{key}' themselves; leave it out, or bench without table")
     run = {"tasks": table.tasks, "backbone": table.backbone, **grid.run} if table else dict(grid.run)
-    if "increment" in run:
+    if "increment" in run and "tasks" not in grid.run:
         run.pop("tasks", None)
-    roots, options = data_roots(grid.roots, data), data_options(grid.data_settings, data)
-    planned = []
-    for name in data:
-        for row in rows:
-            for seed in range(grid.seeds):
-                where = {"method": row.method, "data": name, "data_root": roots[name], "seed": seed}
-                spec = build(RunSpec, {**run, **where, "data_options": options[name]})
-                planned.append(resolve(row.label, spec, row.settings, grid.settings, out))
+    return _expand([Case(row.label, row.method, row.settings) for row in rows], data, grid, run)
+
+
+def plan_sweep(method: str, key: str, values: Sequence[str], grid: Grid) -> list[Planned]:
+    """A run for each dataset, value and seed; the label of each is its value.
+
+    Args:
+        method: Name of the method.
+        key: A setting of the method, or an option of the run such as tasks or shots.
+        values: Its values. Default: those of the paper's sensitivity study.
+        grid: The rest.
+
+    Raises:
+        UserError: There is no such setting, or a value does not fit it.
+    """
+    config = find_method(method).Config()
+    key = key if has_setting(config, key) else SYMBOLS.get(key, key)
+    options = {item.name for item in dataclasses.fields(RunSpec)} - PER_RUN
+    if not has_setting(config, key) and key not in options:
+        known = [*(item.name for item in dataclasses.fields(config)), *sorted(options)]
+        raise UserError(f"{method} has no setting '{key}'{nearest(key, known)}")
+    chosen = list(dict.fromkeys(values)) or [f"{value:g}" for value in study_values(key)]
+    if len(chosen) < 2:
+        raise UserError(f"a sweep needs at least two values of '{key}'; write them one after the other")
+    outside = not has_setting(config, key)
+    run = {name: value for name, value in grid.run.items() if name != key}
+    if key in ("tasks", "increment"):
+        run.pop("tasks" if key == "increment" else "increment", None)
+    cases = [Case(v, method, {} if outside else nested({key: v}), {key: v} if outside else {}) for v in chosen]
+    planned = _expand(cases, known_datasets(grid.data) or ["emoji"], grid, run)
+    for each in planned:
+        if each.problem:  # an invalid value of a sweep is refused, not reported as a failed run
+            raise UserError(each.problem)
     return planned
 
 
-def resolve(label: str, spec: RunSpec, settings: Mapping[str, Any], words: Sequence[str], out: Path) -> Planned:
+def study_values(key: str) -> tuple[float, ...]:
+    """The values that the paper's sensitivity study takes for a setting."""
+    return next((sweep.values for sweep in read_table("sensitivity").sweeps if sweep.key == key), ())
+
+
+def _expand(cases: Sequence[Case], data: Sequence[str], grid: Grid, run: Mapping[str, Any]) -> list[Planned]:
+    check_settings(grid.set, [case.method for case in cases])
+    roots, options = data_roots(grid.data_root, data), data_options(grid.data_options, data)
+    planned = []
+    for name in data:
+        where = {"data": name, "data_root": roots[name], "data_options": options[name]}
+        for case in cases:
+            for seed in range(grid.seeds):
+                spec = build(RunSpec, {**run, **case.run, **where, "method": case.method, "seed": seed})
+                planned.append(_resolve(case, spec, grid))
+    return planned
+
+
+def _resolve(case: Case, spec: RunSpec, grid: Grid) -> Planned:
     """The run with all its settings, and the folder that belongs to exactly them."""
+    name = f"{spec.data}-{spec.method}-seed{spec.seed}"
     try:
-        config = method_settings(spec, merge(parse_words(known_words(spec.method, words)), settings))
-        text = json.dumps(as_table(spec, config), sort_keys=True)
+        spec = resolved(spec)
+        config = method_settings(spec, merge(parse_words(known_words(spec.method, grid.set)), case.settings))
     except UserError as error:
-        return Planned(label, spec, None, out / f"{spec.data}-{spec.method}-seed{spec.seed}-refused", str(error))
+        return Planned(case.label, spec, None, grid.out / f"{name}-refused", str(error))
+    text = json.dumps(as_table(spec, config), sort_keys=True)
     digest = hashlib.sha256(text.encode()).hexdigest()[:8]
-    return Planned(label, spec, config, out / f"{spec.data}-{spec.method}-seed{spec.seed}-{digest}")
+    return Planned(case.label, spec, config, grid.out / f"{name}-{digest}")
 
 
 def check_settings(words: Sequence[str], names: Iterable[str]) -> None:
@@ -106,6 +150,7 @@ def check_settings(words: Sequence[str], names: Iterable[str]) -> None:
 
 
 def known_words(method: str, words: Sequence[str]) -> list[str]:
+    """The words for settings that the method has."""
     config = find_method(method).Config()
     return [word for word in words if has_setting(config, word.partition("=")[0].strip())]
 
@@ -124,8 +169,6 @@ def data_roots(words: Sequence[str], data: Iterable[str]) -> dict[str, Path | No
     An embedded dataset has none, whatever is given.
     """
     known = datasets()
-
-    known_datasets(())  # fills the registry
     own = {name: Path(folder) for name, equals, folder in (word.partition("=") for word in words) if equals}
     for name in own:
         if name not in known:
@@ -145,8 +188,6 @@ def data_roots(words: Sequence[str], data: Iterable[str]) -> dict[str, Path | No
 def data_options(words: Sequence[str], data: Sequence[str]) -> dict[str, dict[str, Any]]:
     """The options of each dataset among these words; a word that fits none of them is refused."""
     known = datasets()
-
-    known_datasets(())
     kinds = {name: known[name].options() for name in data if name in known}
     for word in words:
         key = word.partition("=")[0].strip()
@@ -162,10 +203,9 @@ def data_options(words: Sequence[str], data: Sequence[str]) -> dict[str, dict[st
 
 
 def known_datasets(names: Sequence[str]) -> list[str]:
-    known = datasets()
+    """The names, each once; an unknown one is refused."""
     for name in names:
-        if name not in known:
-            raise UserError(f"there is no dataset '{name}'{nearest(name, known)}")
+        find_dataset(name)
     return list(dict.fromkeys(names))
 
 

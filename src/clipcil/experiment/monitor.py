@@ -1,10 +1,10 @@
-"""Watches training for a run: the step log, seconds per phase, snapshots, and what a person sees."""
+"""The monitor of a run: the log of steps, seconds per phase, snapshots, and the display."""
 
 from __future__ import annotations
 
 import json
 import os
-import resource
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -24,22 +24,20 @@ from clipcil.training.loop import Monitor, Snapshot
 class RunMonitor(Monitor):
     """The monitor of one run. Losses stay on the device until an epoch ends: a step never waits for them."""
 
-    def __init__(self, log: Path, display: Display, snapshots: SnapshotFolder | None) -> None:
+    def __init__(self, log: Path | None, display: Display, snapshots: SnapshotFolder | None) -> None:
         self.display, self.snapshots = display, snapshots
         self.seconds: dict[str, float] = {}
-        self.peak_megabytes: dict[str, float] = {}
         self._task = 0
         self._place = -1
         self._log = log
         self._waiting: list[tuple[str, int, int, Tensor, float]] = []
-        self._depth: list[str] = []
         self._since = 0.0
         self.log_size = 0
-        """Bytes of the log that belong to the state we stand at."""
+        """Bytes of the log covered by the current snapshot."""
 
     @property
     def task(self) -> int:
-        """Which task is under way."""
+        """Index of the current task."""
         return self._task
 
     @task.setter
@@ -47,12 +45,13 @@ class RunMonitor(Monitor):
         self._task, self._place = index, -1
 
     def cut_log(self) -> None:
-        """Take back lines written after the state we stand at: a resumed log reads as if never stopped."""
+        """Remove lines written after the current snapshot: the log of a resumed run reads as if never stopped."""
         with self._open_log() as file:
             self._cut(file)
 
     @contextmanager
     def _open_log(self) -> Iterator[BinaryIO]:
+        assert self._log is not None
         try:
             with open_log(self._log) as file:
                 yield file
@@ -78,6 +77,17 @@ class RunMonitor(Monitor):
         self.display.advance()
 
     def finish_epoch(self, stage: str, epoch: int, last: bool, snapshot: Callable[[], Snapshot]) -> None:
+        if self._log is not None:
+            self._write_log()
+        self._waiting = []
+        now = time.perf_counter()
+        self._count(stage, now - self._since)
+        self._since = now
+        if self.snapshots is not None:
+            self.snapshots.save(self.task, self._place, stage, snapshot(), self.log_size)
+
+    def _write_log(self) -> None:
+        assert self._log is not None
         losses = torch.stack([row[3].float() for row in self._waiting]).tolist() if self._waiting else []
         with self._open_log() as file:
             self._cut(file)
@@ -85,12 +95,6 @@ class RunMonitor(Monitor):
                 line = {"task": self.task, "stage": name, "epoch": at, "step": step, "loss": loss, "rate": rate}
                 file.write(json.dumps(line).encode() + b"\n")
         self.log_size = self._log.stat().st_size
-        self._waiting = []
-        now = time.perf_counter()
-        self._count(stage, now - self._since)
-        self._since = now
-        if self.snapshots is not None:
-            self.snapshots.save(self.task, self._place, stage, snapshot(), self.log_size)
 
     def restore(self, stage: str) -> Snapshot | None:
         found = self.snapshots.load(self.task, self._place) if self.snapshots is not None else None
@@ -110,5 +114,13 @@ class RunMonitor(Monitor):
 
     def _count(self, name: str, seconds: float) -> None:
         self.seconds[name] = self.seconds.get(name, 0.0) + seconds
-        used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-        self.peak_megabytes[name] = max(self.peak_megabytes.get(name, 0.0), round(used, 1))
+
+
+def peak_megabytes() -> float | None:
+    """The most memory this process has held since it began; None where the system does not say (Windows)."""
+    try:
+        import resource
+    except ImportError:
+        return None
+    used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # kilobytes on Linux, bytes on macOS
+    return round(used / (1024**2 if sys.platform == "darwin" else 1024), 1)

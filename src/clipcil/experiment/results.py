@@ -1,66 +1,118 @@
-"""The folder of a run: what was asked, what came out, what it took.
-
-`config.toml`, `results.json`, `matrix.csv`, `predictions.csv` and `steps.jsonl` are the same bytes for the same seed on
-a CPU; what differs from run to run (seconds, versions) stands in `timing.json` and `environment.json`.
-"""
+"""The results of an experiment: accuracies after each task, as numbers, tables and files."""
 
 from __future__ import annotations
 
 import csv
+import html
 import io
 import math
-import os
-import platform
 from dataclasses import dataclass
 from functools import cached_property
-from importlib import metadata
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
+import numpy as np
+from numpy.typing import NDArray
 
-from clipcil.errors import UserError
-from clipcil.experiment.checkpoint import RUN_FILES, first_difference
 from clipcil.experiment.evaluate import Record
-from clipcil.files import LOCK, part_names, write_json, write_text, write_toml
-from clipcil.reading import read_toml
 from clipcil.report.metrics import Metrics, compute_metrics
 
 if TYPE_CHECKING:
-    from clipcil.clip import CLIP
+    import pandas
+
     from clipcil.data.stream import TaskStream
-    from clipcil.experiment.monitor import RunMonitor
-    from clipcil.experiment.spec import RunSpec
+
+NUMBERS = ("last", "average", "last_weighted", "average_weighted", "forgetting", "backward_transfer")
 
 
-@dataclass
-class Outcome:
-    """A finished run."""
+@dataclass(frozen=True)
+class Results:
+    """The accuracies of an experiment after the tasks measured so far, in percent.
+
+    In a notebook it shows the accuracy matrix.
+
+    Example:
+        >>> import clipcil
+        >>> experiment = clipcil.Experiment("simplecil", data="emoji", tasks=10)
+        >>> for task in experiment:
+        ...     experiment.learn(task)
+        ...     if task.index == 1:
+        ...         break
+        >>> results = experiment.evaluate()
+        >>> results.matrix.shape
+        (2, 2)
+        >>> results.last == results.matrix[1].mean()
+        True
+    """
 
     config: dict[str, Any]
+    """Every option and setting of the experiment."""
     names: list[str]
+    """Names of all classes, in the order in which they are learnt."""
     sizes: list[int]
+    """Number of classes of each task."""
     records: list[Record]
+    """What was counted after each task."""
     drift: list[dict[str, float] | None]
+    """Distance of the stored class Gaussians to the test features after each task, where a method has them."""
     notes: list[str]
+    """What a report should say beside the numbers."""
 
     @cached_property
     def metrics(self) -> Metrics:
+        """All numbers together."""
         return compute_metrics(self.sizes, [record.correct for record in self.records], self.records[-1].total)
+
+    @property
+    def last(self) -> float:
+        """A_B: the mean over the tasks so far of the accuracy on each, after the newest task."""
+        return self.metrics.last
+
+    @property
+    def average(self) -> float:
+        """Ā: the mean of A_B over the tasks so far."""
+        return self.metrics.average
+
+    @property
+    def after(self) -> list[float]:
+        """A_k after each task k."""
+        return self.metrics.after
+
+    @property
+    def matrix(self) -> NDArray[np.float64]:
+        """R[k, i]: accuracy on task i after learning task k; NaN where i > k."""
+        return self.metrics.matrix
+
+    @property
+    def forgetting(self) -> float:
+        """Mean over the older tasks of the best accuracy so far minus the newest."""
+        return self.metrics.forgetting
+
+    @property
+    def backward_transfer(self) -> float:
+        """Mean over the older tasks of the newest accuracy minus the first."""
+        return self.metrics.backward_transfer
+
+    @property
+    def per_class(self) -> dict[str, float]:
+        """Accuracy of each class seen; NaN for a class without test pictures."""
+        return dict(zip(self.names, self.metrics.per_class, strict=False))
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """The accuracy matrix as a data frame with a row after each task and a column A_k. Needs pandas."""
+        import pandas
+
+        frame = pandas.DataFrame(self.matrix, *self._labels())
+        frame["A_k"] = self.after
+        return frame
 
     def as_dict(self) -> dict[str, Any]:
         """The contents of `results.json`."""
-        metrics = self.metrics
-        keys = ("last", "average", "last_weighted", "average_weighted", "forgetting", "backward_transfer")
         return {
-            **{key: round(getattr(metrics, key), 4) for key in keys},
-            "after": [round(value, 4) for value in metrics.after],
-            "after_weighted": [None if math.isnan(value) else round(value, 4) for value in metrics.after_weighted],
-            "matrix": [[None if math.isnan(v) else round(v, 4) for v in row] for row in metrics.matrix.tolist()],
-            "per_class": {
-                name: None if math.isnan(value) else round(value, 4)
-                for name, value in zip(self.names, metrics.per_class, strict=True)
-            },
+            **{key: round(getattr(self.metrics, key), 4) for key in NUMBERS},
+            "after": [round(value, 4) for value in self.after],
+            "after_weighted": [_rounded(value) for value in self.metrics.after_weighted],
+            "matrix": [[_rounded(value) for value in row] for row in self.matrix.tolist()],
+            "per_class": {name: _rounded(value) for name, value in self.per_class.items()},
             "sizes": self.sizes,
             "drift": self.drift,
             "between_tasks": self.records[-1].between_tasks,
@@ -68,77 +120,53 @@ class Outcome:
             "config": self.config,
         }
 
+    def matrix_csv(self) -> str:
+        """The contents of `matrix.csv`."""
+        rows, columns = self._labels()
+        body = [
+            [name, *("" if math.isnan(value) else f"{value:.4f}" for value in row), f"{after:.4f}"]
+            for name, row, after in zip(rows, self.matrix.tolist(), self.after, strict=True)
+        ]
+        return _csv([["after", *columns, "A_k"], *body])
 
-def check_start(out: Path, table: dict[str, Any], resume: bool) -> None:
-    """Refuse a folder that holds another run, before anything is loaded or written."""
-    path = out / "config.toml"
-    if not path.exists():
-        left = {LOCK, "error.txt", *part_names(out, RUN_FILES.__contains__)}  # by a run killed while it began
-        if out.is_dir() and any(entry.name not in left for entry in out.iterdir()):
-            raise UserError(f"{out} is not empty and holds no run; give --out a new folder")
-        return
-    if difference := first_difference(read_toml(path), table):
-        raise UserError(f"{out} holds another run ({difference}); give --out another folder")
-    if not resume:
-        raise UserError(f"{out} holds this very run already; go on with --resume {out}, or give --out another folder")
+    def predictions_csv(self, stream: TaskStream) -> str:
+        """The contents of `predictions.csv`: the prediction for every test picture after the last task."""
+        rows: list[list[Any]] = [["task", "row", "picture", "class", "predicted"]]
+        for task, guesses in enumerate(self.records[-1].predictions):
+            pictures = stream.test_set(task)
+            for index, guess in enumerate(guesses):
+                names = (self.names[int(pictures.labels[index])], self.names[guess])
+                rows.append([task + 1, int(pictures.rows[index]), pictures.describe(index), *names])
+        return _csv(rows)
 
+    def __repr__(self) -> str:
+        done = f"{len(self.records)} of {len(self.sizes)} tasks"
+        return f"Results(after {done}: A_B {self.last:.2f} %, Ā {self.average:.2f} %)"
 
-def write_start(out: Path, table: dict[str, Any]) -> None:
-    """Claim the folder for this run."""
-    if not (out / "config.toml").exists():
-        write_toml(out / "config.toml", table)
-    write_json(out / "environment.json", environment())
+    def _repr_html_(self) -> str:
+        rows, columns = self._labels()
+        lines = [f"<tr><th>after</th>{''.join(f'<th>{name}</th>' for name in (*columns, 'A_k'))}</tr>"]
+        for name, row, after in zip(rows, self.matrix.tolist(), self.after, strict=True):
+            cells = "".join(_cell(value) for value in row)
+            lines.append(f"<tr><th>{name}</th>{cells}<td><b>{after:.1f}</b></td></tr>")
+        return f"<table><caption>{html.escape(repr(self))}</caption>{''.join(lines)}</table>"
 
-
-def identity(spec: RunSpec, table: dict[str, Any], clip: CLIP, stream: TaskStream) -> dict[str, Any]:
-    """What a checkpoint belongs to: every choice, and the very weights, pictures and class order they led to."""
-    data = stream.dataset
-    return {
-        "method": spec.method,
-        "backbone": clip.fingerprint,
-        "preprocessing": clip.preprocess.fingerprint,
-        "dataset": {"name": spec.data, "train": data.train.key, "test": data.test.key},
-        "classes": stream.names,
-        "sizes": stream.sizes,
-        "config": table,
-    }
-
-
-def write_outcome(out: Path, outcome: Outcome, stream: TaskStream, monitor: RunMonitor) -> None:
-    write_text(out / "matrix.csv", _matrix(outcome))
-    write_text(out / "predictions.csv", _predictions(outcome, stream))
-    seconds = {name: round(value, 3) for name, value in monitor.seconds.items()}
-    write_json(out / "timing.json", {"seconds": seconds, "peak_megabytes": monitor.peak_megabytes})
-    write_json(out / "results.json", outcome.as_dict())  # last: its presence says that the run is whole
+    def _labels(self) -> tuple[list[str], list[str]]:
+        names = [f"task {number}" for number in range(1, len(self.records) + 1)]
+        return names, list(names)
 
 
-def environment() -> dict[str, Any]:
-    """Versions and machine, for whoever wonders later why a number differs."""
-    packages = ("clipcil", "torch", "lightning-fabric", "numpy", "tokenizers", "pillow", "safetensors")
-    versions = {name: metadata.version(name) for name in packages}
-    machine = {"machine": platform.machine(), "system": platform.system(), "cores": os.cpu_count()}
-    return {"python": platform.python_version(), **versions, **machine, "threads": torch.get_num_threads()}
+def _rounded(value: float) -> float | None:
+    return None if math.isnan(value) else round(value, 4)
 
 
-def _matrix(outcome: Outcome) -> str:
+def _cell(value: float) -> str:
+    if math.isnan(value):
+        return "<td></td>"
+    return f'<td style="background: rgba(0, 114, 178, {value / 200:.3f})">{value:.1f}</td>'
+
+
+def _csv(rows: list[list[Any]]) -> str:
     text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    count = len(outcome.records)
-    writer.writerow(["after", *(f"task {i + 1}" for i in range(count)), "A_k"])
-    for k, row in enumerate(outcome.metrics.matrix.tolist()):
-        cells = ["" if math.isnan(value) else f"{value:.4f}" for value in row]
-        writer.writerow([f"task {k + 1}", *cells, f"{outcome.metrics.after[k]:.4f}"])
-    return text.getvalue()
-
-
-def _predictions(outcome: Outcome, stream: TaskStream) -> str:
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["task", "row", "picture", "class", "predicted"])
-    for task, guesses in enumerate(outcome.records[-1].predictions):
-        pictures = stream.test_set(task)
-        for index, guess in enumerate(guesses):
-            true = outcome.names[int(pictures.labels[index])]
-            where = (task + 1, int(pictures.rows[index]), pictures.describe(index))
-            writer.writerow([*where, true, outcome.names[guess]])
+    csv.writer(text, lineterminator="\n").writerows(rows)
     return text.getvalue()

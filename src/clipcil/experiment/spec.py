@@ -1,51 +1,121 @@
-"""What a run is: every choice, resolved, as one value."""
+"""The options of an experiment, each named and explained once; importing this needs no torch."""
 
 from __future__ import annotations
 
+import ast
+import inspect
+import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from clipcil.data.dataset import full_options
 from clipcil.errors import UserError
-from clipcil.methods.registry import find_method
 from clipcil.settings import merge, override, read_toml, to_dict, within
+
+if TYPE_CHECKING:
+    from clipcil.methods.base import Method
+
+TASKS = 10
+"""Number of tasks where neither tasks nor increment is given."""
+PER_RUN = {"method", "data", "data_root", "data_options", "seed"}
+"""Options that a grid has its own words for."""
 
 
 @dataclass(frozen=True)
 class RunSpec:
-    """The choices outside the method. With the method's own settings, they decide the result."""
+    """The options of a run outside the method. Together with the method's settings they determine the result."""
 
     method: str = "dmc-ot"
+    """The method; `clipcil methods` lists them."""
     data: str = "emoji"
+    """The dataset (`clipcil datasets` lists them), or a folder of class/picture."""
     data_root: Path | None = None
+    """Folder that holds the dataset."""
     data_options: dict[str, Any] = field(default_factory=dict)
-    """What is chosen about the dataset: its split, its columns; see the dataset's options."""
+    """Options of the dataset, such as split=random; `clipcil datasets NAME` lists them."""
     skip_broken: bool = False
-    """Go on without pictures that cannot be decoded, and list them, instead of stopping at the first."""
+    """Leave out pictures that cannot be decoded, and list them, instead of stopping at the first."""
     tasks: int | None = None
+    """Number of tasks. Default: 10, or one per class where there are fewer classes."""
     increment: int | None = None
+    """Classes per task, instead of a number of tasks."""
     base: int | None = None
+    """Classes in the first task, where it is larger than the others."""
     order: str = "seed:1993"
+    """Class order: natural, seed:N, icarl, or a file. seed:1993 is the order most of the field uses."""
     backbone: str = "mini"
+    """mini (embedded), a Hugging Face id or folder, or a file of OpenAI's or open_clip's."""
     seed: int = 0
+    """Seed of everything random."""
     shots: int | None = None
-    """Training pictures per class at the most; None: all."""
-    device: str = "cpu"
+    """At most this many training pictures per class."""
+    device: str = "auto"
+    """cpu, cuda, mps, or auto: CUDA if there is one, else MPS, else the CPU."""
     precision: str = "32-true"
+    """32-true, bf16-mixed or 16-mixed."""
 
     def __post_init__(self) -> None:
         within("seed", self.seed, 0, 2**63 - 1)
         if self.shots is not None:
             within("shots", self.shots, 1)
+        if self.tasks is None and self.increment is None:
+            object.__setattr__(self, "tasks", TASKS)  # giving the default and leaving it out are the same setting
 
 
-def read_preset(data: str, method: str, backbone: str) -> dict[str, Any]:
-    """The settings kept for this method on this dataset, and for this backbone where the preset names it."""
+@dataclass(frozen=True)
+class Grid:
+    """The options of a grid of runs: methods or rows of a table of the paper × datasets × seeds."""
+
+    table: str | None = None
+    """A table of the paper. Without one: the methods and datasets named, on the embedded backbone."""
+    methods: tuple[str, ...] = ()
+    """Methods (names, patterns or all). Default: all of the table, or all there are."""
+    only: tuple[str, ...] = ()
+    """Patterns of methods, rows and datasets that cut the grid down."""
+    data: tuple[str, ...] = ()
+    """Datasets. Default: those of the table, or emoji."""
+    seeds: int = 1
+    """Number of seeds: 3 means 0, 1 and 2."""
+    data_root: tuple[str, ...] = ()
+    """A folder with a folder for each dataset, or words dataset=folder."""
+    data_options: tuple[str, ...] = ()
+    """Options of the datasets, such as split=random; a dataset that has no such option goes without it."""
+    set: tuple[str, ...] = ()
+    """Settings of the methods; a method that has no such setting goes without it."""
+    out: Path = Path("runs/bench")
+    """Folder that holds a folder for each run, and results.jsonl."""
+    jobs: int = 1
+    """Runs at the same time, each in a process of its own with one thread; 1: one after the other in this process."""
+    run: Mapping[str, Any] = field(default_factory=dict)
+    """Options of `RunSpec` that all runs share."""
+
+    def __post_init__(self) -> None:
+        within("seeds", self.seeds, 1, 1000)
+        within("jobs", self.jobs, 1, 1000)
+        for name in ("methods", "only", "data"):  # `a,b c` → a, b, c
+            parts = tuple(part for word in getattr(self, name) for part in word.split(",") if part)
+            object.__setattr__(self, name, parts)
+
+
+def field_docs(kind: type) -> dict[str, str]:
+    """The docstring under each field of a dataclass, base classes included."""
+    docs: dict[str, str] = {}
+    for base in reversed(kind.__mro__[:-1]):
+        body = ast.parse(textwrap.dedent(inspect.getsource(base))).body[0]
+        assert isinstance(body, ast.ClassDef)
+        for statement, after in zip(body.body, body.body[1:], strict=False):
+            if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
+                value = getattr(getattr(after, "value", None), "value", None)
+                if isinstance(after, ast.Expr) and isinstance(value, str):
+                    docs[statement.target.id] = " ".join(value.split())
+    return docs
+
+
+def read_preset(data: str, name: str, backbone: str) -> dict[str, Any]:
+    """The settings kept under this name for this dataset, and for this backbone where the preset names it."""
     found: dict[str, Any] = {}
-    name = find_method(method).presets or method
     for folder in ("any", data):
         file = resources.files("clipcil") / "presets" / folder / f"{name}.toml"
         if file.is_file():
@@ -56,19 +126,44 @@ def read_preset(data: str, method: str, backbone: str) -> dict[str, Any]:
     return found
 
 
-def method_settings(spec: RunSpec, given: Mapping[str, Any], preset: bool = True) -> Any:
-    """The method's config: its defaults, then the preset, then what was given."""
-    kind = find_method(spec.method)
+def method_settings(
+    spec: RunSpec, given: Mapping[str, Any], preset: bool = True, kind: type[Method] | None = None
+) -> Any:
+    """The method's config: its defaults, then the preset, then what was given.
+
+    Args:
+        spec: The run; its method, data and backbone select the preset.
+        given: Settings over the defaults and the preset; nested tables for nested settings.
+        preset: Whether to use the preset.
+        kind: The method's class. Default: the method called `spec.method`.
+    """
+    if kind is None:
+        from clipcil.methods.registry import find_method
+
+        kind = find_method(spec.method)
     config = kind.Config()
     if preset:
         try:
-            config = override(config, read_preset(spec.data, spec.method, spec.backbone))
+            config = override(config, read_preset(spec.data, kind.presets or spec.method, spec.backbone))
         except UserError as error:
             raise UserError(f"preset {spec.data}/{spec.method}: {error}") from error
     return override(config, given)
 
 
+def resolved(spec: RunSpec) -> RunSpec:
+    """The same run with its device chosen, every option of its dataset filled in, and a folder as dataset `folder`.
+
+    Raises:
+        UserError: There is no such dataset or option.
+    """
+    from clipcil.data.dataset import datasets, full_options
+    from clipcil.experiment.device import find_device
+
+    if spec.data not in datasets() and Path(spec.data).is_dir():
+        spec = replace(spec, data="folder", data_root=Path(spec.data))
+    return replace(spec, data_options=full_options(spec.data, spec.data_options), device=find_device(spec.device))
+
+
 def as_table(spec: RunSpec, config: Any) -> dict[str, Any]:
-    """Both together, as `config.toml` holds them."""
-    spec = replace(spec, data_options=full_options(spec.data, spec.data_options))
+    """Options and settings as `config.toml` holds them."""
     return {"run": to_dict(spec), "method": to_dict(config)}

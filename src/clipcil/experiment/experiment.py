@@ -1,0 +1,370 @@
+"""An experiment: a method learns a dataset task by task and is evaluated after each task."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from clipcil.clip import CLIP, load_clip
+from clipcil.data.broken import drop_broken
+from clipcil.data.dataset import Dataset, open_dataset
+from clipcil.data.orders import class_order
+from clipcil.data.reader import Reader
+from clipcil.data.stream import Task, TaskStream, task_sizes
+from clipcil.errors import UserError, nearest
+from clipcil.experiment.checkpoint import CheckpointFolder, Loaded, SnapshotFolder, run_mark, sweep_run
+from clipcil.experiment.device import find_device, make_fabric
+from clipcil.experiment.display import Display
+from clipcil.experiment.drift import copy_memory, measure_drift
+from clipcil.experiment.evaluate import Record, evaluate
+from clipcil.experiment.folder import check_start, read_config, write_results, write_start
+from clipcil.experiment.monitor import RunMonitor
+from clipcil.experiment.results import Results
+from clipcil.experiment.spec import TASKS, RunSpec, as_table, method_settings, resolved
+from clipcil.files import cache_folder, run_lock
+from clipcil.memory.gaussians import GaussianMemory
+from clipcil.methods.base import Method
+from clipcil.methods.registry import find_method
+from clipcil.settings import build, merge, nested
+from clipcil.training.loop import Session
+
+HEADER = ("task", "classes", "A_k", "weighted", "newest", "first", "seconds")
+
+
+@dataclass
+class Shared:
+    """What experiments in one process can share: backbones, datasets, and features of towers that are not tuned."""
+
+    backbones: dict[str, CLIP] = field(default_factory=dict)
+    datasets: dict[str, tuple[Dataset, list[str]]] = field(default_factory=dict)
+    readers: dict[str, Reader] = field(default_factory=dict)
+
+
+class Experiment:
+    """A method, a dataset and a backbone: learn task by task, evaluate after each, or run it all into a folder.
+
+    Nothing is loaded before the first task is asked for. A task that was not evaluated is evaluated before the next one
+    is learnt, so that the accuracy matrix is always complete.
+
+    Args:
+        method: Name of a method (`clipcil.methods()`), or a class of your own derived from `clipcil.Method`.
+        data: Name of a dataset (`clipcil.datasets()`), a folder of class/picture, or a `clipcil.Dataset`.
+        backbone: "mini", a Hugging Face id, a folder, a file, or what `clipcil.load_clip` returned.
+        preset: Start from the published values kept for this method and dataset.
+        settings: Settings of the method as a mapping, for names that are also options of the experiment.
+        shared: What several experiments in this process share.
+        **options: Options of `RunSpec` (tasks, increment, base, order, seed, shots, data_root, data_options,
+            skip_broken, device, precision), and settings of the method: `beta=0.2`, `**{"stage1.lr": 1e-5}`.
+
+    Raises:
+        UserError: A name or value is wrong; the message says which and what would fit.
+
+    Example:
+        >>> import clipcil
+        >>> experiment = clipcil.Experiment("simplecil", data="emoji", tasks=20, seed=0)
+        >>> for task in experiment:
+        ...     experiment.learn(task)
+        ...     accuracy = experiment.evaluate().last
+        ...     if task.index == 2:
+        ...         break
+        >>> len(experiment.results.after), round(experiment.results.average) > 50
+        (3, True)
+        >>> clipcil.Experiment("dmc-ot", betta=0.2)
+        Traceback (most recent call last):
+        clipcil.errors.UserError: there is no option or setting 'betta'; did you mean 'beta'?
+    """
+
+    def __init__(
+        self,
+        method: str | type[Method] = "dmc-ot",
+        data: str | Path | Dataset = "emoji",
+        *,
+        backbone: str | Path | CLIP = "mini",
+        preset: bool = True,
+        settings: Mapping[str, Any] | None = None,
+        shared: Shared | None = None,
+        **options: Any,
+    ) -> None:
+        kind = find_method(method) if isinstance(method, str) else _own_method(method)
+        choices, own = _split(options, kind)
+        choices |= {"method": kind.name, "data": data.name if isinstance(data, Dataset) else str(data)}
+        choices |= {"backbone": backbone.name if isinstance(backbone, CLIP) else str(backbone)}
+        spec = build(RunSpec, choices)
+        if isinstance(data, Dataset):
+            if spec.data_options or spec.data_root:
+                raise UserError("data_root and data_options are for datasets by name; this dataset is open already")
+            spec = dataclasses.replace(spec, device=find_device(spec.device))
+        else:
+            spec = resolved(spec)
+        config = method_settings(spec, merge(settings or {}, nested(own)), preset, kind)
+        self._set_up(spec, config, kind, shared, data if isinstance(data, Dataset) else None)
+        if isinstance(backbone, CLIP):
+            self._shared.backbones[spec.backbone] = backbone
+
+    @classmethod
+    def of(cls, spec: RunSpec, config: Any, shared: Shared | None = None) -> Experiment:
+        """The experiment with these options and this config of its method."""
+        experiment = cls.__new__(cls)
+        experiment._set_up(resolved(spec), config, find_method(spec.method), shared, None)
+        return experiment
+
+    @classmethod
+    def resume(cls, folder: str | Path, given: Mapping[str, Any] | None = None) -> Experiment:
+        """The experiment whose run is in `folder`, to be continued with `run(folder)`.
+
+        Args:
+            folder: A folder that `run` has written to.
+            given: Options of `RunSpec`, and `settings` of the method, that must be those of the run.
+
+        Raises:
+            UserError: The folder holds no run, or something in `given` is not what the run was begun with.
+        """
+        kept, given = read_config(Path(folder)), dict(given or {})
+        settings = given.pop("settings", {})
+        spec = build(RunSpec, merge(kept["run"], given))
+        experiment = cls.of(spec, method_settings(spec, merge(kept["method"], settings), preset=False))
+        check_start(Path(folder), experiment.table, resume=True)
+        return experiment
+
+    def _set_up(
+        self, spec: RunSpec, config: Any, kind: type[Method], shared: Shared | None, dataset: Dataset | None
+    ) -> None:
+        self.spec, self.config = spec, config
+        self._kind, self._shared, self._dataset = kind, shared or Shared(), dataset
+        self._records: list[Record] = []
+        self._drift: list[dict[str, float] | None] = []
+        self._before: GaussianMemory | None = None
+        self._loaded: _Loaded | None = None
+
+    @property
+    def table(self) -> dict[str, Any]:
+        """Every option and setting, as `config.toml` holds them."""
+        return as_table(self.spec, self.config)
+
+    @property
+    def method(self) -> Method:
+        """The method, as far as it has learnt."""
+        return self._ready().method
+
+    @property
+    def stream(self) -> TaskStream:
+        """The tasks: class names in their order, sizes, test pictures."""
+        return self._ready().stream
+
+    @property
+    def results(self) -> Results:
+        """Accuracies after every task learnt so far."""
+        return self.evaluate()
+
+    def __len__(self) -> int:
+        """Number of tasks."""
+        return len(self.stream)
+
+    def __iter__(self) -> Iterator[Task]:
+        """The tasks that are not learnt yet. A task's pictures cannot be read once the next task is asked for."""
+        self._tasks = self.stream.tasks(len(self.method.sizes))  # kept: a task ends with the iterator it came from
+        return self._tasks
+
+    def __repr__(self) -> str:
+        what = f"{self._kind.title} on {self.spec.data}"
+        if self._loaded is not None:
+            what += f": {len(self.stream.names)} classes in {len(self)} tasks"
+        return f"{what}, backbone {self.spec.backbone}, seed {self.spec.seed}, device {self.spec.device}"
+
+    def learn(self, task: Task) -> None:
+        """Learn the classes of `task`.
+
+        Raises:
+            UserError: It is not the next task.
+        """
+        method, monitor = self.method, self._ready().monitor
+        if task.index != len(method.sizes):
+            raise UserError(f"task {task.index + 1} is not the next one: {len(method.sizes)} tasks are learnt")
+        if method.sizes:
+            self.evaluate()
+        monitor.task = task.index
+        self._before = copy_memory(method)
+        with monitor.phase("learning"):
+            method.learn(task)
+
+    def evaluate(self) -> Results:
+        """Evaluate on the test pictures of every class seen, unless that is done already.
+
+        Returns:
+            The results after all tasks so far; `last` is the accuracy now.
+
+        Raises:
+            UserError: Nothing is learnt yet.
+        """
+        method, stream, monitor = self.method, self.stream, self._ready().monitor
+        newest = len(method.sizes) - 1
+        if newest < 0:
+            raise UserError("no task is learnt yet; learn one before evaluating")
+        if len(self._records) <= newest:
+            with monitor.phase("evaluation"):
+                self._records.append(evaluate(method, stream, newest))
+            with monitor.phase("drift"):
+                before = self._before
+                self._drift.append(measure_drift(before, method, stream, newest) if before is not None else None)
+        return Results(self.table, stream.names, stream.sizes, list(self._records), list(self._drift), method.notes())
+
+    def run(self, folder: str | Path, *, display: Display | None = None, resume: bool = True) -> Results:
+        """Learn and evaluate every task, writing results and checkpoints to `folder`.
+
+        Killed at any moment, the same call continues from the last checkpoint and ends with the same results.
+
+        Args:
+            folder: Where the run is kept; no other process may be writing to it.
+            display: What a person sees of it. Default: nothing.
+            resume: Whether a run in `folder` may be continued; otherwise it is refused.
+
+        Raises:
+            UserError: The folder holds something else, or training diverged.
+        """
+        folder, display = Path(folder), display or Display()
+        if self._loaded is not None:
+            raise UserError("this experiment has begun outside a run folder; make a new Experiment for run()")
+        with run_lock(folder):
+            snapshots = SnapshotFolder(folder / "checkpoint", display.tell)
+            check_start(folder, self.table, resume)
+            sweep_run(folder)
+            ready = self._ready(RunMonitor(folder / "steps.jsonl", display, snapshots))
+            belongs = self._identity()
+            checkpoints, snapshots.mark = CheckpointFolder(folder / "checkpoint", belongs), run_mark(belongs)
+            kept = checkpoints.newest(display.tell) if resume else None
+            snapshots.clear(keep=kept.tasks if kept else 0 if resume else None)
+            write_start(folder, self.table)  # only now: a run that could not begin has claimed nothing
+            for note in ready.notes:
+                display.tell(note)
+            if kept is not None:
+                checkpoints.restore(kept, ready.method)
+                self._restore(kept)
+                display.tell(f"going on after task {kept.tasks} of {len(self)}")
+            ready.reader.on_progress = display.progress
+            display.start(repr(self), len(self))
+            try:
+                for task in self:
+                    started = time.perf_counter()
+                    self.learn(task)
+                    results = self.evaluate()
+                    checkpoints.save(task.index + 1, ready.method, self._facts())
+                    snapshots.clear()
+                    display.row(_row(results, time.perf_counter() - started), HEADER)
+                ready.monitor.cut_log()
+                write_results(folder, self.results, ready.stream, ready.monitor)
+                return self.results
+            finally:
+                display.stop()
+
+    def _facts(self) -> dict[str, Any]:
+        """What a checkpoint holds beside the method."""
+        monitor = self._ready().monitor
+        facts = {"records": [dataclasses.asdict(record) for record in self._records], "drift": self._drift}
+        return {**facts, "log_size": monitor.log_size, "seconds": monitor.seconds}
+
+    def _restore(self, kept: Loaded) -> None:
+        self._records = [Record(**record) for record in kept.facts["records"]]
+        self._drift = kept.facts["drift"]
+        monitor = self._ready().monitor
+        monitor.log_size, monitor.seconds = kept.facts["log_size"], kept.facts["seconds"]
+
+    def _identity(self) -> dict[str, Any]:
+        """What a checkpoint belongs to: every choice, and the very weights, pictures and class order they led to."""
+        clip, data = self.method.clip, self.stream.dataset
+        return {
+            "method": f"{self._kind.__module__}.{self._kind.__qualname__}",
+            "backbone": clip.fingerprint,
+            "preprocessing": clip.preprocess.fingerprint,
+            "dataset": {"name": self.spec.data, "train": data.train.key, "test": data.test.key},
+            "classes": self.stream.names,
+            "sizes": self.stream.sizes,
+            "config": self.table,
+        }
+
+    def _ready(self, monitor: RunMonitor | None = None) -> _Loaded:
+        """Backbone, data, tasks and method, loaded when first needed."""
+        if self._loaded is None:
+            monitor = monitor or RunMonitor(None, Display(), None)
+            with monitor.phase("loading"):
+                self._loaded = self._load(monitor)
+        return self._loaded
+
+    def _load(self, monitor: RunMonitor) -> _Loaded:
+        spec, shared = self.spec, self._shared
+        session = Session(make_fabric(spec.device, spec.precision), monitor)
+        if spec.backbone not in shared.backbones:
+            shared.backbones[spec.backbone] = load_clip(spec.backbone)
+        clip = shared.backbones[spec.backbone].to(session.device)
+        dataset, notes = self._open_dataset()
+        if spec.shots is not None:
+            dataset = dataset.shrink(spec.shots, spec.seed)
+        if self._kind.tunes_tower:
+            clip = clip.with_own_vision_tower()
+            reader = Reader(clip, cache_folder(), session.device)
+        else:
+            reader = shared.readers.setdefault(spec.backbone, Reader(clip, cache_folder(), session.device, shared=True))
+        order = class_order(spec.order, dataset.classes)
+        tasks = None if spec.tasks == TASKS else spec.tasks  # the default adapts to fewer classes
+        sizes = task_sizes(len(dataset.classes), tasks, spec.increment, spec.base)
+        stream = TaskStream(dataset, reader, order, sizes)
+        torch.manual_seed(spec.seed)
+        method = self._kind(self.config, clip, session, dataset.templates).to(session.device)
+        return _Loaded(method, stream, reader, monitor, notes)
+
+    def _open_dataset(self) -> tuple[Dataset, list[str]]:
+        """The dataset, opened once for all experiments that share, and what there is to say about it."""
+        spec, known = self.spec, self._shared.datasets
+        place = repr((spec.data, spec.data_root, sorted(spec.data_options.items()), spec.skip_broken))
+        if self._dataset is not None or place not in known:
+            dataset = self._dataset or open_dataset(spec.data, spec.data_root, spec.data_options)
+            broken: list[str] = []
+            if spec.skip_broken:
+                dataset, broken = drop_broken(dataset)
+            known[place] = (dataset, [*dataset.notes, *(f"left out: {line}" for line in broken)])
+        return known[place]
+
+
+@dataclass
+class _Loaded:
+    """What an experiment consists of once it is loaded."""
+
+    method: Method
+    stream: TaskStream
+    reader: Reader
+    monitor: RunMonitor
+    notes: list[str]
+    """What a person should know about the pictures: those left out, lists read in part."""
+
+
+def _own_method(kind: Any) -> type[Method]:
+    if not (isinstance(kind, type) and issubclass(kind, Method)):
+        raise UserError(f"method is {kind!r}; give the name of a method, or a class derived from clipcil.Method")
+    for attribute in ("name", "title"):
+        if not hasattr(kind, attribute):
+            raise UserError(f"class {kind.__name__} has no '{attribute}'; a method needs a name and a title")
+    return kind
+
+
+def _split(options: Mapping[str, Any], kind: type[Method]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Options of the experiment, and settings of the method."""
+    known = [item.name for item in dataclasses.fields(RunSpec)]
+    settings = [item.name for item in dataclasses.fields(kind.Config)]
+    for key in options:
+        name = key.partition(".")[0]
+        if name not in known and name not in settings:
+            raise UserError(f"there is no option or setting '{key}'{nearest(key, [*settings, *known])}")
+    chosen = {key: value for key, value in options.items() if key in known and value is not None}
+    return chosen, {key: value for key, value in options.items() if key not in known}
+
+
+def _row(results: Results, seconds: float) -> list[str]:
+    count, metrics = len(results.records), results.metrics
+    numbers = (metrics.after[-1], metrics.after_weighted[-1], metrics.matrix[-1, -1], metrics.matrix[-1, 0])
+    seen = sum(results.sizes[:count])
+    return [f"{count}/{len(results.sizes)}", str(seen), *(f"{number:.2f}" for number in numbers), f"{seconds:.1f}"]

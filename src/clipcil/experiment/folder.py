@@ -1,0 +1,103 @@
+"""The folder of a run.
+
+`config.toml`, `results.json`, `matrix.csv`, `predictions.csv` and `steps.jsonl` have the same bytes for the same seed
+on a CPU; what differs from run to run (seconds, versions) stands in `timing.json` and `environment.json`.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import platform
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from clipcil.errors import UserError
+from clipcil.experiment.checkpoint import RUN_FILES, first_difference
+from clipcil.experiment.monitor import RunMonitor, peak_megabytes
+from clipcil.files import LOCK, part_names, write_json, write_text, write_toml
+from clipcil.reading import read_toml
+from clipcil.report.runs import RunResult, read_run
+
+if TYPE_CHECKING:
+    from clipcil.data.stream import TaskStream
+    from clipcil.experiment.results import Results
+
+ERROR = "error.txt"
+"""The traceback of a run of a grid that failed."""
+
+
+def check_start(folder: Path, table: dict[str, Any], resume: bool) -> None:
+    """Refuse a folder that holds another run, before anything is loaded or written."""
+    path = folder / "config.toml"
+    if not path.exists():
+        left = {LOCK, ERROR, *part_names(folder, RUN_FILES.__contains__)}  # by a run killed while it began
+        if folder.is_dir() and any(entry.name not in left for entry in folder.iterdir()):
+            raise UserError(f"{folder} is not empty and holds no run; name a new folder with --out")
+        return
+    if difference := first_difference(read_toml(path), table):
+        raise UserError(f"{folder} holds another run ({difference}); name another folder with --out")
+    if not resume:
+        raise UserError(f"{folder} holds this run already; continue it with --resume {folder}, or name another folder")
+
+
+def write_start(folder: Path, table: dict[str, Any]) -> None:
+    """Claim the folder for this run."""
+    if not (folder / "config.toml").exists():
+        write_toml(folder / "config.toml", table)
+    write_json(folder / "environment.json", environment())
+
+
+def write_results(folder: Path, results: Results, stream: TaskStream, monitor: RunMonitor) -> None:
+    """Write the results of a run that has ended."""
+    write_text(folder / "matrix.csv", results.matrix_csv())
+    write_text(folder / "predictions.csv", results.predictions_csv(stream))
+    seconds = {name: round(value, 3) for name, value in monitor.seconds.items()}
+    write_json(folder / "timing.json", {"seconds": seconds, "peak_megabytes": peak_megabytes()})
+    write_json(folder / "results.json", results.as_dict())  # last: its presence says that the run is complete
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """The tables `run` and `method` of the run in `folder`."""
+    path = folder / "config.toml"
+    if not path.is_file():
+        raise UserError(f"{folder} holds no run (there is no config.toml in it)")
+    table = read_toml(path)
+    for part in ("run", "method"):
+        if not isinstance(table.get(part), dict):
+            raise UserError(f"{path} is damaged: it has no table [{part}]; put the right one back or start anew")
+    return table
+
+
+def finished_run(folder: Path, table: dict[str, Any]) -> RunResult | None:
+    """The results in `folder` if they are complete and of exactly these options and settings."""
+    if not all((folder / name).is_file() for name in ("matrix.csv", "predictions.csv", "steps.jsonl")):
+        return None
+    try:
+        found = read_run(folder)
+    except UserError:  # damaged results are made again from the last checkpoint
+        return None
+    same = json.dumps(found.values["config"], sort_keys=True) == json.dumps(table, sort_keys=True)
+    return found if same else None
+
+
+def environment() -> dict[str, Any]:
+    """Versions and machine, to explain later why a number differs."""
+    packages = ("clipcil", "torch", "lightning-fabric", "numpy", "tokenizers", "pillow", "safetensors")
+    versions = {name: metadata.version(name) for name in packages}
+    machine = {"machine": platform.machine(), "system": platform.system(), "cores": os.cpu_count()}
+    return {"python": platform.python_version(), **versions, **machine, "threads": torch.get_num_threads()}
+
+
+def fresh_folder(what: str) -> Path:
+    """`runs/2026-01-31-what`, with a number behind it where that is taken."""
+    stem = f"{datetime.date.today().isoformat()}-{what}"
+    for number in range(1, 10_000):
+        folder = Path("runs") / (stem if number == 1 else f"{stem}-{number}")
+        if not folder.exists():
+            return folder
+    raise UserError("runs/ holds ten thousand runs of today; name a folder with --out")

@@ -1,0 +1,133 @@
+"""Doing the runs of a grid: in this process, or in several processes on this machine."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import threading
+import traceback
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+from clipcil.errors import UserError, first_line
+from clipcil.experiment.display import Display
+from clipcil.experiment.experiment import Experiment, Shared
+from clipcil.experiment.folder import ERROR
+from clipcil.experiment.grid import Planned
+from clipcil.files import write_text
+
+ATTEMPTS = 3
+"""How often a run is begun whose process dies, each time from its last checkpoint."""
+
+Ended = tuple[Planned, str]
+"""A run that has ended, and why it failed; empty where it went well."""
+
+
+def attempt(planned: Planned, shared: Shared, display: Display) -> str:
+    """Do a run, or continue it from its checkpoint; returns why it failed, in one line."""
+    if planned.problem:
+        return planned.problem
+    try:
+        Experiment.of(planned.spec, planned.config, shared).run(planned.folder, display=display)
+        (planned.folder / ERROR).unlink(missing_ok=True)
+        return ""
+    except UserError as error:
+        return str(error)
+    except Exception as error:  # whatever a method raises: the other runs do not depend on it
+        write_text(planned.folder / ERROR, traceback.format_exc())
+        return f"{type(error).__name__}: {first_line(error)} (see {planned.folder / ERROR})"
+
+
+def in_this_process(todo: Iterable[Planned], make_display: Callable[[], Display] = Display) -> Iterator[Ended]:
+    """One run after the other; backbones, datasets and features of towers that are not tuned are shared."""
+    shared = Shared()
+    for each in todo:
+        yield each, attempt(each, shared, make_display())
+
+
+def in_processes(todo: Sequence[Planned], jobs: int, tell: Callable[[str], None]) -> Iterator[Ended]:
+    """`jobs` runs at a time, each in a process with one thread. A run whose process dies is continued by another."""
+    waiting, begun = deque(todo), dict.fromkeys((each.folder for each in todo), 0)
+    idle: list[_Process] = []
+    busy: dict[Any, _Process] = {}
+    try:
+        while waiting or busy:
+            while waiting and len(busy) < jobs:
+                worker = idle.pop() if idle else _Process()
+                if worker.give(waiting[0]):
+                    begun[waiting.popleft().folder] += 1
+                    busy[worker.pipe] = worker
+            for pipe in wait(list(busy)):
+                worker = busy.pop(pipe)
+                error = worker.answer()
+                if error is not None:
+                    idle.append(worker)
+                    yield worker.run, error
+                elif begun[worker.run.folder] < ATTEMPTS:
+                    tell(f"the process of {worker.run.folder.name} died; another continues from its checkpoint")
+                    waiting.append(worker.run)
+                else:
+                    yield worker.run, f"its process died {ATTEMPTS} times"
+    finally:
+        for worker in (*idle, *busy.values()):
+            worker.process.kill()  # every file is written whole: what was under way can be continued
+
+
+class _Process:
+    """A process that does one run after the other, and the pipe to it."""
+
+    run: Planned
+
+    def __init__(self) -> None:
+        context = multiprocessing.get_context("spawn")
+        self.pipe, other = context.Pipe()
+        self.process = context.Process(target=_serve, args=(other,), daemon=True)
+        threads = os.environ.get("OMP_NUM_THREADS")
+        os.environ["OMP_NUM_THREADS"] = "1"  # read by the new process when it imports torch
+        try:
+            self.process.start()
+        finally:
+            os.environ.pop("OMP_NUM_THREADS")
+            if threads is not None:
+                os.environ["OMP_NUM_THREADS"] = threads
+        other.close()
+
+    def give(self, run: Planned) -> bool:
+        """Hand over a run; False where the process has died."""
+        self.run = run
+        try:
+            self.pipe.send(run)
+        except OSError:
+            return False
+        return True
+
+    def answer(self) -> str | None:
+        """Why the run failed, empty where it went well; None where the process died."""
+        try:
+            return str(self.pipe.recv())
+        except (EOFError, OSError):
+            self.process.join()
+            return None
+
+
+def _serve(pipe: Connection) -> None:
+    """The loop of a worker process."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches every process of a terminal; the first one decides
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    shared = Shared()
+    while True:
+        try:
+            planned = pipe.recv()
+        except EOFError:
+            return
+        pipe.send(attempt(planned, shared, Display()))
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)

@@ -1,0 +1,153 @@
+"""The experiment as a Python object: the loop by hand, objects of the user's own, and the same results as a run."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from short_runs import few_classes
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from clipcil.clip import CLIP
+from clipcil.data.dataset import Dataset
+from clipcil.errors import UserError
+from clipcil.experiment.experiment import Experiment
+from clipcil.experiment.spec import RunSpec
+from clipcil.methods.simplecil import SimpleCIL
+
+
+@pytest.fixture(scope="module", autouse=True)
+def own_cache(tmp_path_factory: pytest.TempPathFactory) -> object:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CLIPCIL_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+@pytest.fixture(scope="module")
+def data() -> Dataset:
+    """A dataset that nobody registered."""
+    return replace(few_classes(6), name="six")
+
+
+@dataclass(frozen=True)
+class OwnConfig:
+    power: float = 1.0
+    """Exponent of the cosine."""
+
+
+class Own(SimpleCIL):
+    """A method that nobody registered."""
+
+    name, title, Config = "own", "Own method", OwnConfig
+
+    def logits(self, batch: Any) -> Tensor:
+        return (normalize(batch.features, dim=-1) @ normalize(self.prototypes, dim=-1).T) ** self.config.power
+
+
+class Changed(SimpleCIL):
+    """Another class that bears the name of a registered one."""
+
+
+def test_own_method_own_dataset_and_loaded_backbone(data: Dataset, mini: CLIP) -> None:
+    experiment = Experiment(Own, data=data, backbone=mini, increment=2, power=2.0)
+    assert len(experiment) == 3 and experiment.config.power == 2.0
+    seen = []
+    for task in experiment:
+        experiment.learn(task)
+        results = experiment.evaluate()
+        seen.append((task.index, results.last))
+        assert results.matrix.shape == (task.index + 1, task.index + 1)
+    results = experiment.results
+    assert [last for _, last in seen] == results.after and [index for index, _ in seen] == [0, 1, 2]
+    assert results.last == np.mean(results.matrix[-1]) and results.average == pytest.approx(np.mean(results.after))
+    assert list(results.per_class) == experiment.stream.names
+    frame = results.to_pandas()
+    assert list(frame.columns) == ["task 1", "task 2", "task 3", "A_k"] and frame.loc["task 3", "A_k"] == results.last
+    html = results._repr_html_()
+    assert html.count("<tr>") == 4 and f"{results.matrix[2, 0]:.1f}" in html and "nan" not in html
+    assert repr(results) == f"Results(after 3 of 3 tasks: A_B {results.last:.2f} %, Ā {results.average:.2f} %)"
+
+
+def test_the_loop_by_hand_and_a_run_give_the_same(data: Dataset, mini: CLIP, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"data": data, "backbone": mini, "increment": 2, "seed": 3}
+    options |= {"stage1.epochs": 1, "stage2": {"epochs": 1}}
+    by_hand = Experiment("dmc-ot", **options)
+    for task in by_hand:
+        by_hand.learn(task)  # not evaluated here: evaluated before the next task is learnt
+    whole = Experiment("dmc-ot", **options).run(tmp_path / "run")
+    assert by_hand.results.as_dict() == whole.as_dict() == json.loads((tmp_path / "run/results.json").read_text())
+    again = Experiment("dmc-ot", **options)
+    assert again.run(tmp_path / "run").as_dict() == whole.as_dict()  # from its last checkpoint
+    assert again.method.seen == 6
+    with pytest.raises(UserError, match=r"holds another run \(its run.seed is 3, not 4\)"):
+        Experiment("dmc-ot", **{**options, "seed": 4}).run(tmp_path / "run")
+    with pytest.raises(UserError, match="has begun outside a run folder"):
+        by_hand.run(tmp_path / "other")
+
+
+def test_tasks_are_learnt_in_order_and_only_once(data: Dataset, mini: CLIP) -> None:
+    experiment = Experiment("simplecil", data=data, backbone=mini, increment=2)
+    with pytest.raises(UserError, match="no task is learnt yet"):
+        experiment.evaluate()
+    first = next(iter(experiment))
+    experiment.learn(first)
+    with pytest.raises(UserError, match="task 1 is not the next one: 1 tasks are learnt"):
+        experiment.learn(first)
+    assert [task.index for task in experiment] == [1, 2]  # iterating again goes on after what is learnt
+
+
+def test_another_class_with_the_same_name_does_not_resume_a_run(data: Dataset, mini: CLIP, tmp_path: Path) -> None:
+    Experiment("simplecil", data=data, backbone=mini, increment=2).run(tmp_path / "run")
+    with pytest.raises(UserError, match=r"its method is clipcil\.methods\.simplecil\.SimpleCIL, not .*Changed"):
+        Experiment(Changed, data=data, backbone=mini, increment=2).run(tmp_path / "run")
+
+
+def test_a_folder_with_other_files_is_never_written_to(data: Dataset, mini: CLIP, tmp_path: Path) -> None:
+    (tmp_path / "letter.txt").write_text("mine")
+    with pytest.raises(UserError, match="is not empty and holds no run"):
+        Experiment("simplecil", data=data, backbone=mini).run(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["letter.txt"]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"method": "dmc-ott"}, "there is no method 'dmc-ott'; did you mean 'dmc-ot'?"),
+        ({"method": 3}, "method is 3; give the name of a method, or a class"),
+        ({"data": "emojii"}, "there is no dataset 'emojii'; did you mean 'emoji'?"),
+        ({"betta": 0.1}, "there is no option or setting 'betta'; did you mean 'beta'?"),
+        ({"sed": 1}, "there is no option or setting 'sed'; did you mean 'seed'?"),
+        ({"stage1.lrr": 0.1}, "there is no setting 'stage1.lrr'; did you mean 'lr'?"),
+        ({"tasks": "many"}, "setting 'tasks' is 'many'; it must be a whole number"),
+        ({"settings": {"bet": 1}}, "there is no setting 'bet'; did you mean 'beta'?"),
+        ({"data_options": {"split": 1}}, "there is no setting 'split'"),
+    ],
+)
+def test_a_wrong_word_is_refused_at_once(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(UserError) as caught:
+        Experiment(**options)
+    assert said in str(caught.value)
+
+
+def test_a_folder_is_a_dataset(tmp_path: Path) -> None:
+    (tmp_path / "pictures").mkdir()
+    experiment = Experiment("simplecil", data=tmp_path / "pictures", data_options={"split_seed": 2})
+    assert (experiment.spec.data, experiment.spec.data_root) == ("folder", tmp_path / "pictures")
+    assert experiment.table["run"]["data_options"]["split_seed"] == 2
+
+
+def test_the_default_number_of_tasks_is_ten_and_auto_is_a_device() -> None:
+    assert RunSpec(tasks=10) == RunSpec() and RunSpec(increment=5).tasks is None
+    table = Experiment("simplecil").table["run"]
+    assert table["tasks"] == 10 and table["device"] == ("cuda" if torch.cuda.is_available() else table["device"])
+    assert table["device"] in ("cpu", "cuda", "mps")
+
+
+def test_fewer_classes_than_the_default_number_of_tasks(data: Dataset, mini: CLIP) -> None:
+    assert Experiment("simplecil", data=data, backbone=mini).stream.sizes == [1] * 6
