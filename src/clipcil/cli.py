@@ -15,6 +15,7 @@ from typing import Any
 
 import tyro
 
+from clipcil import __version__
 from clipcil.commands.bench import bench, sweep
 from clipcil.commands.change import forget, rename
 from clipcil.commands.describe import describe
@@ -48,6 +49,11 @@ DESCRIPTION = "Class-incremental learning with CLIP: DMC, DMC-OT and the methods
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run a command. What a person can mend is one line on stderr and exit code 2."""
     words = list(sys.argv[1:] if arguments is None else arguments)
+    # Waiting threads sleep instead of spinning, which would take the cores from others; read when torch is imported.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    if words == ["--version"]:
+        print(f"clipcil {__version__}")
+        return
     signal.signal(signal.SIGTERM, _interrupt)
     try:
         _dispatch(_gather(words, "--set", "--data-options") or ["--help"])

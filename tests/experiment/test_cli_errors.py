@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -116,10 +118,25 @@ def test_a_finished_run_that_is_resumed_says_so_and_prints_its_numbers(
     from clipcil.experiment.experiment import Experiment
 
     out = str(tmp_path / "run")
-    main(["run", "zero-shot", "--tasks", "2", "--out", out, "--quiet"])
+    main(["run", "zero-shot", "--tasks", "2", "--seed", "1", "--out", out, "--quiet"])
     first = capsys.readouterr().out
     shutil.rmtree(tmp_path / "run" / "checkpoint")  # not needed any more
     monkeypatch.setattr(Experiment, "run", None)  # nothing is to be run again
     main(["run", "--resume", out])
     assert capsys.readouterr().out == f"{out} is complete; nothing is left to do\n{first}"
-    assert "its run.seed is 0, not 4" in fail(capsys, "run", "--resume", out, "--seed", "4")
+    main(["run", "zero-shot", "--resume", out, "--seed", "1", "--tasks", "2"])
+    # What it was begun with may be said again. What is given is told apart from what is left out, also where it is the default.
+    assert "its run.seed is 1, not 0" in fail(capsys, "run", "--resume", out, "--seed", "0")
+    assert "its run.method is zero-shot, not dmc-ot" in fail(capsys, "run", "dmc-ot", "--resume", out)
+    assert "its run.tasks is 2, not 10" in fail(capsys, "run", "--resume", out, "--tasks", "10")
+
+
+def test_the_version_and_the_wait_policy(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    main(["--version"])
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    assert capsys.readouterr().out == f"clipcil {project['version']}\n"
+    assert os.environ["OMP_WAIT_POLICY"] == "PASSIVE"
+    monkeypatch.setenv("OMP_WAIT_POLICY", "ACTIVE")
+    main(["--version"])
+    assert os.environ["OMP_WAIT_POLICY"] == "ACTIVE", "what the user has set stays"

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from clipcil import __version__
 from clipcil.errors import UserError
 from clipcil.experiment.checkpoint import RUN_FILES, first_difference
 from clipcil.experiment.monitor import RunMonitor, peak_megabytes
@@ -87,10 +88,16 @@ def finished_run(folder: Path, table: dict[str, Any]) -> RunResult | None:
 
 def environment() -> dict[str, Any]:
     """Versions and machine, to explain later why a number differs."""
-    packages = ("clipcil", "torch", "lightning-fabric", "numpy", "tokenizers", "pillow", "safetensors")
+    packages = ("torch", "lightning-fabric", "numpy", "tokenizers", "pillow", "safetensors")
     versions = {name: metadata.version(name) for name in packages}
     machine = {"machine": platform.machine(), "system": platform.system(), "cores": os.cpu_count()}
-    return {"python": platform.python_version(), **versions, **machine, "threads": torch.get_num_threads()}
+    return {
+        "clipcil": __version__,
+        "python": platform.python_version(),
+        **versions,
+        **machine,
+        "threads": torch.get_num_threads(),
+    }
 
 
 def fresh_folder(what: str) -> Path:
