@@ -125,7 +125,7 @@ def test_a_finished_run_that_is_resumed_says_so_and_prints_its_numbers(
     main(["run", "--resume", out])
     assert capsys.readouterr().out == f"{out} is complete; nothing is left to do\n{first}"
     main(["run", "zero-shot", "--resume", out, "--seed", "1", "--tasks", "2"])
-    # What it was begun with may be said again. What is given is told apart from what is left out, also where it is the default.
+    # What is given is told apart from what is left out, also where it is the default.
     assert "its run.seed is 1, not 0" in fail(capsys, "run", "--resume", out, "--seed", "0")
     assert "its run.method is zero-shot, not dmc-ot" in fail(capsys, "run", "dmc-ot", "--resume", out)
     assert "its run.tasks is 2, not 10" in fail(capsys, "run", "--resume", out, "--tasks", "10")

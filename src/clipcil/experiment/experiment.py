@@ -23,7 +23,7 @@ from clipcil.experiment.device import find_device, make_fabric
 from clipcil.experiment.display import Display
 from clipcil.experiment.drift import copy_memory, measure_drift
 from clipcil.experiment.evaluate import Record, evaluate
-from clipcil.experiment.folder import check_start, read_config, write_results, write_start
+from clipcil.experiment.folder import check_same, check_start, read_config, write_results, write_start
 from clipcil.experiment.monitor import RunMonitor
 from clipcil.experiment.results import Results
 from clipcil.experiment.spec import TASKS, RunSpec, as_table, method_settings, resolved
@@ -31,7 +31,7 @@ from clipcil.files import cache_folder, run_lock
 from clipcil.memory.gaussians import GaussianMemory
 from clipcil.methods.base import Method
 from clipcil.methods.registry import find_method
-from clipcil.settings import build, merge, nested
+from clipcil.settings import build, merge, nested, to_dict
 from clipcil.training.loop import Session
 
 HEADER = ("task", "classes", "A_k", "weighted", "newest", "first", "seconds")
@@ -127,9 +127,11 @@ class Experiment:
         """
         kept, given = read_config(Path(folder)), dict(given or {})
         settings = given.pop("settings", {})
-        spec = build(RunSpec, merge(kept["run"], given))
+        spec = resolved(build(RunSpec, merge(kept["run"], given)))
+        before, now = ({key: table.get(key) for key in given} for table in (kept["run"], to_dict(spec)))
+        check_same(Path(folder), {"run": before}, {"run": now})  # first: the settings of another method do not fit
         experiment = cls.of(spec, method_settings(spec, merge(kept["method"], settings), preset=False))
-        check_start(Path(folder), experiment.table, resume=True)
+        check_same(Path(folder), kept, experiment.table)
         return experiment
 
     def _set_up(

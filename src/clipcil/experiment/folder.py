@@ -40,10 +40,15 @@ def check_start(folder: Path, table: dict[str, Any], resume: bool) -> None:
         if folder.is_dir() and any(entry.name not in left for entry in folder.iterdir()):
             raise UserError(f"{folder} is not empty and holds no run; name a new folder with --out")
         return
-    if difference := first_difference(read_toml(path), table):
-        raise UserError(f"{folder} holds another run ({difference}); name another folder with --out")
+    check_same(folder, read_toml(path), table)
     if not resume:
         raise UserError(f"{folder} holds this run already; continue it with --resume {folder}, or name another folder")
+
+
+def check_same(folder: Path, found: dict[str, Any], asked: dict[str, Any]) -> None:
+    """Refuse to continue a run with other options than it was begun with."""
+    if difference := first_difference(found, asked):
+        raise UserError(f"{folder} holds another run ({difference}); name another folder with --out")
 
 
 def write_start(folder: Path, table: dict[str, Any]) -> None:
