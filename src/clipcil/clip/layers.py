@@ -46,10 +46,10 @@ class Attention(nn.Module):
         causal: bool = False,
         mask: Tensor | None = None,
     ) -> Tensor:
-        """(B, Q, width) asks (B, T, width) → (B, Q, width).
+        """Queries from (B, Q, width), keys and values from (B, T, width) → (B, Q, width).
 
         `prefix` goes in front of the keys and values after their projections; `causal` is for Q = T without prefix;
-        `mask` (broadcastable to (B, heads, Q, T), True = may look) is for everything else.
+        `mask` (broadcastable to (B, heads, Q, T), True: may attend) is for everything else.
         """
         keys, values = self.k_proj(context), self.v_proj(context)
         if prefix is not None:

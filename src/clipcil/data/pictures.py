@@ -1,4 +1,4 @@
-"""Pictures with labels, decoded only when somebody asks for them."""
+"""Pictures with labels, decoded on demand."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ whenever they are asked for (a resumed run asks in another order than the run it
 
 @dataclass
 class Counts:
-    """What the reader has done: the numbers behind 'each picture passes the tower once'."""
+    """How many pictures were preprocessed and encoded; tests use it to show that each passes the tower once."""
 
     encoded: int = 0
     preprocessed: int = 0
@@ -108,14 +108,14 @@ class Reader:
             table.done[block] = True
 
     def close(self) -> None:
-        """Let go of everything; what was on disk for this reader alone is deleted now."""
+        """Release everything; temporary files of this reader are deleted."""
         for store in self._stores.values():
             store.close()
         self._stores.clear()
         self._encoded.clear()
 
     def forget(self, pictures: PictureSet) -> None:
-        """Drop the features of a set that is done with, unless other runs are to share them."""
+        """Drop the features of a set that is no longer needed, unless other runs share them."""
         if not self.shared:
             self._encoded.pop(pictures.key, None)
 
@@ -166,7 +166,7 @@ class Pictures:
 
 
 class Gate:
-    """Shut when a task ends: its pictures cannot be read after that."""
+    """Closed when a task ends: its pictures cannot be read after that."""
 
     def __init__(self) -> None:
         self.open = True

@@ -8,11 +8,12 @@ pictures, as the literature does.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from clipcil.memory.buffers import SizedByState
 from clipcil.memory.herding import herd
 from clipcil.settings import within
 
@@ -39,7 +40,7 @@ class Budget:
         return self.pictures * classes if self.per == "class" else self.pictures
 
 
-class ExemplarMemory(nn.Module):
+class ExemplarMemory(SizedByState):
     """Features of the pictures kept, class after class, each class in the order in which herding chose them.
 
     Herding is greedy: the first m of a longer choice are the choice for m, so shrinking a class is cutting its tail.
@@ -83,13 +84,6 @@ class ExemplarMemory(nn.Module):
         return torch.cat([features, self.features]), torch.cat([labels, self.labels])
 
     def _rank(self) -> Tensor:
-        """(n,): the how-manieth exemplar of its class each row is."""
+        """(n,): index of each row within its class."""
         first = torch.searchsorted(self.labels, self.labels)
         return torch.arange(len(self), device=self.labels.device) - first
-
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:
-        """Take the sizes from the file, so that an empty memory can load any other."""
-        for name, value in list(self.named_buffers(recurse=False)):
-            if prefix + name in state_dict:
-                setattr(self, name, value.new_empty(state_dict[prefix + name].shape))
-        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)

@@ -13,9 +13,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from clipcil.calibration.optimal_transport import AffineMap
+from clipcil.memory.buffers import SizedByState
 from clipcil.memory.ledoit_wolf import (
     SPREAD_FLOOR,
     Gaussian,
@@ -31,7 +32,7 @@ from clipcil.memory.sampler import Sampler
 __all__ = ["Gaussian", "GaussianMemory", "average_moments", "fit_gaussian"]
 
 
-class GaussianMemory(nn.Module):
+class GaussianMemory(SizedByState):
     """Class Gaussians that can be carried along with a moving tower. Statistics and maps stay float64 under any cast.
 
     `dim` may be left out: it is taken from the first features or from the file that is loaded.
@@ -277,9 +278,5 @@ class GaussianMemory(nn.Module):
         return self
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:
-        """Take the sizes from the file, so that an empty memory can load any other."""
-        for name, value in list(self.named_buffers(recurse=False)):
-            if prefix + name in state_dict:
-                setattr(self, name, value.new_empty(state_dict[prefix + name].shape))
         self._forget_derived()
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)

@@ -2,7 +2,7 @@
 
 The text tower is causal: what stands before the class name cannot see it. A context shared by all classes, [SOS] V_1 …
 V_M, therefore has the same keys and values in every class, layer by layer. They are computed for one row; each class
-adds its own few tokens, which look at that row and at each other. Exact, and with M = 16 about five times less work.
+adds its own few tokens, which attend to that row and to each other. Exact, and with M = 16 about five times less work.
 """
 
 from __future__ import annotations

@@ -79,8 +79,8 @@ def orthogonal_rows(earlier: Tensor, count: int) -> Tensor:
     coincide, where the textbook loop does not. The sign of R's diagonal is undone, so that a row keeps its sign.
 
     d dimensions hold no more than d orthogonal rows. When n + count > d, the first d − n rows are as above and the rest
-    are random unit rows: in d dimensions their cosines with anything are about 1/√d. (The reference code would redraw
-    for ever.)
+    are random unit rows: in d dimensions their cosines with anything are about 1/√d. (The reference code would never
+    stop drawing.)
     """
     size = earlier.shape[1]
     drawn = torch.randn(count, size, dtype=torch.float64).to(earlier.device)
