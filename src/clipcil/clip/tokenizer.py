@@ -58,7 +58,7 @@ class Tokenizer:
         return int(self._backend.get_vocab_size(with_added_tokens=True))
 
     def __call__(self, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
-        """N texts → ids (N, L) int64, padded with the end token to the longest, and the positions of the end tokens (N,)."""
+        """N texts → ids (N, L) int64, padded with the end token, and the positions of the end tokens (N,)."""
         rows = [encoding.ids for encoding in self._backend.encode_batch(list(texts))]
         for text, row in zip(texts, rows, strict=True):
             if len(row) > self.context:
