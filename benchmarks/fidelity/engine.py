@@ -1,6 +1,6 @@
 """ENGINE's published loop without descriptions (LAMDA-CL/ICCV25-ENGINE at 8803d66), rewritten on cached features.
 
-Kept: a new noisy view of each picture at every step. Not kept: its clamp of normalised pixels to [0, 1].
+Not kept: its clamp of normalised pixels to [0, 1]; noisy views are drawn `views` times a task, not at every step.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ def run(data: Features, config: ENGINEConfig) -> tuple[float, float]:
         trained = [*image[-1].parameters(), *text[-1].parameters()]
         optimizer = torch.optim.SGD(trained, how.lr, momentum=how.momentum, weight_decay=how.weight_decay)
         schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, how.epochs)
+        views = noisy(data, part, config) if config.image_weight else None
         for _ in range(how.epochs):
             for rows in batches(len(part.labels), how.batch_size):
                 replay = prototypes + torch.randn(old, dim) * config.replay_noise
@@ -41,11 +42,8 @@ def run(data: Features, config: ENGINEConfig) -> tuple[float, float]:
                 texts = normalize(add_up(text, data.sentences[labels, 0]), dim=-1)
                 scale = data.clip.logit_scale.detach()
                 loss = (contrast(scale * adapted, texts) + contrast(scale * texts, adapted)) / 2
-                if config.image_weight:
-                    pixels = part.pictures[rows].pixels
-                    noisy = pixels + config.pixel_noise * torch.randn_like(pixels)
-                    with torch.no_grad():
-                        view = normalize(data.clip.vision(noisy, class_only=True).features, dim=-1)
+                if views is not None:
+                    view = views[torch.randint(len(views), (len(rows),)), rows]
                     loss = loss + config.image_weight * contrast(adapted[: len(rows)], view)
                 optimizer.zero_grad()
                 loss.backward()
@@ -66,6 +64,19 @@ def run(data: Features, config: ENGINEConfig) -> tuple[float, float]:
 
     percent = accuracy(data, score, how.batch_size)
     return percent, percent
+
+
+@torch.no_grad()
+def noisy(data: Features, part: Part, config: ENGINEConfig) -> Tensor:
+    """(views, n, dim): unit features of the pictures with noise on what the tower reads."""
+
+    def view(rows: Tensor) -> Tensor:
+        pixels = part.pictures[rows].pixels
+        drawn = pixels + config.pixel_noise * torch.randn_like(pixels)
+        return normalize(data.clip.vision(drawn, class_only=True).features, dim=-1)
+
+    blocks = torch.split(torch.arange(len(part.labels)), 128)
+    return torch.stack([torch.cat([view(rows) for rows in blocks]) for _ in range(config.views)])
 
 
 def head(means: Tensor, inverse: Tensor, unit: Tensor, labels: Tensor, old: int, seen: int) -> tuple[Tensor, Tensor]:

@@ -15,7 +15,11 @@ from clipcil.methods.proof import PROOFConfig
 
 
 class Attention(nn.Module):
-    """Single-headed self-attention over (B, N, d): dropout on the weights and after the output, residual, LayerNorm."""
+    """Single-headed self-attention: dropout on the weights and after the output layer, residual, LayerNorm.
+
+    Over [picture; shared tokens] for each picture of the batch. The keys, values and scores of the shared tokens are
+    the same for all pictures and computed once; everything else is done for every picture.
+    """
 
     def __init__(self, dim: int) -> None:
         super().__init__()
@@ -24,10 +28,18 @@ class Attention(nn.Module):
         for layer in (self.q, self.k, self.v, self.out):
             nn.init.xavier_normal_(layer.weight)
 
-    def forward(self, x: Tensor) -> Tensor:
-        weights = (self.q(x) @ self.k(x).transpose(1, 2) / x.shape[2] ** 0.5).softmax(2)
-        mixed: Tensor = self.norm(x + self.drop(self.out(self.drop(weights) @ self.v(x))))
-        return mixed
+    def forward(self, pictures: Tensor, shared: Tensor) -> Tensor:
+        """Pictures (B, d), shared tokens (N, d) → (B, 1 + N, d)."""
+        count, size = len(pictures), shared.shape[1] ** 0.5
+        queries, keys, values = self.q(shared) / size, self.k(shared), self.v(shared)
+        own_query, own_key, own_value = self.q(pictures) / size, self.k(pictures), self.v(pictures)
+        first = torch.cat([(own_query * own_key).sum(1, keepdim=True), own_query @ keys.T], 1)  # (B, 1 + N)
+        rest = torch.cat([(own_key @ queries.T)[..., None], (queries @ keys.T).expand(count, -1, -1)], 2)
+        weights = self.drop(torch.cat([first[:, None], rest], 1).softmax(2))  # (B, 1 + N, 1 + N)
+        mixed = weights[..., 1:] @ values + weights[..., :1] * own_value[:, None]
+        tokens = torch.cat([pictures[:, None], shared.expand(count, -1, -1)], 1)
+        fused: Tensor = self.norm(tokens + self.drop(self.out(mixed)))
+        return fused
 
 
 def run(data: Features, config: PROOFConfig, together: bool = True) -> tuple[float, float]:
@@ -40,7 +52,7 @@ def run(data: Features, config: PROOFConfig, together: bool = True) -> tuple[flo
     def fuse(pictures: Tensor, texts: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Pictures (B, d), texts (C, d) → fused pictures (B, d), texts and prototypes (B, C, d) each."""
         shared = torch.cat([texts, normalize(add_up(image, prototypes), dim=-1), *contexts])
-        fused = block(torch.cat([pictures[:, None], shared.expand(len(pictures), -1, -1)], 1))
+        fused = block(pictures, shared)
         count = len(texts)
         return fused[:, 0], fused[:, 1 : 1 + count], fused[:, 1 + count : 1 + 2 * count]
 

@@ -1,7 +1,7 @@
 """RAPF's published loop (linlany/RAPF at 81d41df), rewritten on cached features.
 
-Kept: sample covariances plus 10⁻⁴ I, a Cholesky factor for every draw. The number of old classes in a step follows the
-authors' advice for other task sizes: about 2000 replayed features an epoch.
+Kept: sample covariances plus 10⁻⁴ I; their Cholesky factors are made once, not for every draw. The number of old classes
+in a step follows the authors' advice for other task sizes: about 2000 replayed features an epoch.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ def run(data: Features, config: RAPFConfig) -> tuple[float, float]:
     adapter = nn.Linear(dim, dim, bias=False)
     every = normalize(data.clip.encode_texts([fill(config.template, name) for name in data.names]), dim=-1)
     means: list[Tensor] = []
-    covariances: list[Tensor] = []
+    factors: list[Tensor] = []
 
     def draw(label: int, count: int) -> Tensor:
-        return torch.randn(count, dim) @ torch.linalg.cholesky(covariances[label]).T + means[label]
+        return torch.randn(count, dim) @ factors[label].T + means[label]
 
     for task, part in enumerate(data.train):
         seen = data.seen(task)
@@ -59,7 +59,7 @@ def run(data: Features, config: RAPFConfig) -> tuple[float, float]:
         for label in range(old, seen):
             group = part.features[part.labels == label]
             means.append(group.mean(0))
-            covariances.append(torch.cov(group.T) + 1e-4 * torch.eye(dim))
+            factors.append(torch.linalg.cholesky(torch.cov(group.T) + 1e-4 * torch.eye(dim)))
         if old:
             left, values, right = torch.linalg.svd(before)
             new, kept = left.T @ adapter.weight.detach(), torch.diag(values) @ right
