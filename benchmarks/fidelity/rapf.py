@@ -1,7 +1,7 @@
 """RAPF's published loop (linlany/RAPF at 81d41df), rewritten on cached features.
 
-Kept: sample covariances plus 10⁻⁴ I; their Cholesky factors are made once, not for every draw. The number of old classes
-in a step follows the authors' advice for other task sizes: about 2000 replayed features an epoch.
+Kept: sample covariances plus 10⁻⁴ I; their Cholesky factors are made once, not for every draw. The number of old
+classes in a step follows the authors' advice for other task sizes: about 2000 replayed features an epoch.
 """
 
 from __future__ import annotations
