@@ -47,9 +47,9 @@ class DMCConfig:
     template: str = "a photo of {}"
     """The hard prompt of stage 1, as §3.2 writes it."""
     stage2: Training = field(default_factory=lambda: Training(epochs=5, lr=2e-3, weight_decay=1e-4))
-    """Training the prompts. The paper gives neither learning rate nor epochs. PromptFusion, by the same first author, has
-    2e-3 and 3 epochs on CIFAR-100, 3e-3 and 5 epochs on ImageNet-R; the rate of the one and the epochs of the other
-    are taken for all."""
+    """Training the prompts. The paper gives neither learning rate nor epochs. PromptFusion, by the same first author,
+    has 2e-3 and 3 epochs on CIFAR-100, 3e-3 and 5 epochs on ImageNet-R; the rate of the one and the epochs of the
+    other are taken for all."""
     prompt_length: int = 10
     """M, the paper's value for all datasets."""
     prompt_std: float = 0.02
@@ -74,8 +74,8 @@ class DMCConfig:
     normalise_parts: bool = False
     """Whether f_t(P) is normalised before the sum of Eq. (5). The paper's formula normalises the sum alone."""
     simultaneous: bool = False
-    """Ablation: tower and prompts trained together in one stage, by the loss and for the epochs of stage 2, the tower at
-    the learning rate of stage 1. The paper gives neither loss nor epochs."""
+    """Ablation: tower and prompts trained together in one stage, by the loss and for the epochs of stage 2, the tower
+    at the learning rate of stage 1. The paper gives neither loss nor epochs."""
 
     def __post_init__(self) -> None:
         fill(self.template, "")  # refuses a template without a place for the class name
