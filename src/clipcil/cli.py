@@ -25,12 +25,14 @@ from clipcil.commands.learn import learn
 from clipcil.commands.predict import predict
 from clipcil.commands.report import report
 from clipcil.commands.run import run
+from clipcil.commands.serve import serve
 from clipcil.commands.show import show
 from clipcil.errors import UserError, nearest
 
 COMMANDS: dict[str, Callable[..., Any]] = {
     "learn": learn,
     "predict": predict,
+    "serve": serve,
     "show": show,
     "forget": forget,
     "rename": rename,

@@ -7,6 +7,7 @@ import json
 import re
 import shutil
 import subprocess
+import time
 import urllib.request
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,10 @@ ARGUMENTS = ["--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-s
 class Browser:
     """One window. Used as a context, which ends the processes it started."""
 
+    def __init__(self, *arguments: str) -> None:
+        """`arguments`: further ones for Chromium."""
+        self._arguments = [*ARGUMENTS, *arguments]
+
     def __enter__(self) -> Browser:
         assert DRIVER and CHROMIUM, MISSING
         self._process = subprocess.Popen([DRIVER, "--port=0"], stdout=subprocess.PIPE, text=True)
@@ -28,7 +33,7 @@ class Browser:
             found[1] for line in self._process.stdout if (found := re.search(r"successfully on port (\d+)", line))
         )
         self._base = f"http://127.0.0.1:{port}/session"
-        options = {"args": ARGUMENTS, "binary": CHROMIUM}
+        options = {"args": self._arguments, "binary": CHROMIUM}
         wanted = {"goog:chromeOptions": options, "goog:loggingPrefs": {"browser": "ALL"}}
         self._base += "/" + self._call("", {"capabilities": {"alwaysMatch": wanted}})["sessionId"]
         return self
@@ -42,17 +47,39 @@ class Browser:
             assert self._process.stdout is not None
             self._process.stdout.close()
 
-    def show(self, page: Path, width: int, height: int = 900, scheme: str = "light") -> None:
-        """Open the file in a window of this size and colour scheme."""
+    def show(self, page: Path | str, width: int, height: int = 900, scheme: str = "light") -> None:
+        """Open the file or address in a window of this size and colour scheme."""
         media = {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
         self.cdp("Emulation.setEmulatedMedia", media)
         metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600}
         self.cdp("Emulation.setDeviceMetricsOverride", metrics)
-        self._call("/url", {"url": page.resolve().as_uri()})
+        self._call("/url", {"url": page.resolve().as_uri() if isinstance(page, Path) else page})
 
     def run(self, script: str) -> Any:
         """The value of a JavaScript function body."""
         return self._call("/execute/sync", {"script": script, "args": []})
+
+    def wait(self, condition: str, seconds: float = 60) -> Any:
+        """The value of a JavaScript expression as soon as it is true."""
+        end = time.monotonic() + seconds
+        while not (value := self.run(f"return {condition}")):
+            assert time.monotonic() < end, f"never came true: {condition}"
+            time.sleep(0.05)
+        return value
+
+    def keys(self, text: str) -> None:
+        """Press keys, as a person does who has no mouse."""
+        pressed = [{"type": kind, "value": key} for key in text for kind in ("keyDown", "keyUp")]
+        self._call("/actions", {"actions": [{"type": "key", "id": "keyboard", "actions": pressed}]})
+
+    def drop(self, selector: str, *paths: Path) -> None:
+        """Drop files or folders on an element."""
+        script = "const e = document.querySelector(%s); e.scrollIntoView({block: 'center'});"
+        script += "const r = e.getBoundingClientRect(); return [r.x + r.width / 2, r.y + Math.min(r.height / 2, 30)]"
+        x, y = self.run(script % json.dumps(selector))
+        data = {"items": [], "files": [str(path.resolve()) for path in paths], "dragOperationsMask": 1}
+        for kind in ("dragEnter", "dragOver", "drop"):
+            self.cdp("Input.dispatchDragEvent", {"type": kind, "x": x, "y": y, "data": data})
 
     def console(self) -> list[dict[str, Any]]:
         """What the page said on its console since the last call."""

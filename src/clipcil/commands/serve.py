@@ -1,0 +1,35 @@
+"""`clipcil serve`: a page to teach a model by."""
+
+from __future__ import annotations
+
+from clipcil.commands.learn import Choice, Model
+from clipcil.commands.types import Name
+
+
+def serve(
+    model: Model,
+    host: Name = "127.0.0.1",
+    port: int = 7860,
+    open: bool = True,
+    method: Choice = None,
+    backbone: Choice = None,
+    device: Name = "cpu",
+) -> None:
+    """Open a page to teach a model by, with the same as a JSON API.
+
+    Everything stays on this machine. MODEL need not exist yet: the page makes it. On another host than this machine
+    itself, every request needs a token, which is printed at the start.
+    Examples: clipcil serve birds/; clipcil serve birds/ --host 0.0.0.0 --port 8000 --no-open.
+
+    Args:
+        model: Folder of the model; made by the first lesson if it is not there.
+        host: Address to listen at.
+        port: Port to listen at; 0 takes a free one.
+        open: Open the page in a browser.
+        method: Method of a new model; `clipcil methods` lists them.
+        backbone: Backbone of a new model (default: mini), or where the model's own lies on this machine.
+        device: cpu, cuda, mps or auto.
+    """
+    from clipcil.serve.server import serve_model
+
+    serve_model(model, host, port, open, method, backbone, device)

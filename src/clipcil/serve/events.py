@@ -1,0 +1,61 @@
+"""Events for every page that is open: the newest of each kind, so that a slow listener costs no memory."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+ALIVE_SECONDS = 15.0
+"""A comment is sent after this much silence, so that a connection that is gone is noticed."""
+
+
+class Hub:
+    """Hands events from any thread to the listeners on the event loop."""
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._listeners: set[_Listener] = set()
+
+    def open(self) -> None:
+        """Bind the hub to the running event loop."""
+        self._loop = asyncio.get_running_loop()
+
+    @property
+    def full(self) -> bool:
+        return len(self._listeners) >= self.most
+
+    def publish(self, kind: str, value: Any) -> None:
+        """Tell every listener; an event of this kind that a listener has not read yet is replaced."""
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._spread, kind, json.dumps(value, ensure_ascii=False))
+
+    def _spread(self, kind: str, text: str) -> None:
+        for listener in self._listeners:
+            listener.pending[kind] = text
+            listener.wake.set()
+
+    async def listen(self, first: dict[str, Any]) -> AsyncIterator[str]:
+        """Server-sent events as text, beginning with those in `first`."""
+        listener = _Listener({kind: json.dumps(value, ensure_ascii=False) for kind, value in first.items()})
+        self._listeners.add(listener)
+        try:
+            while True:
+                while listener.pending:
+                    kind = next(iter(listener.pending))
+                    yield f"event: {kind}\ndata: {listener.pending.pop(kind)}\n\n"
+                listener.wake.clear()
+                try:
+                    await asyncio.wait_for(listener.wake.wait(), ALIVE_SECONDS)
+                except TimeoutError:
+                    yield ": still here\n\n"
+        finally:
+            self._listeners.discard(listener)
+
+
+class _Listener:
+    def __init__(self, pending: dict[str, str]) -> None:
+        self.pending = pending
+        self.wake = asyncio.Event()

@@ -1,0 +1,81 @@
+"""The model that answers, and every change to it: made on a copy, written whole, then put in its place at once."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from starlette.exceptions import HTTPException
+
+from clipcil.classifier.classifier import Classifier, load
+from clipcil.classifier.model_folder import MODEL
+from clipcil.errors import UserError
+
+DEFAULT_BACKBONE = "mini"
+
+
+class Keeper:
+    """Holds the current model of a folder. The caller holds the folder's lock."""
+
+    def __init__(self, folder: Path, method: str | None, backbone: str | None, device: str) -> None:
+        self.folder, self._backbone, self._device = folder, backbone, device
+        self._changing = threading.Lock()
+        self.model: Classifier | None = None
+        self.revision = 0
+        """Counts the changes since the start."""
+        self._choices: dict[str, Any] = {} if method is None else {"method": method}
+        if (folder / MODEL).exists():
+            self.model = self.copy()
+            if method is not None and self.model.facts().method != method:
+                raise UserError(
+                    f"{folder} has method '{self.model.facts().method}', not '{method}'; leave --method out"
+                )
+        else:
+            self._new()  # says now what is wrong with the method or the backbone, not at the first lesson
+
+    @property
+    def backbone(self) -> str:
+        """Where the backbone lies on this machine."""
+        return self._backbone or (self.model.facts().backbone if self.model else DEFAULT_BACKBONE)
+
+    def copy(self, folder: Path | None = None) -> Classifier:
+        """The model as it lies on disk, or the one in another folder; that never chooses its own backbone."""
+        backbone = self._backbone if folder is None else self.backbone
+        return load(folder or self.folder, backbone=backbone, device=self._device)
+
+    @contextmanager
+    def changing(self, start: Path | None = None) -> Iterator[Classifier]:
+        """A copy of the model to change. If the block ends well, it is written and answers from then on.
+
+        Args:
+            start: Another model's folder to start from.
+
+        Raises:
+            HTTPException: 409 while another change is under way.
+        """
+        if not self._changing.acquire(blocking=False):
+            raise HTTPException(409, "the model is being changed just now; wait for the lesson, or cancel it")
+        try:
+            model = self._new() if start is None and self.model is None else self.copy(start)
+            yield model
+            model.write(self.folder)
+            self.model = model
+            self.revision += 1
+        finally:
+            self._changing.release()
+
+    def need(self) -> Classifier:
+        """The current model.
+
+        Raises:
+            HTTPException: 409 if nothing was taught yet.
+        """
+        if self.model is None:
+            raise HTTPException(409, "the model has learnt nothing yet; teach it first")
+        return self.model
+
+    def _new(self) -> Classifier:
+        return Classifier(backbone=self.backbone, device=self._device, **self._choices)

@@ -1,0 +1,159 @@
+"""The lesson under way: in a thread of its own, with progress and a way to stop it."""
+
+from __future__ import annotations
+
+import secrets
+import threading
+import time
+from typing import Any
+
+from starlette.exceptions import HTTPException
+
+from clipcil.classifier.lesson import Lesson
+from clipcil.errors import UserError
+from clipcil.experiment.display import Display
+from clipcil.serve.events import Hub
+from clipcil.serve.keeper import Keeper
+from clipcil.serve.small_pictures import SmallPictures
+from clipcil.serve.staging import Staging, Waiting
+
+BETWEEN_SECONDS = 0.2
+"""Progress is told no more often than this."""
+
+
+class CancelledError(Exception):
+    """Somebody asked for the lesson to stop."""
+
+
+class Lessons:
+    """Teaches what is waiting, one lesson at a time."""
+
+    def __init__(self, keeper: Keeper, staging: Staging, small: SmallPictures, hub: Hub) -> None:
+        self._keeper, self._staging, self._small, self._hub = keeper, staging, small, hub
+        self._starting = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._stop = threading.Event()
+        self.state: dict[str, Any] | None = None
+        """The lesson under way or the last one; None before the first."""
+
+    @property
+    def running(self) -> bool:
+        return self._thread is not None and self._thread.is_alive()
+
+    def start(self) -> dict[str, Any]:
+        """Begin to teach all that is waiting.
+
+        Raises:
+            HTTPException: 409 if a lesson is under way or nothing is waiting.
+        """
+        with self._starting:
+            if self.running:
+                raise HTTPException(409, "a lesson is under way; wait for it, or cancel it")
+            taken = self._staging.take()
+            if not taken:
+                raise HTTPException(409, "no picture is waiting; add some to a class first")
+            self._stop.clear()
+            state = {"id": secrets.token_hex(6), "state": "running", "stage": "starting", "done": 0, "total": 0}
+            self.state = state | {"seconds_left": None, "pictures": len(taken), "error": None, "result": None}
+            self._thread = threading.Thread(target=self._run, args=(taken,), name="lesson", daemon=True)
+            self._thread.start()
+            return self.state
+
+    def cancel(self) -> dict[str, Any]:
+        """Ask the lesson to stop; the model stays as it was.
+
+        Raises:
+            HTTPException: 409 if there is none.
+        """
+        if not self.running or self.state is None:
+            raise HTTPException(409, "no lesson is under way")
+        self._stop.set()
+        return self.state
+
+    def close(self) -> None:
+        """Stop the lesson, if there is one, and wait until its thread is done."""
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _run(self, taken: list[Waiting]) -> None:
+        try:
+            result = self._teach(taken)
+        except CancelledError:
+            self._staging.put_back(taken)
+            self._tell(state="cancelled")
+        except (UserError, HTTPException) as error:
+            self._staging.put_back(taken)
+            self._tell(state="failed", error=str(getattr(error, "detail", error)))
+        except BaseException as error:
+            self._staging.put_back(taken)
+            self._tell(state="failed", error=f"unexpected error ({type(error).__name__}); the terminal has the details")
+            raise
+        else:
+            self._staging.discard(taken)
+            self._tell(state="done", result=result)
+        self._hub.publish("model", {})
+        self._hub.publish("waiting", {})
+
+    def _teach(self, taken: list[Waiting]) -> dict[str, Any]:
+        source: dict[str, list[Any]] = {}
+        spelt: dict[str, str] = {}
+        for item in taken:
+            source.setdefault(spelt.setdefault(item.name.casefold(), item.name), []).append(self._staging.file(item.id))
+        with self._keeper.changing() as model:
+            lesson = model.learn(source, display=_Progress(self))
+            self.check()
+            self._tell(stage="saving", done=0, total=0, seconds_left=None)
+        if self._small.on:
+            for name in source:
+                files = [self._staging.thumbnail(item.id) for item in taken if item.name.casefold() == name.casefold()]
+                self._small.add(name, [path.read_bytes() for path in files[:6]])
+        return lesson_json(lesson)
+
+    def check(self) -> None:
+        if self._stop.is_set():
+            raise CancelledError
+
+    def _tell(self, **news: Any) -> None:
+        self.state = {**(self.state or {}), **news}
+        self._hub.publish("lesson", self.state)
+
+
+class _Progress(Display):
+    """Passes a lesson's progress on, and stops the lesson when asked to."""
+
+    def __init__(self, lessons: Lessons) -> None:
+        self._lessons = lessons
+        self._stage, self._done, self._total, self._began, self._told = "", 0, 0, time.monotonic(), 0.0
+
+    def stage(self, name: str, steps: int) -> None:
+        self._set(name, 0, steps)
+
+    def advance(self, steps: int = 1) -> None:
+        self._set(self._stage, self._done + steps, self._total)
+
+    def progress(self, what: str, done: int, total: int) -> None:
+        self._set(f"{what} pictures", done, total)
+
+    def _set(self, stage: str, done: int, total: int) -> None:
+        self._lessons.check()
+        now = time.monotonic()
+        if stage != self._stage:
+            self._began, self._told = now, 0.0
+        self._stage, self._done, self._total = stage, done, total
+        if now - self._told >= BETWEEN_SECONDS or done == total:
+            self._told = now
+            left = (now - self._began) / done * (total - done) if done else None
+            self._lessons._tell(stage=stage, done=done, total=total, seconds_left=left)
+
+
+def lesson_json(lesson: Lesson) -> dict[str, Any]:
+    """What came of a lesson."""
+    return {
+        "new": lesson.new,
+        "again": lesson.again,
+        "left_out": lesson.left_out,
+        "held_out": lesson.held_out,
+        "accuracy": lesson.accuracy,
+        "confused": [],
+    }

@@ -1,0 +1,82 @@
+"""From the words of `clipcil serve` to a server that runs until it is stopped."""
+
+from __future__ import annotations
+
+import secrets
+import socket
+import threading
+import webbrowser
+from pathlib import Path
+
+import uvicorn
+
+from clipcil.errors import UserError
+from clipcil.files import run_lock
+from clipcil.serve.api import Api
+from clipcil.serve.app import build_app
+from clipcil.serve.guard import is_loopback
+from clipcil.serve.keeper import Keeper
+from clipcil.serve.limits import Limits
+from clipcil.serve.staging import open_staging
+
+
+def serve_model(
+    folder: Path,
+    host: str,
+    port: int,
+    open_page: bool,
+    method: str | None,
+    backbone: str | None,
+    device: str,
+    limits: Limits | None = None,
+) -> None:
+    """Serve the model in `folder` until the process is stopped.
+
+    The folder's lock is held all the while, so that nobody else changes the model.
+
+    Raises:
+        UserError: The folder is in use or holds no model, or the address cannot be listened at.
+    """
+    limits = limits or Limits()
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"{folder} is a file; name a folder for the model")
+    with _listen(host, port) as listening, run_lock(folder), open_staging(limits) as staging:
+        port = listening.getsockname()[1]
+        token = None if is_loopback(host) else secrets.token_urlsafe(24)
+        api = Api(Keeper(folder, method, backbone, device), staging, limits)
+        app = build_app(api, host, port, token)
+        config = uvicorn.Config(
+            app, log_level="warning", access_log=False, server_header=False, timeout_graceful_shutdown=2
+        )
+        address = _address(host, port)
+        print(f"{folder} is served at {address}{f'/?token={token}' if token else ''} (Ctrl-C ends it)", flush=True)
+        if token:
+            print(
+                "others can reach it: whoever has this address with its token can teach and ask the model", flush=True
+            )
+        if open_page:
+            page = f"{address}/?token={token}" if token else address
+            threading.Timer(0.5, webbrowser.open, [page]).start()
+        try:
+            uvicorn.Server(config).run(sockets=[listening])
+        finally:
+            api.lessons.close()
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listening = socket.socket(family, kind, protocol)
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind(address)
+    except (OSError, OverflowError, UnicodeError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise UserError(
+            f"cannot listen at {host} port {port} ({why}); choose another with --host and --port"
+        ) from error
+    return listening
+
+
+def _address(host: str, port: int) -> str:
+    shown = {"0.0.0.0": socket.gethostname(), "::": socket.gethostname()}.get(host, host)
+    return f"http://[{shown}]:{port}" if ":" in shown else f"http://{shown}:{port}"

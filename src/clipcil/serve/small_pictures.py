@@ -1,0 +1,64 @@
+"""A few small pictures of each class, kept beside the model for those who switch it on; off unless they do."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import json
+import shutil
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from clipcil.errors import UserError
+from clipcil.files import write_json
+
+MOST = 6
+"""Small pictures kept of one class."""
+
+
+class SmallPictures:
+    """One file for each class, named by a hash of the class's name. The folder is there while the switch is on."""
+
+    def __init__(self, model: Path) -> None:
+        self.folder = model / "small-pictures"
+
+    @property
+    def on(self) -> bool:
+        return self.folder.is_dir()
+
+    def switch(self, on: bool) -> None:
+        """Begin to keep them, or stop and delete all of them."""
+        if not on:
+            shutil.rmtree(self.folder, ignore_errors=True)
+            return
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UserError(f"cannot write {self.folder}: {error.strerror or error}") from error
+
+    def of(self, name: str) -> list[bytes]:
+        """The pictures of a class as JPEG files; a file that is damaged shows none."""
+        try:
+            return [base64.b64decode(text) for text in json.loads(self._file(name).read_text(encoding="utf-8"))][:MOST]
+        except (OSError, ValueError, TypeError, binascii.Error):
+            return []
+
+    def add(self, name: str, pictures: Sequence[bytes]) -> None:
+        """Keep some of these, the newest in place of the oldest."""
+        kept = (self.of(name) + list(pictures)[-MOST:])[-MOST:]
+        write_json(self._file(name), [base64.b64encode(picture).decode() for picture in kept])
+
+    def rename(self, old: str, new: str) -> None:
+        if self._file(old).is_file():
+            self._file(old).replace(self._file(new))
+
+    def keep_only(self, names: Iterable[str]) -> None:
+        """Delete the pictures of every class that the model does not know."""
+        wanted = {self._file(name).name for name in names}
+        for path in self.folder.glob("*.json"):
+            if path.name not in wanted:
+                path.unlink(missing_ok=True)
+
+    def _file(self, name: str) -> Path:
+        return self.folder / f"{hashlib.sha256(name.casefold().encode()).hexdigest()[:24]}.json"

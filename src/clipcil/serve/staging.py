@@ -1,0 +1,217 @@
+"""Pictures that wait to be taught: in a private folder under names made here, deleted after their lesson.
+
+The folder lies in the user's cache and is held by a lock for as long as its server lives, so that the next server finds
+and deletes what a killed one left behind. Nothing that a client sends becomes part of a file name.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import secrets
+import shutil
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+
+from clipcil.data.names import LONGEST, clean_name, shorten
+from clipcil.data.pictures import FORMATS, decode
+from clipcil.errors import UserError
+from clipcil.files import cache_folder, run_lock
+from clipcil.serve.limits import Limits
+
+THUMBNAIL = 160
+"""Longest side of a thumbnail in pixels."""
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """One picture that waits for its lesson, or one that cannot be read."""
+
+    id: str
+    name: str
+    """Its class."""
+    title: str
+    """What the client called the file; text for people, never a path."""
+    broken: str | None = None
+    """Why it cannot be read; it is not taught then and nothing of it is kept."""
+    bytes: int = 0
+    digest: str = ""
+
+    def as_json(self) -> dict[str, Any]:
+        return {"id": self.id, "title": self.title, "broken": self.broken}
+
+
+@dataclass
+class Staging:
+    """The pictures of all classes that wait."""
+
+    folder: Path
+    limits: Limits
+    _items: dict[str, Waiting] = field(default_factory=dict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def add(self, name: str, title: str, content: bytes) -> Waiting:
+        """Check a picture, store it with its thumbnail and return its entry.
+
+        Raises:
+            UserError: The name cannot be the name of a class, or too much is waiting already.
+        """
+        name, digest = class_name(name), hashlib.sha256(content).hexdigest()
+        with self._lock:
+            self._refuse_too_much(name, len(content))
+            for item in self._items.values():
+                if item.digest == digest and item.name.casefold() == name.casefold():
+                    return item
+        item = Waiting(secrets.token_hex(12), name, _title(title), None, len(content), digest)
+        try:
+            image = decode_bounded(content, self.limits.pixels)
+        except UserError as error:
+            item = Waiting(item.id, name, item.title, str(error))
+        else:
+            self.thumbnail(item.id).write_bytes(jpeg(image, THUMBNAIL))
+            self.file(item.id).write_bytes(content)
+        with self._lock:
+            self._items[item.id] = item
+        return item
+
+    def _refuse_too_much(self, name: str, size: int) -> None:
+        if len(self._items) >= self.limits.waiting_pictures:
+            raise UserError(f"{len(self._items)} pictures are waiting already; teach them first")
+        if sum(item.bytes for item in self._items.values()) + size > self.limits.waiting_bytes:
+            raise UserError("the pictures that wait take up all the room there is for them; teach them first")
+        names = {item.name.casefold() for item in self._items.values()}
+        if name.casefold() not in names and len(names) >= self.limits.waiting_classes:
+            raise UserError(f"pictures of {len(names)} classes are waiting already; teach them first")
+
+    def file(self, id: str) -> Path:
+        return self.folder / f"{id}.picture"
+
+    def thumbnail(self, id: str) -> Path:
+        return self.folder / f"{id}.jpg"
+
+    def find(self, id: str) -> Waiting | None:
+        with self._lock:
+            return self._items.get(id)
+
+    def remove(self, *ids: str) -> None:
+        """Take pictures out and delete their files."""
+        for id in ids:
+            with self._lock:
+                item = self._items.pop(id, None)
+            if item is not None:
+                self._delete(item)
+
+    def remove_class(self, name: str) -> None:
+        key = clean_name(name).casefold()
+        with self._lock:
+            ids = [item.id for item in self._items.values() if item.name.casefold() == key]
+        self.remove(*ids)
+
+    def rename_class(self, old: str, new: str) -> None:
+        """Put the pictures that wait for `old` with the class `new`."""
+        key, new = clean_name(old).casefold(), class_name(new)
+        with self._lock:
+            for id, item in self._items.items():
+                if item.name.casefold() == key:
+                    self._items[id] = Waiting(item.id, new, item.title, item.broken, item.bytes, item.digest)
+
+    def take(self) -> list[Waiting]:
+        """All that can be taught, out of the list; `put_back` or `discard` them."""
+        with self._lock:
+            taken = [item for item in self._items.values() if item.broken is None]
+            for item in taken:
+                del self._items[item.id]
+        return taken
+
+    def put_back(self, taken: list[Waiting]) -> None:
+        with self._lock:
+            self._items = {item.id: item for item in taken} | self._items
+
+    def discard(self, taken: list[Waiting]) -> None:
+        for item in taken:
+            self._delete(item)
+
+    def classes(self) -> dict[str, list[Waiting]]:
+        """The pictures of each class, in the order in which they came."""
+        found: dict[str, list[Waiting]] = {}
+        spelt: dict[str, str] = {}
+        with self._lock:
+            for item in self._items.values():
+                found.setdefault(spelt.setdefault(item.name.casefold(), item.name), []).append(item)
+        return found
+
+    def _delete(self, item: Waiting) -> None:
+        for path in (self.file(item.id), self.thumbnail(item.id)):
+            path.unlink(missing_ok=True)
+
+
+@contextmanager
+def open_staging(limits: Limits) -> Iterator[Staging]:
+    """A staging folder for one server; it is deleted at the end, as are those of servers that were killed."""
+    root = cache_folder() / "serve"
+    root.mkdir(parents=True, exist_ok=True)
+    for old in root.iterdir():
+        with suppress(UserError), run_lock(old):  # a folder that is held belongs to a server that lives
+            shutil.rmtree(old, ignore_errors=True)
+    folder = root / secrets.token_hex(8)
+    folder.mkdir(mode=0o700)
+    with run_lock(folder):
+        try:
+            yield Staging(folder, limits)
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def class_name(raw: str) -> str:
+    """A name as the model will have it.
+
+    Raises:
+        UserError: It is empty or too long.
+    """
+    name = clean_name(raw)
+    if not name:
+        raise UserError("a class needs a name; write one")
+    if len(name) > LONGEST:
+        raise UserError(f"the name '{shorten(name)}' is too long; use at most {LONGEST} characters")
+    return name
+
+
+def decode_bounded(content: bytes, pixels: int) -> Image.Image:
+    """Decode a picture after a look at the size that its header claims.
+
+    Raises:
+        UserError: It has too many pixels or cannot be decoded.
+    """
+    refuse_huge(content, pixels)
+    return decode(content, "this file")
+
+
+def refuse_huge(content: bytes, pixels: int) -> None:
+    """Raise a UserError for a picture whose header claims more than `pixels` pixels; nothing is decoded."""
+    Image.init()
+    try:
+        with Image.open(io.BytesIO(content), formats=[name for name in FORMATS if name in Image.OPEN]) as image:
+            width, height = image.size
+    except Exception:  # a damaged header can raise anything; whoever decodes it says what is wrong
+        return
+    if width * height > pixels:
+        raise UserError(f"{width}×{height} pixels are too many; at most {pixels // 10**6} million are taken")
+
+
+def jpeg(image: Image.Image, side: int) -> bytes:
+    """A small copy of a picture, its longest side `side` pixels."""
+    small = image.copy()
+    small.thumbnail((side, side))
+    out = io.BytesIO()
+    small.save(out, "JPEG", quality=80)
+    return out.getvalue()
+
+
+def _title(raw: str) -> str:
+    return shorten(clean_name(raw.replace("\\", "/").rsplit("/", 1)[-1]), 80)

@@ -1,0 +1,172 @@
+// The first column: the classes, their pictures that wait, and how pictures come in.
+
+import { call } from "./api.js";
+import { closeCamera, frame, isOpen, openCamera, whileHeld } from "./camera.js";
+import { ask } from "./dialog.js";
+import { attempt, byId, colour, day, h, icon, percent, plural, setText, show, sync, tell } from "./dom.js";
+import { byClass, chosenFiles, picturesOf, send, takesDrops } from "./files.js";
+import { allClasses, changed, loadWaiting, same, store, watch } from "./store.js";
+
+const SHOWN = 40; // thumbnails of a class before "more"
+const MANY = 12; // classes from which on they can be searched
+const cards = new Map();
+
+export function startClasses() {
+  byId("new-class").addEventListener("submit", (event) => { event.preventDefault(); addNamed(); });
+  byId("choose-files").addEventListener("click", () => byId("files").click());
+  byId("choose-folder").addEventListener("click", () => byId("folder").click());
+  for (const id of ["files", "folder"]) byId(id).addEventListener("change", () => { takeMany(chosenFiles(byId(id))); byId(id).value = ""; });
+  byId("filter").addEventListener("input", render);
+  takesDrops(byId("new-class"), takeMany);
+  watch(render);
+}
+
+function addNamed() {
+  const input = byId("new-name"), name = input.value.trim();
+  if (!name) return input.focus();
+  input.value = "";
+  if (!allClasses().some((each) => same(each.name, name))) store.added.push(name);
+  changed();
+  const card = cards.get(name.toLowerCase());
+  card?.add.focus();
+  card?.root.scrollIntoView({ block: "nearest" });
+}
+
+async function takeMany(found) {
+  for (const [folder, files] of byClass(picturesOf(found))) {
+    let name = folder;
+    if (!name) {
+      name = byId("new-name").value.trim()
+        || await ask({ title: `What do ${files.length === 1 ? "this picture" : `these ${files.length} pictures`} show?`, label: "Name of the class", yes: "Add" });
+      byId("new-name").value = "";
+    }
+    if (name) send(name.replaceAll("_", " "), files);
+  }
+}
+
+function render() {
+  const classes = allClasses(), wanted = byId("filter").value.trim().toLowerCase(), list = byId("class-list");
+  byId("filter-row").hidden = classes.length < MANY && !wanted;
+  setText(byId("classes-count"), classes.length ? `${plural(classes.length, "class", "classes")}` : "");
+  byId("start-hint").hidden = classes.length > 0;
+  for (const [key, card] of cards) if (!classes.some((each) => each.name.toLowerCase() === key)) { card.close(); cards.delete(key); }
+  // What waits stands first: that is what the person is busy with.
+  const busy = (each) => (each.known && !each.pictures.length && !each.uploading ? 1 : 0);
+  const sorted = classes.filter((each) => each.name.toLowerCase().includes(wanted)).sort((a, b) => busy(a) - busy(b) || b.index - a.index);
+  sync(list, sorted, (each) => each.name.toLowerCase(), (each) => {
+    const key = each.name.toLowerCase();
+    if (!cards.has(key)) cards.set(key, makeCard(each.name));
+    return cards.get(key).root;
+  });
+  for (const each of sorted) cards.get(each.name.toLowerCase()).update(each);
+}
+
+function makeCard(name) {
+  let all = false;
+  const input = h("input", { type: "file", accept: "image/*,.heic,.heif", multiple: true, hidden: true });
+  const add = h("button", { class: "icon-button", type: "button", "aria-label": `Add pictures to ${name}`, title: "Add pictures", onclick: () => input.click() }, icon("plus"));
+  const film = h("button", { class: "icon-button", type: "button", "aria-label": `Take pictures of ${name} with the camera`, title: "Camera", "aria-pressed": "false", onclick: () => toggleCamera() }, icon("camera"));
+  const menu = h("details", { class: "menu" });
+  const title = h("h3", { class: "class-name" }, name);
+  const line = h("p", { class: "quiet" }), told = h("div", { class: "told", hidden: true }, h("span"));
+  const kept = h("div", { class: "kept" }), box = h("div", { class: "camera-box", hidden: true });
+  const pill = h("span", { class: "pill" });
+  const thumbs = h("ul", { class: "thumbs", "aria-label": `Pictures waiting for ${name}` }), rest = h("div"), waiting = h("div", {}, thumbs, rest);
+  const root = h("li", { class: "card class-card" },
+    h("div", { class: "class-head" }, h("span", { class: "dot", "aria-hidden": "true" }), h("div", { class: "class-words" }, h("div", { class: "class-title" }, title, pill), line, told),
+      h("div", { class: "class-actions" }, film, add, menu)), kept, box, waiting, input);
+  menu.addEventListener("keydown", (event) => { if (event.key === "Escape" && menu.open) { menu.open = false; menu.querySelector("summary").focus(); } });
+  menu.addEventListener("focusout", (event) => { if (!menu.contains(event.relatedTarget)) menu.open = false; });
+  input.addEventListener("change", () => { take(chosenFiles(input)); input.value = ""; });
+  takesDrops(root, take);
+
+  function take(found) {
+    const pictures = picturesOf(found);
+    if (pictures.length) send(name, pictures.map(({ file }) => file));
+  }
+
+  async function toggleCamera() {
+    const open = box.querySelector("video");
+    if (open && isOpen(open)) return closeCamera();
+    const video = h("video", { playsinline: true, "aria-label": "Picture of the camera" });
+    video.muted = true;
+    const shoot = h("button", { class: "button shoot wide", type: "button" }, "Hold to shoot");
+    const stop = whileHeld(shoot, async () => { const file = await frame(video); if (file) send(name, [file]); });
+    box.replaceChildren(video, shoot);
+    box.hidden = false;
+    film.setAttribute("aria-pressed", "true");
+    const closed = () => { stop(); box.hidden = true; box.replaceChildren(); film.setAttribute("aria-pressed", "false"); };
+    if (await attempt(() => openCamera(video, closed))) shoot.focus();
+    else closed();
+  }
+
+  function update(each) {
+    const good = each.pictures.filter((picture) => !picture.broken), broken = each.pictures.filter((picture) => picture.broken), known = each.known;
+    root.style.setProperty("--own", colour(each.index));
+    const accuracy = known?.accuracy ?? null;
+    setText(line, known ? [plural(known.pictures, "picture"), day(known.newest), accuracy === null ? null : `${percent(accuracy)} told right`].filter(Boolean).join(" · ") : "new class");
+    told.hidden = accuracy === null;
+    told.firstChild.style.width = `${100 * (accuracy ?? 0)}%`;
+    show(kept, Array.from({ length: known?.small_pictures ?? 0 }, (_, index) => h("img", { src: `/api/classes/picture?${new URLSearchParams({ name, index })}`, alt: "", loading: "lazy" })));
+    kept.hidden = !known?.small_pictures;
+    updateMenu(known, each.pictures.length);
+    const more = all ? 0 : Math.max(0, good.length - SHOWN);
+    const words = `${good.length} waiting${each.uploading ? `, ${each.uploading} coming` : ""}`;
+    pill.hidden = !good.length && !each.uploading;
+    setText(pill, words);
+    thumbs.hidden = !good.length;
+    sync(thumbs, good.slice(0, good.length - more), (picture) => picture.id, thumb);
+    show(rest,
+      more ? h("button", { class: "link-button", type: "button", "data-more": true }, `Show ${more} more`) : null,
+      broken.length ? h("ul", { class: "broken", "aria-label": "Pictures that cannot be read" }, broken.slice(0, 20).map((picture) => h("li", {},
+        h("span", {}, h("strong", {}, picture.title || "A picture"), `: ${picture.broken}`),
+        h("button", { class: "link-button", type: "button", "data-out": picture.id, "aria-label": `Dismiss ${picture.title}` }, "Dismiss")))) : null,
+      !known && !each.pictures.length && !each.uploading ? h("p", { class: "empty small" }, "Drop pictures here, choose them with +, or use the camera.") : null);
+  }
+
+  waiting.addEventListener("click", async (event) => {
+    const button = event.target.closest("button");
+    if (!button) return;
+    if (button.hasAttribute("data-more")) { all = true; changed(); return; }
+    const place = [...waiting.querySelectorAll("[data-out]")].indexOf(button);
+    await attempt(async () => { await call("DELETE", "/api/waiting", null, { id: button.dataset.out }); await loadWaiting(); });
+    const left = waiting.querySelectorAll("[data-out]");
+    (left[Math.min(place, left.length - 1)] ?? add).focus();
+  });
+
+  function thumb(picture) {
+    return h("li", {}, h("img", { src: `/api/waiting/thumbnail?id=${picture.id}`, alt: picture.title, loading: "lazy" }),
+      h("button", { type: "button", "data-out": picture.id, "aria-label": `Take out ${picture.title}` }, icon("close")));
+  }
+
+  function updateMenu(known, pictures) {
+    const item = (text, kind, action) => h("button", { type: "button", class: kind, onclick: () => { menu.open = false; menu.querySelector("summary").focus(); action(); } }, text);
+    if (menu.dataset.kind === `${Boolean(known)}${pictures > 0}`) return;
+    menu.dataset.kind = `${Boolean(known)}${pictures > 0}`;
+    menu.replaceChildren(h("summary", { class: "icon-button", "aria-label": `More for ${name}`, title: "More" }, icon("more")),
+      h("div", { class: "menu-list" },
+        known ? item("Rename …", "", () => rename(name)) : null,
+        pictures ? item("Take all pictures out", "", () => attempt(async () => { await call("DELETE", "/api/waiting", null, { name }); await loadWaiting(); })) : null,
+        known ? item("Forget this class …", "bad", () => forget(name)) : item("Remove", "", () => remove(name))));
+  }
+
+  return { root, add, update, close: () => { const video = box.querySelector("video"); if (video && isOpen(video)) closeCamera(); root.remove(); } };
+}
+
+async function rename(name) {
+  const fresh = await ask({ title: `Rename ${name}`, label: "New name", value: name, yes: "Rename" });
+  if (fresh && await attempt(() => call("PATCH", "/api/classes", { name: fresh }, { name }))) tell(`${name} is called ${fresh} now`);
+}
+
+async function forget(name) {
+  const sure = await ask({
+    title: `Forget ${name}?`, text: "The model loses this class and all that was learnt of it.", yes: "Forget", danger: true,
+    twice: { title: "Really forget it?", text: `The pictures of ${name} are not kept here. To bring the class back you would have to teach it again.`, yes: `Yes, forget ${name}` },
+  });
+  if (sure && await attempt(() => call("DELETE", "/api/classes", null, { name }))) tell(`${name} is forgotten`);
+}
+
+async function remove(name) {
+  store.added = store.added.filter((each) => !same(each, name));
+  await attempt(async () => { await call("DELETE", "/api/waiting", null, { name }); await loadWaiting(); });
+}

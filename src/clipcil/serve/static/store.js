@@ -1,0 +1,56 @@
+// What the page knows of the server: the model, what waits, the lesson. Parts of the page watch it.
+
+import { call } from "./api.js";
+
+export const store = { model: null, waiting: [], lesson: null, added: [], uploading: new Map() };
+const watchers = [];
+export const watch = (watcher) => watchers.push(watcher);
+export const changed = () => watchers.forEach((watcher) => watcher(store));
+
+const key = (name) => name.toLowerCase();
+export const same = (a, b) => key(a) === key(b);
+
+export async function loadModel() {
+  store.model = await call("GET", "/api/model");
+  changed();
+}
+
+export async function loadWaiting() {
+  store.waiting = (await call("GET", "/api/waiting")).classes;
+  changed();
+}
+
+/** Every class there is to show: those the model knows, those that wait, those just named; each with its colour's number. */
+export function allClasses() {
+  const found = new Map();
+  const entry = (name) => {
+    if (!found.has(key(name))) found.set(key(name), { name, known: null, pictures: [], uploading: 0, index: found.size });
+    return found.get(key(name));
+  };
+  for (const known of store.model?.classes ?? []) entry(known.name).known = known;
+  for (const waiting of store.waiting) entry(waiting.name).pictures = waiting.pictures;
+  for (const name of store.added) entry(name);
+  for (const [name, count] of store.uploading) entry(name).uploading = count;
+  return [...found.values()];
+}
+
+export const colourIndex = (name) => allClasses().find((each) => same(each.name, name))?.index ?? 0;
+
+/** Call `action` soon, once for all calls that come until then. */
+function soon(action, milliseconds) {
+  let timer = null;
+  return () => {
+    timer ??= setTimeout(() => { timer = null; action().catch(() => {}); }, milliseconds);
+  };
+}
+
+/** Hear of changes, whoever makes them: this page, another, or a program. */
+export function listen() {
+  const events = new EventSource("/api/events");
+  const model = soon(loadModel, 50);
+  const waiting = soon(loadWaiting, 250);
+  events.addEventListener("model", model);
+  events.addEventListener("waiting", waiting);
+  events.addEventListener("lesson", (event) => { store.lesson = JSON.parse(event.data); changed(); });
+  events.addEventListener("open", () => { model(); waiting(); });
+}

@@ -1,0 +1,118 @@
+// The second column: the lesson, what came of it, and the lessons so far.
+
+import { call } from "./api.js";
+import { ask } from "./dialog.js";
+import { attempt, byId, colour, day, h, percent, plural, s, setText, show, tell } from "./dom.js";
+import { colourIndex, store, watch } from "./store.js";
+
+const STAGES = {
+  starting: "Getting ready", "check pictures": "Looking at the pictures", "preprocess pictures": "Reading the pictures",
+  "encode pictures": "Looking at the pictures", measuring: "Measuring on held-out pictures", saving: "Saving the model",
+};
+let shownOutcome = null;
+let seen = false; // whether a lesson was under way while this page was open: an older outcome is shown, but not announced
+
+export function startTeach() {
+  byId("teach-button").addEventListener("click", () => attempt(async () => { store.lesson = await call("POST", "/api/lesson"); render(); byId("cancel-button").focus(); }));
+  byId("cancel-button").addEventListener("click", () => attempt(() => call("DELETE", "/api/lesson")));
+  byId("undo-button").addEventListener("click", undo);
+  watch(render);
+}
+
+async function undo() {
+  const sure = await ask({ title: "Undo the last lesson?", text: "The model goes back to what it was before. What the lesson taught is lost.", yes: "Undo the lesson" });
+  if (sure && await attempt(() => call("POST", "/api/undo"))) tell("The last lesson is undone");
+}
+
+function render() {
+  const good = store.waiting.map((each) => each.pictures.filter((picture) => !picture.broken).length).filter((count) => count > 0);
+  const pictures = good.reduce((sum, count) => sum + count, 0), lesson = store.lesson, running = lesson?.state === "running";
+  setText(byId("teach-summary"), running ? `Teaching ${plural(lesson.pictures, "picture")} …`
+    : pictures ? `${plural(pictures, "picture")} of ${plural(good.length, "class", "classes")} ${pictures === 1 ? "waits" : "wait"} to be taught.`
+    : "Nothing is waiting. Add pictures to a class first.");
+  const button = byId("teach-button");
+  button.hidden = running;
+  button.disabled = !pictures || [...store.uploading.values()].some(Boolean);
+  byId("tab-waiting").hidden = !pictures;
+  setText(byId("tab-waiting"), String(pictures));
+  byId("progress").hidden = !running;
+  if (running) { seen = true; renderProgress(lesson); }
+  renderOutcome(lesson);
+  renderHistory();
+}
+
+function renderProgress(lesson) {
+  setText(byId("stage"), STAGES[lesson.stage] ?? `Learning (${lesson.stage})`);
+  const bar = byId("bar");
+  if (lesson.total) bar.value = lesson.done / lesson.total;
+  else bar.removeAttribute("value");
+  const left = lesson.seconds_left;
+  setText(byId("time-left"), left === null || left === undefined ? "" : left < 1 ? "almost done" : left < 90 ? `about ${Math.ceil(left)} s left` : `about ${Math.ceil(left / 60)} min left`);
+}
+
+function renderOutcome(lesson) {
+  const outcome = byId("outcome"), mark = lesson && lesson.state !== "running" ? `${lesson.id} ${lesson.state}` : null;
+  if (mark === shownOutcome) return;
+  const fresh = seen, had = document.activeElement === byId("cancel-button");
+  shownOutcome = mark;
+  outcome.hidden = mark === null;
+  if (!mark) return;
+  if (lesson.state === "done") outcome.replaceChildren(...learnt(lesson.result));
+  else if (lesson.state === "cancelled") outcome.replaceChildren(h("p", { class: "note" }, "The lesson was cancelled. The model is as it was, and the pictures wait again."));
+  else outcome.replaceChildren(h("p", { class: "note bad" }, `The lesson failed: ${lesson.error}. The model is as it was.`));
+  if (had) outcome.focus({ preventScroll: true });
+  if (fresh && lesson.state === "done") tell(lesson.result.accuracy === null ? "Learnt." : `Learnt. ${percent(lesson.result.accuracy)} of held-out pictures are told right.`);
+}
+
+function learnt(result) {
+  const names = [...Object.entries(result.new).map(([name, count]) => [name, count, "new"]), ...Object.entries(result.again).map(([name, count]) => [name, count, "more"])];
+  return [
+    h("div", { class: "score" }, result.accuracy === null ? null : ring(result.accuracy),
+      h("div", {}, h("h3", {}, "Learnt"), h("p", { class: "small quiet" }, result.accuracy === null
+        ? "Too few pictures to hold some out, so nothing is known yet of how well it tells new ones. Five or more a class will do."
+        : `of ${plural(result.held_out, "held-out picture")} told right, over all classes it knows, old ones included.`))),
+    h("ul", { class: "chips", "aria-label": "What was learnt" }, names.slice(0, 30).map(([name, count, kind]) => h("li", { class: "chip", own: colour(colourIndex(name)) },
+      h("span", { class: "dot", "aria-hidden": "true" }), `${name} · ${kind === "new" ? plural(count, "picture") : `${count} more`}`)), names.length > 30 ? h("li", { class: "chip" }, `and ${names.length - 30} more`) : null),
+    result.confused.length ? h("div", {}, h("h3", {}, "Now confused"), h("ul", { class: "confused" }, result.confused.slice(0, 6).map((pair) =>
+      h("li", {}, h("strong", {}, pair.name), h("span", { class: "quiet" }, "taken for"), h("strong", {}, pair.taken_for), h("span", { class: "quiet" }, `${pair.pictures}×`))))) : null,
+    result.left_out.length ? h("p", { class: "note" }, `Left out: ${result.left_out.slice(0, 5).join("; ")}`) : null,
+  ].filter(Boolean);
+}
+
+function ring(share) {
+  const round = 2 * Math.PI * 40;
+  const circle = (kind, dash) => s("circle", { class: kind, cx: 50, cy: 50, r: 40, fill: "none", "stroke-width": 10, "stroke-linecap": "round", "stroke-dasharray": dash, transform: "rotate(-90 50 50)" });
+  return s("svg", { class: "ring", viewBox: "0 0 100 100", role: "img", "aria-label": percent(share) }, circle("track", `${round}`), circle("value", `${Math.max(0.001, share) * round} ${round}`),
+    s("text", { x: 50, y: 59, "text-anchor": "middle" }, `${Math.round(100 * share)}`, s("tspan", { class: "sign" }, "%")));
+}
+
+function renderHistory() {
+  const lessons = store.model?.lessons ?? [];
+  byId("undo-button").hidden = !store.model?.can_undo;
+  byId("undo-button").disabled = store.lesson?.state === "running";
+  if (!lessons.length) return show(byId("history"), h("p", { class: "quiet" }, "No lesson yet. Each one will stand here with its accuracy."));
+  const list = lessons.map((lesson, index) => ({ ...lesson, number: index + 1 })).reverse();
+  return show(byId("history"), curve(lessons), h("ol", { class: "lessons", tabindex: "0", "aria-label": "Lessons, the newest first" }, list.map((lesson) => h("li", {},
+    h("span", { class: "quiet" }, `${lesson.number}`),
+    h("span", { class: "what" }, names(lesson), h("br"), h("span", { class: "quiet small" }, `${day(lesson.when)} · ${plural(lesson.classes, "class", "classes")}`)),
+    h("strong", {}, lesson.accuracy === null ? "–" : percent(lesson.accuracy))))));
+}
+
+function names(lesson) {
+  const all = [...Object.keys(lesson.new), ...Object.keys(lesson.again)];
+  return all.length > 4 ? `${all.slice(0, 3).join(", ")} and ${all.length - 3} more` : all.join(", ");
+}
+
+function curve(lessons) {
+  const points = lessons.map((lesson, index) => [index, lesson.accuracy]).filter(([, accuracy]) => accuracy !== null);
+  if (points.length < 2) return null;
+  const lowest = Math.max(0, Math.floor(10 * Math.min(...points.map(([, accuracy]) => accuracy)) - 0.5) / 10), last = lessons.length - 1;
+  const x = (index) => 38 + (index / last) * 290, y = (share) => 110 - ((share - lowest) / (1 - lowest || 1)) * 96;
+  const line = points.map(([index, share]) => `${x(index)},${y(share)}`).join(" ");
+  const words = `Accuracy on held-out pictures over ${lessons.length} lessons: ${points.map(([, share]) => percent(share)).join(", ")}`;
+  return s("svg", { class: "curve", viewBox: "0 0 340 132", role: "img", "aria-label": words },
+    [lowest, (1 + lowest) / 2, 1].map((share) => [s("line", { class: "grid", x1: 38, x2: 328, y1: y(share), y2: y(share) }), s("text", { x: 30, y: y(share) + 4, "text-anchor": "end" }, `${Math.round(100 * share)}`)]).flat(),
+    s("polygon", { class: "area", points: `${x(points[0][0])},110 ${line} ${x(points[points.length - 1][0])},110` }), s("polyline", { class: "line", points: line }),
+    points.map(([index, share]) => s("circle", { cx: x(index), cy: y(share), r: 4 })),
+    [0, last].map((index) => s("text", { x: x(index), y: 128, "text-anchor": index ? "end" : "start" }, `lesson ${index + 1}`)));
+}

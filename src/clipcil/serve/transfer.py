@@ -1,0 +1,72 @@
+"""A model as one file: to download, to upload, and exported to run without clipcil."""
+
+from __future__ import annotations
+
+import re
+import zipfile
+from pathlib import Path
+
+from clipcil.classifier.export import Format, export
+from clipcil.classifier.model_folder import CARD, MODEL, read_model
+from clipcil.errors import UserError
+from clipcil.serve.keeper import Keeper
+
+WEIGHTS = re.compile(r"weights-[0-9a-f]{1,64}\.safetensors")
+CHUNK = 2**20
+
+
+def pack_model(folder: Path, into: Path) -> Path:
+    """Put the model in `folder` into a zip file: what it needs to run, and nothing else that lies beside it."""
+    names = [MODEL, CARD, Path(read_model(folder).weights).name]
+    return _zip(into, [path for name in names if (path := folder / name).is_file()])
+
+
+def unpack_model(archive: Path, folder: Path, most: int) -> None:
+    """Unpack a model that somebody sent into a new folder: only files a model is made of, at most `most` bytes.
+
+    Raises:
+        UserError: It is no zip file of a model.
+    """
+    folder.mkdir(mode=0o700)
+    try:
+        with zipfile.ZipFile(archive) as packed:
+            entries = [entry for entry in packed.infolist() if not entry.is_dir()]
+            names = [entry.filename for entry in entries]
+            if len(set(names)) != len(names) or MODEL not in names or len(names) > 3:
+                raise UserError(f"this zip file holds no model; {MODEL}, {CARD} and one file of weights belong in it")
+            for entry in entries:
+                if entry.filename not in (MODEL, CARD) and not WEIGHTS.fullmatch(entry.filename):
+                    raise UserError(
+                        "this zip file holds something that belongs to no model; upload one downloaded here"
+                    )
+                with packed.open(entry) as source, (folder / entry.filename).open("wb") as target:
+                    while chunk := source.read(CHUNK):
+                        most -= len(chunk)
+                        if most < 0:
+                            raise UserError("this zip file unpacks to more than a model may have")
+                        target.write(chunk)
+    except (zipfile.BadZipFile, zipfile.LargeZipFile, EOFError, NotImplementedError, RuntimeError, ValueError) as error:
+        raise UserError(
+            f"this is not a zip file of a model ({type(error).__name__}); upload one downloaded here"
+        ) from error
+
+
+def pack_export(keeper: Keeper, form: Format, into: Path) -> Path:
+    """Export a copy of the model (tracing one that answers at the same time would disturb it) into a zip file."""
+    out = into.with_suffix(".export")
+    out.mkdir(mode=0o700)
+    export(keeper.copy(), out, form)
+    return _zip(into, sorted(path for path in out.iterdir() if path.is_file()))
+
+
+def download_name(folder: Path, what: str) -> str:
+    """A plain file name for a browser's downloads."""
+    stem = re.sub(r"[^A-Za-z0-9._-]+", "-", folder.resolve().name).strip("-.") or "model"
+    return f"{stem}-{what}.zip"
+
+
+def _zip(into: Path, files: list[Path]) -> Path:
+    with zipfile.ZipFile(into, "w", zipfile.ZIP_STORED) as packed:
+        for path in files:
+            packed.write(path, path.name)
+    return into
