@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
+from clipcil.classifier.model_folder import Known
 from clipcil.serve.keeper import Keeper
 from clipcil.serve.limits import Limits
 from clipcil.serve.small_pictures import SmallPictures
@@ -24,31 +26,29 @@ def model_json(keeper: Keeper, small: SmallPictures, limits: Limits) -> dict[str
         },
     }
     if keeper.model is None:
-        return (
-            about
-            | {"exists": False, "method": None, "classes": [], "lessons": [], "can_undo": False}
-            | {"accuracy": None, "held_out": 0, "threshold": None}
-        )
+        about |= {"exists": False, "method": None, "classes": [], "lessons": [], "threshold": None}
+        return about | {"accuracy": None, "held_out": 0, "can_undo": False}
     facts = keeper.model.facts()
-    classes = [
-        {
-            "name": known.name,
-            "learnt": known.learnt,
-            "newest": known.newest,
-            "pictures": known.pictures,
-            "accuracy": None,
-            "held_out": 0,
-            "small_pictures": len(small.of(known.name)) if small.on else 0,
-        }
-        for known in facts.known
-    ]
+    held_out, right = sum(known.held_out for known in facts.known), sum(known.right for known in facts.known)
     return about | {
         "exists": True,
         "method": facts.method,
-        "classes": classes,
-        "lessons": [],
-        "accuracy": None,
-        "held_out": 0,
+        "classes": [_class_json(known, small) for known in facts.known],
+        "lessons": [asdict(record) | {"accuracy": record.accuracy} for record in facts.history],
+        "accuracy": right / held_out if held_out else None,
+        "held_out": held_out,
         "threshold": facts.calibration.threshold,
         "can_undo": False,
+    }
+
+
+def _class_json(known: Known, small: SmallPictures) -> dict[str, Any]:
+    return {
+        "name": known.name,
+        "learnt": known.learnt,
+        "newest": known.newest,
+        "pictures": known.pictures,
+        "accuracy": known.right / known.held_out if known.held_out else None,
+        "held_out": known.held_out,
+        "small_pictures": len(small.of(known.name)) if small.on else 0,
     }

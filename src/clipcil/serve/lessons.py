@@ -5,13 +5,14 @@ from __future__ import annotations
 import secrets
 import threading
 import time
+from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 from starlette.exceptions import HTTPException
 
-from clipcil.classifier.lesson import Lesson
+from clipcil.classifier.lesson import Lesson, LessonStoppedError
 from clipcil.errors import UserError
-from clipcil.experiment.display import Display
 from clipcil.serve.events import Hub
 from clipcil.serve.keeper import Keeper
 from clipcil.serve.small_pictures import SmallPictures
@@ -19,10 +20,8 @@ from clipcil.serve.staging import Staging, Waiting
 
 BETWEEN_SECONDS = 0.2
 """Progress is told no more often than this."""
-
-
-class CancelledError(Exception):
-    """Somebody asked for the lesson to stop."""
+CONFUSED = 20
+"""Confused pairs told, the most frequent first."""
 
 
 class Lessons:
@@ -54,7 +53,8 @@ class Lessons:
                 raise HTTPException(409, "no picture is waiting; add some to a class first")
             self._stop.clear()
             state = {"id": secrets.token_hex(6), "state": "running", "stage": "starting", "done": 0, "total": 0}
-            self.state = state | {"seconds_left": None, "pictures": len(taken), "error": None, "result": None}
+            classes = Counter(item.name for item in taken)
+            self.state = state | {"seconds_left": None, "classes": classes, "error": None, "result": None}
             self._thread = threading.Thread(target=self._run, args=(taken,), name="lesson", daemon=True)
             self._thread.start()
             return self.state
@@ -79,7 +79,7 @@ class Lessons:
     def _run(self, taken: list[Waiting]) -> None:
         try:
             result = self._teach(taken)
-        except CancelledError:
+        except LessonStoppedError:
             self._staging.put_back(taken)
             self._tell(state="cancelled")
         except (UserError, HTTPException) as error:
@@ -101,8 +101,7 @@ class Lessons:
         for item in taken:
             source.setdefault(spelt.setdefault(item.name.casefold(), item.name), []).append(self._staging.file(item.id))
         with self._keeper.changing() as model:
-            lesson = model.learn(source, display=_Progress(self))
-            self.check()
+            lesson = model.learn(source, on_progress=_Progress(self._tell), should_stop=self._stop.is_set)
             self._tell(stage="saving", done=0, total=0, seconds_left=None)
         if self._small.on:
             for name in source:
@@ -110,41 +109,26 @@ class Lessons:
                 self._small.add(name, [path.read_bytes() for path in files[:6]])
         return lesson_json(lesson)
 
-    def check(self) -> None:
-        if self._stop.is_set():
-            raise CancelledError
-
     def _tell(self, **news: Any) -> None:
         self.state = {**(self.state or {}), **news}
         self._hub.publish("lesson", self.state)
 
 
-class _Progress(Display):
-    """Passes a lesson's progress on, and stops the lesson when asked to."""
+class _Progress:
+    """Called with a lesson's progress, it tells no more of it than people can read, with the time left."""
 
-    def __init__(self, lessons: Lessons) -> None:
-        self._lessons = lessons
-        self._stage, self._done, self._total, self._began, self._told = "", 0, 0, time.monotonic(), 0.0
+    def __init__(self, tell: Callable[..., None]) -> None:
+        self._tell = tell
+        self._stage, self._began, self._told = "", 0.0, 0.0
 
-    def stage(self, name: str, steps: int) -> None:
-        self._set(name, 0, steps)
-
-    def advance(self, steps: int = 1) -> None:
-        self._set(self._stage, self._done + steps, self._total)
-
-    def progress(self, what: str, done: int, total: int) -> None:
-        self._set(f"{what} pictures", done, total)
-
-    def _set(self, stage: str, done: int, total: int) -> None:
-        self._lessons.check()
+    def __call__(self, stage: str, done: int, total: int) -> None:
         now = time.monotonic()
         if stage != self._stage:
-            self._began, self._told = now, 0.0
-        self._stage, self._done, self._total = stage, done, total
-        if now - self._told >= BETWEEN_SECONDS or done == total:
+            self._stage, self._began, self._told = stage, now, 0.0
+        if now - self._told >= BETWEEN_SECONDS:
             self._told = now
             left = (now - self._began) / done * (total - done) if done else None
-            self._lessons._tell(stage=stage, done=done, total=total, seconds_left=left)
+            self._tell(stage=stage, done=done, total=total, seconds_left=left)
 
 
 def lesson_json(lesson: Lesson) -> dict[str, Any]:
@@ -153,7 +137,12 @@ def lesson_json(lesson: Lesson) -> dict[str, Any]:
         "new": lesson.new,
         "again": lesson.again,
         "left_out": lesson.left_out,
-        "held_out": lesson.held_out,
+        "held_out": lesson.evaluation.pictures,
         "accuracy": lesson.accuracy,
-        "confused": [],
+        "interval": lesson.evaluation.interval,
+        "confused": [
+            {"name": pair.true, "taken_for": pair.guess, "pictures": pair.pictures}
+            for pair in lesson.evaluation.confused[:CONFUSED]
+        ],
+        "warnings": lesson.warnings,
     }

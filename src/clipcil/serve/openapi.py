@@ -38,7 +38,9 @@ RESULT = _object(
     left_out=_list(TEXT),
     held_out=COUNT,
     accuracy=MAYBE_SHARE,
+    interval=_list(SHARE),
     confused=_list(CONFUSED),
+    warnings=_list(TEXT),
 )
 LESSON = _object(
     id=TEXT,
@@ -47,7 +49,7 @@ LESSON = _object(
     done=COUNT,
     total=COUNT,
     seconds_left={"type": ["number", "null"]},
-    pictures=COUNT,
+    classes=COUNTS,
     error=MAYBE_TEXT,
     result={"anyOf": [RESULT, {"type": "null"}]},
 )
@@ -77,7 +79,18 @@ MODEL = _object(
             small_pictures=COUNT,
         )
     ),
-    lessons=_list(_object(when=TEXT, new=COUNTS, again=COUNTS, classes=COUNT, held_out=COUNT, accuracy=MAYBE_SHARE)),
+    lessons=_list(
+        _object(
+            when=TEXT,
+            new=COUNT,
+            again=COUNT,
+            pictures=COUNT,
+            classes=COUNT,
+            held_out=COUNT,
+            right=COUNT,
+            accuracy=MAYBE_SHARE,
+        )
+    ),
 )
 FORM = {
     "multipart/form-data": {"schema": _object(name=TEXT, pictures=_list(FILE)) | {"required": ["name", "pictures"]}}

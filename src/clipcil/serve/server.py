@@ -6,6 +6,7 @@ import secrets
 import socket
 import threading
 import webbrowser
+from contextlib import suppress
 from pathlib import Path
 
 import uvicorn
@@ -58,7 +59,8 @@ def serve_model(
             page = f"{address}/?token={token}" if token else address
             threading.Timer(0.5, webbrowser.open, [page]).start()
         try:
-            uvicorn.Server(config).run(sockets=[listening])
+            with suppress(KeyboardInterrupt):  # Ctrl-C is how it is ended
+                uvicorn.Server(config).run(sockets=[listening])
         finally:
             api.lessons.close()
 
@@ -69,6 +71,7 @@ def _listen(host: str, port: int) -> socket.socket:
         listening = socket.socket(family, kind, protocol)
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.bind(address)
+        listening.listen(128)  # before the address is printed: whoever reads it may connect
     except (OSError, OverflowError, UnicodeError) as error:
         why = getattr(error, "strerror", None) or error
         raise UserError(

@@ -3,7 +3,7 @@
 import { call } from "./api.js";
 import { closeCamera, frame, isOpen, openCamera, whileHeld } from "./camera.js";
 import { ask } from "./dialog.js";
-import { attempt, byId, colour, day, h, icon, percent, plural, setText, show, sync, tell } from "./dom.js";
+import { attempt, byId, colour, day, h, icon, plural, setText, show, sync, tell } from "./dom.js";
 import { byClass, chosenFiles, picturesOf, send, takesDrops } from "./files.js";
 import { allClasses, changed, loadWaiting, same, store, watch } from "./store.js";
 
@@ -37,7 +37,7 @@ async function takeMany(found) {
     let name = folder;
     if (!name) {
       name = byId("new-name").value.trim()
-        || await ask({ title: `What do ${files.length === 1 ? "this picture" : `these ${files.length} pictures`} show?`, label: "Name of the class", yes: "Add" });
+        || await ask({ title: `What ${files.length === 1 ? "does this picture" : `do these ${files.length} pictures`} show?`, label: "Name of the class", yes: "Add" });
       byId("new-name").value = "";
     }
     if (name) send(name.replaceAll("_", " "), files);
@@ -51,7 +51,7 @@ function render() {
   byId("start-hint").hidden = classes.length > 0;
   for (const [key, card] of cards) if (!classes.some((each) => each.name.toLowerCase() === key)) { card.close(); cards.delete(key); }
   // What waits stands first: that is what the person is busy with.
-  const busy = (each) => (each.known && !each.pictures.length && !each.uploading ? 1 : 0);
+  const busy = (each) => (each.known && !each.pictures.length && !each.uploading && !each.learning ? 1 : 0);
   const sorted = classes.filter((each) => each.name.toLowerCase().includes(wanted)).sort((a, b) => busy(a) - busy(b) || b.index - a.index);
   sync(list, sorted, (each) => each.name.toLowerCase(), (each) => {
     const key = each.name.toLowerCase();
@@ -104,15 +104,15 @@ function makeCard(name) {
     const good = each.pictures.filter((picture) => !picture.broken), broken = each.pictures.filter((picture) => picture.broken), known = each.known;
     root.style.setProperty("--own", colour(each.index));
     const accuracy = known?.accuracy ?? null;
-    setText(line, known ? [plural(known.pictures, "picture"), day(known.newest), accuracy === null ? null : `${percent(accuracy)} told right`].filter(Boolean).join(" · ") : "new class");
+    setText(line, known ? [plural(known.pictures, "picture"), day(known.newest), accuracy === null ? null : `${Math.round(accuracy * known.held_out)} of ${known.held_out} told right`].filter(Boolean).join(" · ") : "new class");
     told.hidden = accuracy === null;
     told.firstChild.style.width = `${100 * (accuracy ?? 0)}%`;
     show(kept, Array.from({ length: known?.small_pictures ?? 0 }, (_, index) => h("img", { src: `/api/classes/picture?${new URLSearchParams({ name, index })}`, alt: "", loading: "lazy" })));
     kept.hidden = !known?.small_pictures;
     updateMenu(known, each.pictures.length);
     const more = all ? 0 : Math.max(0, good.length - SHOWN);
-    const words = `${good.length} waiting${each.uploading ? `, ${each.uploading} coming` : ""}`;
-    pill.hidden = !good.length && !each.uploading;
+    const words = [each.learning ? `learning ${each.learning}` : null, good.length ? `${good.length} waiting` : null, each.uploading ? `${each.uploading} coming` : null].filter(Boolean).join(", ");
+    pill.hidden = !good.length && !each.uploading && !each.learning;
     setText(pill, words);
     thumbs.hidden = !good.length;
     sync(thumbs, good.slice(0, good.length - more), (picture) => picture.id, thumb);
@@ -121,7 +121,7 @@ function makeCard(name) {
       broken.length ? h("ul", { class: "broken", "aria-label": "Pictures that cannot be read" }, broken.slice(0, 20).map((picture) => h("li", {},
         h("span", {}, h("strong", {}, picture.title || "A picture"), `: ${picture.broken}`),
         h("button", { class: "link-button", type: "button", "data-out": picture.id, "aria-label": `Dismiss ${picture.title}` }, "Dismiss")))) : null,
-      !known && !each.pictures.length && !each.uploading ? h("p", { class: "empty small" }, "Drop pictures here, choose them with +, or use the camera.") : null);
+      !known && !each.pictures.length && !each.uploading && !each.learning ? h("p", { class: "empty small" }, "Drop pictures here, choose them with +, or use the camera.") : null);
   }
 
   waiting.addEventListener("click", async (event) => {

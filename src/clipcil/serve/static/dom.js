@@ -75,7 +75,7 @@ export async function attempt(action) {
 
 export const plural = (count, word, many = `${word}s`) => `${count} ${count === 1 ? word : many}`;
 /** Whole percents; what is nearly all or nearly nothing is not rounded to all or nothing. */
-export const percent = (share) => (share > 0.995 && share < 1 ? "> 99 %" : share > 0 && share < 0.005 ? "< 1 %" : `${Math.round(100 * share)} %`);
+export const percent = (share) => (share > 0.995 && share < 1 ? ">\u00a099\u00a0%" : share > 0 && share < 0.005 ? "<\u00a01\u00a0%" : `${Math.round(100 * share)}\u00a0%`);
 export const day = (text) => {
   const date = new Date(text);
   const year = date.getFullYear() === new Date().getFullYear() ? undefined : "numeric";

@@ -24,13 +24,14 @@ export async function loadWaiting() {
 export function allClasses() {
   const found = new Map();
   const entry = (name) => {
-    if (!found.has(key(name))) found.set(key(name), { name, known: null, pictures: [], uploading: 0, index: found.size });
+    if (!found.has(key(name))) found.set(key(name), { name, known: null, pictures: [], uploading: 0, learning: 0, index: found.size });
     return found.get(key(name));
   };
   for (const known of store.model?.classes ?? []) entry(known.name).known = known;
   for (const waiting of store.waiting) entry(waiting.name).pictures = waiting.pictures;
   for (const name of store.added) entry(name);
   for (const [name, count] of store.uploading) entry(name).uploading = count;
+  if (store.lesson?.state === "running") for (const [name, count] of Object.entries(store.lesson.classes)) entry(name).learning = count;
   return [...found.values()];
 }
 

@@ -27,7 +27,7 @@ async function undo() {
 function render() {
   const good = store.waiting.map((each) => each.pictures.filter((picture) => !picture.broken).length).filter((count) => count > 0);
   const pictures = good.reduce((sum, count) => sum + count, 0), lesson = store.lesson, running = lesson?.state === "running";
-  setText(byId("teach-summary"), running ? `Teaching ${plural(lesson.pictures, "picture")} …`
+  setText(byId("teach-summary"), running ? `Teaching ${plural(Object.values(lesson.classes).reduce((sum, count) => sum + count, 0), "picture")} …`
     : pictures ? `${plural(pictures, "picture")} of ${plural(good.length, "class", "classes")} ${pictures === 1 ? "waits" : "wait"} to be taught.`
     : "Nothing is waiting. Add pictures to a class first.");
   const button = byId("teach-button");
@@ -42,7 +42,7 @@ function render() {
 }
 
 function renderProgress(lesson) {
-  setText(byId("stage"), STAGES[lesson.stage] ?? `Learning (${lesson.stage})`);
+  setText(byId("stage"), STAGES[lesson.stage] ?? `Learning: ${lesson.stage}`);
   const bar = byId("bar");
   if (lesson.total) bar.value = lesson.done / lesson.total;
   else bar.removeAttribute("value");
@@ -70,13 +70,14 @@ function learnt(result) {
     h("div", { class: "score" }, result.accuracy === null ? null : ring(result.accuracy),
       h("div", {}, h("h3", {}, "Learnt"), h("p", { class: "small quiet" }, result.accuracy === null
         ? "Too few pictures to hold some out, so nothing is known yet of how well it tells new ones. Five or more a class will do."
-        : `of ${plural(result.held_out, "held-out picture")} told right, over all classes it knows, old ones included.`))),
+        : `of ${plural(result.held_out, "held-out picture")} told right, over all classes it knows, old ones included. For pictures like these, expect ${percent(result.interval[0])} to ${percent(result.interval[1])}.`))),
     h("ul", { class: "chips", "aria-label": "What was learnt" }, names.slice(0, 30).map(([name, count, kind]) => h("li", { class: "chip", own: colour(colourIndex(name)) },
       h("span", { class: "dot", "aria-hidden": "true" }), `${name} · ${kind === "new" ? plural(count, "picture") : `${count} more`}`)), names.length > 30 ? h("li", { class: "chip" }, `and ${names.length - 30} more`) : null),
     result.confused.length ? h("div", {}, h("h3", {}, "Now confused"), h("ul", { class: "confused" }, result.confused.slice(0, 6).map((pair) =>
       h("li", {}, h("strong", {}, pair.name), h("span", { class: "quiet" }, "taken for"), h("strong", {}, pair.taken_for), h("span", { class: "quiet" }, `${pair.pictures}×`))))) : null,
+    result.warnings.map((text) => h("p", { class: "note" }, `${text[0].toUpperCase()}${text.slice(1)}.`)),
     result.left_out.length ? h("p", { class: "note" }, `Left out: ${result.left_out.slice(0, 5).join("; ")}`) : null,
-  ].filter(Boolean);
+  ].flat().filter(Boolean);
 }
 
 function ring(share) {
@@ -94,13 +95,13 @@ function renderHistory() {
   const list = lessons.map((lesson, index) => ({ ...lesson, number: index + 1 })).reverse();
   return show(byId("history"), curve(lessons), h("ol", { class: "lessons", tabindex: "0", "aria-label": "Lessons, the newest first" }, list.map((lesson) => h("li", {},
     h("span", { class: "quiet" }, `${lesson.number}`),
-    h("span", { class: "what" }, names(lesson), h("br"), h("span", { class: "quiet small" }, `${day(lesson.when)} · ${plural(lesson.classes, "class", "classes")}`)),
+    h("span", { class: "what" }, taught(lesson), h("br"), h("span", { class: "quiet small" }, `${day(lesson.when)} · knew ${plural(lesson.classes, "class", "classes")} then`)),
     h("strong", {}, lesson.accuracy === null ? "–" : percent(lesson.accuracy))))));
 }
 
-function names(lesson) {
-  const all = [...Object.keys(lesson.new), ...Object.keys(lesson.again)];
-  return all.length > 4 ? `${all.slice(0, 3).join(", ")} and ${all.length - 3} more` : all.join(", ");
+function taught(lesson) {
+  const parts = [lesson.new ? plural(lesson.new, "new class", "new classes") : null, lesson.again ? `more of ${plural(lesson.again, "class", "classes")}` : null];
+  return `${parts.filter(Boolean).join(", ")} from ${plural(lesson.pictures, "picture")}`;
 }
 
 function curve(lessons) {

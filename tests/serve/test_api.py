@@ -1,0 +1,159 @@
+"""The API as a program uses it, from an empty model to one that was taught, changed and carried elsewhere.
+
+The tests of this file tell one story on one server, in the order in which they stand.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import threading
+import zipfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from server_process import Server, form, running
+
+pytestmark = pytest.mark.xdist_group("serve-api")
+
+
+def test_before_the_first_lesson(server: Server, emoji: dict[str, list[bytes]]) -> None:
+    assert server.call("GET", "/api/health").json["status"] == "ok"
+    assert server.call("GET", "/api/model").json["exists"] is False
+    for method, path in [
+        ("POST", "/api/lesson"),
+        ("DELETE", "/api/lesson"),
+        ("POST", "/api/undo"),
+        ("GET", "/api/export"),
+    ]:
+        answer = server.call(method, path)
+        assert answer.status == 409 and "\n" not in answer.json["error"], path
+    answer = server.call("POST", "/api/predict", emoji["fox"][0], "image/png")
+    assert answer.status == 409 and "teach it first" in answer.json["error"]
+
+
+def test_what_waits(server: Server, emoji: dict[str, list[bytes]]) -> None:
+    broken = emoji["fox"][1][:200]
+    answer = server.add("fox", [("a.png", emoji["fox"][0]), ("b.png", broken), ("again.png", emoji["fox"][0])])
+    first, second, third = answer.json["pictures"]
+    assert (first["broken"] is None and "cannot be" in second["broken"]) or "not a picture" in second["broken"]
+    assert third["id"] == first["id"], "the same picture waits once"
+    small = server.call("GET", "/api/waiting/thumbnail", id=first["id"])
+    assert small.headers["Content-Type"] == "image/jpeg" and small.headers["Cache-Control"] == "no-store"
+    assert server.call("GET", "/api/waiting/thumbnail", id=second["id"]).status == 404
+    assert server.call("DELETE", "/api/waiting", id=first["id"]).status == 200
+    assert server.call("DELETE", "/api/waiting", id=first["id"]).status == 404
+    assert [len(each["pictures"]) for each in server.call("GET", "/api/waiting").json["classes"]] == [1]
+    assert server.call("DELETE", "/api/waiting", name="FOX").status == 200
+    assert server.call("GET", "/api/waiting").json["classes"] == []
+
+
+def test_two_classes_then_a_third(server: Server, emoji: dict[str, list[bytes]], fresh_emoji: dict[str, bytes]) -> None:
+    events: list[str] = []
+    listening = threading.Thread(target=_listen, args=(server, events), daemon=True)
+    listening.start()
+    state = server.teach({"fox": emoji["fox"], "owl": emoji["owl"]})
+    assert state["state"] == "done" and state["result"]["new"] == {"fox": 6, "owl": 6}
+    assert state["result"]["held_out"] == 2 and state["result"]["accuracy"] is not None
+    listening.join(30)
+    assert {"lesson", "model", "waiting"} <= {line.split(": ")[1] for line in events if line.startswith("event")}
+    assert server.call("GET", "/api/waiting").json["classes"] == []
+    assert server.predict(fresh_emoji["fox"])["classes"][0]["name"] == "fox"
+    state = server.teach({"rocket": emoji["rocket"], "Fox": emoji["fox"][:2]})
+    assert state["result"]["new"] == {"rocket": 6} and list(state["result"]["again"].values()) == [2]
+    for name in ("fox", "owl", "rocket"):
+        found = server.predict(fresh_emoji[name], top=3)
+        assert found["classes"][0]["name"] == name
+        assert sum(each["probability"] for each in found["classes"]) == pytest.approx(1, abs=1e-6)
+    model = server.call("GET", "/api/model").json
+    assert [each["classes"] for each in model["lessons"]] == [2, 3]
+    assert [each["name"] for each in model["classes"]] == ["fox", "owl", "rocket"]
+
+
+def _listen(server: Server, events: list[str]) -> None:
+    import http.client
+
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
+    connection.request("GET", "/api/events")
+    answer = connection.getresponse()
+    while line := answer.readline().decode():
+        events.append(line.strip())
+        if line.startswith("data") and '"state": "done"' in line and '"fox"' in line:
+            events += [answer.readline().decode().strip() for _ in range(7)]
+            break
+    connection.close()
+
+
+def test_many_clients_each_get_their_own_answer(server: Server, emoji: dict[str, list[bytes]]) -> None:
+    everything = [picture for name in ("fox", "owl", "rocket") for picture in emoji[name]]
+    alone = [server.predict(picture, top=3) for picture in everything]
+    with ThreadPoolExecutor(16) as pool:
+        together = list(pool.map(lambda picture: server.predict(picture, top=3), everything * 3))
+    body, kind = form("", [("x.png", picture) for picture in everything])
+    in_one = server.call("POST", "/api/predict", body, kind, top=3).json["predictions"]
+    for found in (together[: len(alone)], together[len(alone) : 2 * len(alone)], in_one):
+        for each, expected in zip(found, alone, strict=True):
+            assert [c["name"] for c in each["classes"]] == [c["name"] for c in expected["classes"]]
+            for mine, theirs in zip(each["classes"], expected["classes"], strict=True):
+                assert mine["probability"] == pytest.approx(theirs["probability"], abs=1e-4)
+
+
+def test_one_broken_picture_among_good_ones(server: Server, emoji: dict[str, list[bytes]]) -> None:
+    body, kind = form("", [("a", emoji["fox"][0]), ("b", b"not a picture"), ("c", emoji["owl"][0])])
+    found = server.call("POST", "/api/predict", body, kind).json["predictions"]
+    assert [each["error"] is None for each in found] == [True, False, True]
+    assert [each["classes"][0]["name"] for each in (found[0], found[2])] == ["fox", "owl"]
+
+
+def test_small_pictures_are_kept_only_when_switched_on(server: Server, emoji: dict[str, list[bytes]]) -> None:
+    small = Path(server.call("GET", "/api/model").json["folder"]) / "small-pictures"
+    assert not small.exists()
+    assert server.call("PATCH", "/api/settings", {"keep_small_pictures": True}).json == {"keep_small_pictures": True}
+    server.teach({"tiger": emoji["tiger"]})
+    counts = {each["name"]: each["small_pictures"] for each in server.call("GET", "/api/model").json["classes"]}
+    assert counts == {"fox": 0, "owl": 0, "rocket": 0, "tiger": 6}
+    assert server.call("GET", "/api/classes/picture", name="tiger", index=5).body[:2] == b"\xff\xd8"
+    assert server.call("GET", "/api/classes/picture", name="tiger", index=6).status == 404
+    server.call("PATCH", "/api/settings", {"keep_small_pictures": False})
+    assert not small.exists()
+
+
+def test_rename_and_forget(server: Server, fresh_emoji: dict[str, bytes]) -> None:
+    before = server.predict(fresh_emoji["fox"])["classes"][0]
+    assert server.call("PATCH", "/api/classes", {"name": "red fox"}, name="fox").status == 200
+    assert server.predict(fresh_emoji["fox"])["classes"][0] == {**before, "name": "red fox"}
+    assert server.call("PATCH", "/api/classes", {"name": "OWL"}, name="red fox").status == 400
+    assert server.call("DELETE", "/api/classes", name="fox").status == 400
+    assert server.call("DELETE", "/api/classes", name="tiger").status == 200
+    assert server.classes == ["red fox", "owl", "rocket"]
+
+
+def test_download_upload_and_export(server: Server, tmp_path: Path, fresh_emoji: dict[str, bytes]) -> None:
+    model = server.call("GET", "/api/model/download")
+    assert 'filename="model-model.zip"' in model.headers["Content-Disposition"]
+    names = zipfile.ZipFile(io.BytesIO(model.body)).namelist()
+    assert names[:2] == ["model.toml", "README.md"] and len(names) == 3 and names[2].startswith("weights-")
+    with running(tmp_path / "copy", tmp_path / "cache") as other:
+        assert other.call("POST", "/api/model/upload", model.body, "application/zip").status == 200
+        assert other.classes == server.classes
+        assert other.predict(fresh_emoji["owl"]) == server.predict(fresh_emoji["owl"])
+        exported = other.call("GET", "/api/export")
+        with zipfile.ZipFile(io.BytesIO(exported.body)) as packed:
+            assert {"model.pt2", "classes.json"} <= set(packed.namelist())
+            assert json.loads(packed.read("classes.json"))["classes"] == server.classes
+
+
+def test_everything_is_described(server: Server) -> None:
+    described = server.call("GET", "/api/openapi.json").json
+    assert described["openapi"].startswith("3.1") and len(described["paths"]) >= 12
+    for path, methods in described["paths"].items():
+        for method in ("get", "post", "patch", "delete"):
+            status = (
+                server.raw(method.upper(), path + "?x=1", None, {"Content-Length": "0"}).status
+                if path != "/api/events"
+                else 0
+            )
+            if path not in ("/api/events", "/api/export", "/api/undo"):
+                assert (status == 405) == (method not in methods), (path, method, status)
+    assert b"/static/docs.js" in server.call("GET", "/docs").body
