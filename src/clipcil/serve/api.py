@@ -148,19 +148,15 @@ class Api:
         name = _class(request)
 
         def forget() -> None:
-            with self.keeper.changing() as model:
+            with self.keeper.changing(keep_previous=False) as model:  # a copy of before would still know the class
                 model.forget(name)
 
         await self._change(forget)
         return JSONResponse({})
 
     async def undo(self, request: Request) -> Response:
-        """Go back to the model before the last lesson."""
-
-        def undo() -> None:
-            raise HTTPException(409, "there is nothing to undo")
-
-        await self._change(undo)
+        """Go back to the model before the last lesson or change; done twice, it is as it was."""
+        await self._change(self.keeper.undo)
         return JSONResponse({})
 
     async def small_picture(self, request: Request) -> Response:

@@ -27,8 +27,9 @@ def model_json(keeper: Keeper, small: SmallPictures, limits: Limits) -> dict[str
     }
     if keeper.model is None:
         about |= {"exists": False, "method": None, "classes": [], "lessons": [], "threshold": None}
-        return about | {"accuracy": None, "held_out": 0, "can_undo": False}
+        return about | {"accuracy": None, "held_out": 0, "previous": None}
     facts = keeper.model.facts()
+    previous = keeper.previous()
     held_out, right = sum(known.held_out for known in facts.known), sum(known.right for known in facts.known)
     return about | {
         "exists": True,
@@ -38,7 +39,7 @@ def model_json(keeper: Keeper, small: SmallPictures, limits: Limits) -> dict[str
         "accuracy": right / held_out if held_out else None,
         "held_out": held_out,
         "threshold": facts.calibration.threshold,
-        "can_undo": False,
+        "previous": previous and {"lessons": previous.lessons, "classes": len(previous.known)},
     }
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from starlette.exceptions import HTTPException
 
 from clipcil.classifier.classifier import Classifier, load
-from clipcil.classifier.model_folder import MODEL
+from clipcil.classifier.model_folder import MODEL, Facts, read_previous, restore_previous
 from clipcil.errors import UserError
 
 DEFAULT_BACKBONE = "mini"
@@ -47,25 +47,53 @@ class Keeper:
         return load(folder or self.folder, backbone=backbone, device=self._device)
 
     @contextmanager
-    def changing(self, start: Path | None = None) -> Iterator[Classifier]:
+    def changing(self, start: Path | None = None, keep_previous: bool = True) -> Iterator[Classifier]:
         """A copy of the model to change. If the block ends well, it is written and answers from then on.
 
         Args:
             start: Another model's folder to start from.
+            keep_previous: Keep the model of before for `undo`; else nothing of it is left.
 
         Raises:
             HTTPException: 409 while another change is under way.
         """
+        with self._alone():
+            model = self._new() if start is None and self.model is None else self.copy(start)
+            yield model
+            model.write(self.folder, keep_previous=keep_previous)
+            self._answer_with(model)
+
+    def undo(self) -> None:
+        """Go back to the model before the last change; the one of now is kept in its place.
+
+        Raises:
+            HTTPException: 409 if none is kept, or while a change is under way.
+        """
+        with self._alone():
+            if self.previous() is None:
+                raise HTTPException(409, "no model of before is kept; there is nothing to undo")
+            restore_previous(self.folder)
+            self._answer_with(self.copy())
+
+    def previous(self) -> Facts | None:
+        """The model before the last change, if it is kept and whole."""
+        try:
+            return read_previous(self.folder)
+        except UserError:
+            return None
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
         if not self._changing.acquire(blocking=False):
             raise HTTPException(409, "the model is being changed just now; wait for the lesson, or cancel it")
         try:
-            model = self._new() if start is None and self.model is None else self.copy(start)
-            yield model
-            model.write(self.folder)
-            self.model = model
-            self.revision += 1
+            yield
         finally:
             self._changing.release()
+
+    def _answer_with(self, model: Classifier) -> None:
+        self.model = model
+        self.revision += 1
 
     def need(self) -> Classifier:
         """The current model.

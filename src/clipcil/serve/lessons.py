@@ -12,6 +12,7 @@ from typing import Any
 from starlette.exceptions import HTTPException
 
 from clipcil.classifier.lesson import Lesson, LessonStoppedError
+from clipcil.data.names import same_name
 from clipcil.errors import UserError
 from clipcil.serve.events import Hub
 from clipcil.serve.keeper import Keeper
@@ -99,13 +100,13 @@ class Lessons:
         source: dict[str, list[Any]] = {}
         spelt: dict[str, str] = {}
         for item in taken:
-            source.setdefault(spelt.setdefault(item.name.casefold(), item.name), []).append(self._staging.file(item.id))
+            source.setdefault(spelt.setdefault(same_name(item.name), item.name), []).append(self._staging.file(item.id))
         with self._keeper.changing() as model:
             lesson = model.learn(source, on_progress=_Progress(self._tell), should_stop=self._stop.is_set)
             self._tell(stage="saving", done=0, total=0, seconds_left=None)
         if self._small.on:
             for name in source:
-                files = [self._staging.thumbnail(item.id) for item in taken if item.name.casefold() == name.casefold()]
+                files = [self._staging.thumbnail(item.id) for item in taken if same_name(item.name) == same_name(name)]
                 self._small.add(name, [path.read_bytes() for path in files[:6]])
         return lesson_json(lesson)
 
@@ -138,6 +139,7 @@ def lesson_json(lesson: Lesson) -> dict[str, Any]:
         "again": lesson.again,
         "left_out": lesson.left_out,
         "held_out": lesson.evaluation.pictures,
+        "left_one_out": lesson.left_one_out,
         "accuracy": lesson.accuracy,
         "interval": lesson.evaluation.interval,
         "confused": [

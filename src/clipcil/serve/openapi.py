@@ -37,6 +37,7 @@ RESULT = _object(
     again=COUNTS,
     left_out=_list(TEXT),
     held_out=COUNT,
+    left_one_out=SWITCH,
     accuracy=MAYBE_SHARE,
     interval=_list(SHARE),
     confused=_list(CONFUSED),
@@ -66,7 +67,7 @@ MODEL = _object(
     held_out=COUNT,
     threshold=MAYBE_SHARE,
     revision=COUNT,
-    can_undo=SWITCH,
+    previous={"anyOf": [_object(lessons=COUNT, classes=COUNT), {"type": "null"}]},
     keep_small_pictures=SWITCH,
     classes=_list(
         _object(

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import uvicorn
 
+from clipcil.classifier.model_folder import hold_model
 from clipcil.errors import UserError
-from clipcil.files import run_lock
 from clipcil.serve.api import Api
 from clipcil.serve.app import build_app
 from clipcil.serve.guard import is_loopback
@@ -39,9 +39,11 @@ def serve_model(
         UserError: The folder is in use or holds no model, or the address cannot be listened at.
     """
     limits = limits or Limits()
-    if folder.exists() and not folder.is_dir():
-        raise UserError(f"{folder} is a file; name a folder for the model")
-    with _listen(host, port) as listening, run_lock(folder), open_staging(limits) as staging:
+    with (
+        _listen(host, port) as listening,
+        hold_model(folder, f"clipcil serve at {_address(host, listening.getsockname()[1])}"),
+        open_staging(limits) as staging,
+    ):
         port = listening.getsockname()[1]
         token = None if is_loopback(host) else secrets.token_urlsafe(24)
         api = Api(Keeper(folder, method, backbone, device), staging, limits)

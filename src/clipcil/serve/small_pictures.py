@@ -10,6 +10,7 @@ import shutil
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from clipcil.data.names import same_name
 from clipcil.errors import UserError
 from clipcil.files import write_json
 
@@ -61,4 +62,4 @@ class SmallPictures:
                 path.unlink(missing_ok=True)
 
     def _file(self, name: str) -> Path:
-        return self.folder / f"{hashlib.sha256(name.casefold().encode()).hexdigest()[:24]}.json"
+        return self.folder / f"{hashlib.sha256(same_name(name).encode()).hexdigest()[:24]}.json"

@@ -19,7 +19,7 @@ from typing import Any
 
 from PIL import Image
 
-from clipcil.data.names import LONGEST, clean_name, shorten
+from clipcil.data.names import LONGEST, clean_name, same_name, shorten
 from clipcil.data.pictures import FORMATS, decode
 from clipcil.errors import UserError
 from clipcil.files import cache_folder, run_lock
@@ -66,7 +66,7 @@ class Staging:
         with self._lock:
             self._refuse_too_much(name, len(content))
             for item in self._items.values():
-                if item.digest == digest and item.name.casefold() == name.casefold():
+                if item.digest == digest and same_name(item.name) == same_name(name):
                     return item
         item = Waiting(secrets.token_hex(12), name, _title(title), None, len(content), digest)
         try:
@@ -85,8 +85,8 @@ class Staging:
             raise UserError(f"{len(self._items)} pictures are waiting already; teach them first")
         if sum(item.bytes for item in self._items.values()) + size > self.limits.waiting_bytes:
             raise UserError("the pictures that wait take up all the room there is for them; teach them first")
-        names = {item.name.casefold() for item in self._items.values()}
-        if name.casefold() not in names and len(names) >= self.limits.waiting_classes:
+        names = {same_name(item.name) for item in self._items.values()}
+        if same_name(name) not in names and len(names) >= self.limits.waiting_classes:
             raise UserError(f"pictures of {len(names)} classes are waiting already; teach them first")
 
     def file(self, id: str) -> Path:
@@ -108,17 +108,17 @@ class Staging:
                 self._delete(item)
 
     def remove_class(self, name: str) -> None:
-        key = clean_name(name).casefold()
+        key = same_name(clean_name(name))
         with self._lock:
-            ids = [item.id for item in self._items.values() if item.name.casefold() == key]
+            ids = [item.id for item in self._items.values() if same_name(item.name) == key]
         self.remove(*ids)
 
     def rename_class(self, old: str, new: str) -> None:
         """Put the pictures that wait for `old` with the class `new`."""
-        key, new = clean_name(old).casefold(), class_name(new)
+        key, new = same_name(clean_name(old)), class_name(new)
         with self._lock:
             for id, item in self._items.items():
-                if item.name.casefold() == key:
+                if same_name(item.name) == key:
                     self._items[id] = Waiting(item.id, new, item.title, item.broken, item.bytes, item.digest)
 
     def take(self) -> list[Waiting]:
@@ -143,7 +143,7 @@ class Staging:
         spelt: dict[str, str] = {}
         with self._lock:
             for item in self._items.values():
-                found.setdefault(spelt.setdefault(item.name.casefold(), item.name), []).append(item)
+                found.setdefault(spelt.setdefault(same_name(item.name), item.name), []).append(item)
         return found
 
     def _delete(self, item: Waiting) -> None:

@@ -19,9 +19,16 @@ export function startTeach() {
   watch(render);
 }
 
+/** What undoing would do: take back a lesson or another change, or bring back what was undone. */
+function undoWords() {
+  const more = store.model.lessons.length - store.model.previous.lessons;
+  return more > 0 ? "Undo the last lesson" : more < 0 ? "Bring back the lesson that was undone" : "Undo the last change";
+}
+
 async function undo() {
-  const sure = await ask({ title: "Undo the last lesson?", text: "The model goes back to what it was before. What the lesson taught is lost.", yes: "Undo the lesson" });
-  if (sure && await attempt(() => call("POST", "/api/undo"))) tell("The last lesson is undone");
+  const { lessons, classes } = store.model.previous;
+  const sure = await ask({ title: `${undoWords()}?`, text: `The model goes back to the one with ${plural(lessons, "lesson")} and ${plural(classes, "class", "classes")}. This one is kept until the next lesson.`, yes: "Go back" });
+  if (sure && await attempt(() => call("POST", "/api/undo"))) tell("Done: the model is the one of before");
 }
 
 function render() {
@@ -70,7 +77,7 @@ function learnt(result) {
     h("div", { class: "score" }, result.accuracy === null ? null : ring(result.accuracy),
       h("div", {}, h("h3", {}, "Learnt"), h("p", { class: "small quiet" }, result.accuracy === null
         ? "Too few pictures to hold some out, so nothing is known yet of how well it tells new ones. Five or more a class will do."
-        : `of ${plural(result.held_out, "held-out picture")} told right, over all classes it knows, old ones included. For pictures like these, expect ${percent(result.interval[0])} to ${percent(result.interval[1])}.`))),
+        : `of ${plural(result.held_out, "picture")} ${result.left_one_out ? "(left out one by one)" : "held out"} told right, over all classes it knows, old ones included. For pictures like these, expect ${percent(result.interval[0])} to ${percent(result.interval[1])}.`))),
     h("ul", { class: "chips", "aria-label": "What was learnt" }, names.slice(0, 30).map(([name, count, kind]) => h("li", { class: "chip", own: colour(colourIndex(name)) },
       h("span", { class: "dot", "aria-hidden": "true" }), `${name} · ${kind === "new" ? plural(count, "picture") : `${count} more`}`)), names.length > 30 ? h("li", { class: "chip" }, `and ${names.length - 30} more`) : null),
     result.confused.length ? h("div", {}, h("h3", {}, "Now confused"), h("ul", { class: "confused" }, result.confused.slice(0, 6).map((pair) =>
@@ -89,7 +96,8 @@ function ring(share) {
 
 function renderHistory() {
   const lessons = store.model?.lessons ?? [];
-  byId("undo-button").hidden = !store.model?.can_undo;
+  byId("undo-button").hidden = !store.model?.previous;
+  if (store.model?.previous) setText(byId("undo-button"), undoWords());
   byId("undo-button").disabled = store.lesson?.state === "running";
   if (!lessons.length) return show(byId("history"), h("p", { class: "quiet" }, "No lesson yet. Each one will stand here with its accuracy."));
   const list = lessons.map((lesson, index) => ({ ...lesson, number: index + 1 })).reverse();
