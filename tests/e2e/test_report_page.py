@@ -47,7 +47,9 @@ def test_every_figure_in_both_schemes(page: Path, browser: Browser, width: int, 
     browser.show(page, width, scheme=scheme)
     browser.run(OPEN_ALL)
     drawn = browser.run(FIGURES)
-    assert len(drawn) == (4 + 2 * 2) + (3 + 2)  # two methods on one stream, one without drift on the other
+    assert len(drawn) == (5 + 2 * 2) + (
+        1 + 2
+    )  # two methods on one stream; one, without charts of one bar, on the other
     for figure in drawn:
         assert figure["ready"], figure["id"]
         assert figure["dark"] == (scheme == "dark"), figure["id"]
@@ -60,7 +62,7 @@ def test_every_figure_in_both_schemes(page: Path, browser: Browser, width: int, 
 
 def test_no_name_becomes_a_script(page: Path, browser: Browser) -> None:
     browser.show(page, 1200)
-    assert browser.run("return document.scripts.length") == 0
+    assert browser.run("return document.scripts.length") == 1  # the page's own
     assert "<script>alert(9)</script>" in browser.run("return document.body.textContent")
 
 
@@ -69,6 +71,36 @@ def test_methods_open_and_close(page: Path, browser: Browser) -> None:
     count = "return [...document.querySelectorAll('.strip')].filter(each => each.checkVisibility()).length"
     assert browser.run(count) == 0
     browser.run(OPEN_ALL)
-    assert browser.run(count) == 4
+    assert browser.run(count) == 4  # right and wrong of the two methods on the embedded data
     shown = browser.run("return [...document.querySelectorAll('.strip img')].map(each => each.naturalWidth)")
     assert len(shown) > 8 and min(shown) == 64
+
+
+COLUMN = (
+    "return [...document.querySelectorAll('table.sortable')[0].tBodies[0].rows].map(row => row.cells[2].textContent)"
+)
+
+
+def test_a_click_on_a_heading_sorts_and_a_second_one_turns_round(page: Path, browser: Browser) -> None:
+    browser.show(page, 1200)
+    click = "document.querySelectorAll('table.sortable')[0].tHead.rows[0].cells[2].querySelector('button').click()"
+    before = browser.run(COLUMN)
+    browser.run(click)
+    falling = browser.run(COLUMN)
+    browser.run(click)
+    assert falling == sorted(before, key=lambda words: -float(words.split()[0])) and len(set(before)) == 2
+    assert browser.run(COLUMN) == falling[::-1]
+
+
+def test_the_point_under_the_pointer_says_what_it_is(page: Path, browser: Browser) -> None:
+    browser.show(page, 1200)
+    said = browser.run(
+        """const figure = document.querySelector("figure[id$='accuracy']"), image = figure.querySelector('img');
+        const [x, y, words] = JSON.parse(figure.dataset.points)[0], box = image.getBoundingClientRect();
+        const at = {clientX: box.left + x / 100 * box.width + 3, clientY: box.top + y / 100 * box.height};
+        image.dispatchEvent(new PointerEvent('pointermove', at));
+        const tip = document.getElementById('tip'), shown = !tip.hidden && tip.textContent;
+        image.dispatchEvent(new PointerEvent('pointerleave', {}));
+        return [words, shown, tip.hidden]"""
+    )
+    assert said[0] == said[1] and "after task 1" in said[0] and said[2]

@@ -39,23 +39,24 @@ def write_run(
         drifts.append(steps if k and method.startswith("dmc") else None)
     outcome = Results(table, names, [2] * tasks, records, drifts, notes)
     write_text(folder / "config.toml", tomli_w.dumps(table))
-    write_json(folder / "timing.json", {"seconds": PHASES, "peak_megabytes": {"loading": 100.0}})
+    write_json(folder / "timing.json", {"seconds": PHASES, "peak_megabytes": {}, "finished": "2026-01-31"})
     write_json(folder / "environment.json", {"python": "3.11", "torch": "2.13"})
     write_text(
         folder / "steps.jsonl", '{"task": 0, "stage": "stage1", "epoch": 0, "step": 0, "loss": 2.5, "rate": 0.1}\n'
     )
-    write_predictions(folder, names)
+    write_predictions(folder, names, right)
     write_json(folder / "results.json", outcome.as_dict())
     return folder
 
 
-def write_predictions(folder: Path, names: list[str]) -> None:
-    """Test pictures of the embedded data where the names are its classes; every third is taken for another class."""
+def write_predictions(folder: Path, names: list[str], right: float) -> None:
+    """Test pictures of the embedded data where the names are its classes; a share of `right` is taken for its own."""
     data = open_dataset("emoji")
     with (folder / "predictions.csv").open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file)
-        writer.writerow(["task", "row", "picture", "class", "predicted"])
+        writer.writerow(["task", "row", "picture", "class", "predicted", "probability"])
         for index, (row, label) in enumerate(zip(data.test.rows.tolist(), data.test.labels.tolist(), strict=True)):
             if label < len(names):
-                guess = names[(label + 1) % len(names)] if index % 3 == 0 else names[label]
-                writer.writerow([label // 2 + 1, row, f"picture {row}", names[label], guess])
+                guess = names[(label + 1) % len(names)] if index * 7 % 10 >= 10 * right else names[label]
+                sure = f"{0.5 + index % 40 / 100:.4f}"
+                writer.writerow([label // 2 + 1, row, f"picture {row}", names[label], guess, sure])

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import base64
+import gzip
 import io
+import json
 import re
 import shutil
 from pathlib import Path
@@ -14,11 +16,13 @@ from PIL import Image
 
 from clipcil.errors import UserError
 from clipcil.report import figures
+from clipcil.report.answers import confused_pairs, read_predictions, write_packed
 from clipcil.report.compare import group_runs
 from clipcil.report.page import write_report
+from clipcil.report.ranking import rank
 from clipcil.report.runs import find_runs
-from clipcil.report.strip import Strips, choose, read_predictions
-from clipcil.report.style import LOOKS, look_of
+from clipcil.report.strip import Strips, choose
+from clipcil.report.style import LOOKS, assign_looks, series_looks
 from clipcil.report.tensorboard import write_tensorboard
 
 NASTY = "<img src=x onerror=alert(1)>"
@@ -41,7 +45,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_everything_is_inside_the_file(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     assert not re.findall(r"""(?:src|href|srcset)=["'](?!data:|#)""", text)
-    assert "url(" not in text and "@import" not in text and "<script" not in text
+    assert "url(" not in text and "@import" not in text and text.count("<script") == 1
     assert "http://" not in text and "https://" not in text
 
 
@@ -49,8 +53,8 @@ def test_every_figure_is_there_in_both_themes_and_beside_the_page(page: Path) ->
     text = page.read_text(encoding="utf-8")
     names = re.findall(r'<figure id="([^"]+)"', text)
     kinds = {name.rsplit("-", 1)[1] for name in names}
-    assert kinds == {"accuracy", "forgetting", "drift", "seconds", "matrix", "confusion"}
-    assert len(names) == len(set(names)) == 4 + 4 + 2 * 4  # two streams, two methods in each
+    assert kinds == {"scores", "accuracy", "forgetting", "drift", "seconds", "matrix", "confusion"}
+    assert len(names) == len(set(names)) == 5 + 5 + 2 * 4  # two streams, two methods in each
     for name in names:
         for end in ("", "-dark"):
             content = (page.parent / "report-figures" / f"{name}{end}.png").read_bytes()
@@ -61,7 +65,8 @@ def test_every_figure_is_there_in_both_themes_and_beside_the_page(page: Path) ->
 def test_measured_stands_beside_the_paper(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     group = next(g for g in group_runs(find_runs([page.parent / "paper"])))
-    assert f"<td>82.16</td><td>{group.last.mean - 82.16:+.2f}</td>" in text
+    difference = group.last.mean - 82.16
+    assert f'<td data-value="82.16">82.16</td><td data-value="{difference:.6g}">{difference:+.2f}</td>' in text
     assert "± " in text and "The paper measured with openai/clip-vit-base-patch16, not with mini" in text
 
 
@@ -84,9 +89,12 @@ def test_settings_and_versions_are_listed(page: Path) -> None:
 
 def test_strips_are_the_same_every_time_and_right_and_wrong_are_told_apart(tmp_path: Path) -> None:
     run = find_runs([write_run(tmp_path / "a")])[0]
-    right, wrong = Strips().strip(run, 4)
-    assert (right, wrong) == Strips().strip(run, 4)
-    assert len(right) == 4 and all(shown.right for shown in right) and not any(shown.right for shown in wrong)
+    right, wrong = Strips().strip(run, 4, 3)
+    assert (right, wrong) == Strips().strip(run, 4, 3)
+    assert len(right) == 4 and all(shown.prediction.right for shown in right)
+    sure = [shown.prediction.probability for shown in wrong]
+    mistakes = [each for each in read_predictions(run.folder) if not each.right]
+    assert sure == sorted((each.probability for each in mistakes), reverse=True)[:3] and len(set(sure)) > 1
     assert Image.open(io.BytesIO(wrong[0].jpeg)).size == (64, 64)
 
 
@@ -112,14 +120,15 @@ def test_a_run_without_predictions_or_times_still_has_its_page(tmp_path: Path) -
 
 
 def test_a_run_of_one_task_can_be_drawn(tmp_path: Path) -> None:
-    assert write_report(find_runs([write_run(tmp_path / "a", "dmc-ot", tasks=1)]), tmp_path / "page.html")
+    drawn = write_report(find_runs([write_run(tmp_path / "a", "dmc-ot", tasks=1)]), tmp_path / "page.html")
+    assert [name.rsplit("-", 1)[1] for name in drawn] == ["accuracy"]  # no chart with one bar, no table of one cell
 
 
 def test_at_most_twelve_lines_the_best_ones(tmp_path: Path) -> None:
     for index in range(14):
         write_run(tmp_path / str(index), "dmc-ot", 0, 0.5 + 0.02 * index, f"beta={index}")
-    groups = group_runs(find_runs([tmp_path]))
-    kept = [group.label for group in figures.best(groups)]
+    entries = rank(group_runs(find_runs([tmp_path])))
+    kept = [entry.group.label for entry in figures.best(entries)]
     assert kept == [f"DMC-OT (beta={index})" for index in range(2, 14)]
 
 
@@ -128,7 +137,16 @@ def test_each_method_of_the_paper_has_its_own_colour_and_marker() -> None:
     for theme in ("light", "dark"):
         assert len({look.colour(theme) for look in LOOKS.values()}) == 12
     assert len({look.marker for look in LOOKS.values()}) == 12
-    assert look_of("a method of tomorrow") == look_of("a method of tomorrow")
+
+
+def test_no_colour_stands_for_two_things() -> None:
+    names = [*LOOKS, *["dmc-ot"] * 14, "a method of tomorrow", "another"]
+    looks = assign_looks(names)
+    assert looks == assign_looks(names) and looks[: len(LOOKS)] == list(LOOKS.values())
+    assert assign_looks(["new", "dmc-ot"])[1] == LOOKS["dmc-ot"]  # who comes first takes no known colour away
+    for theme in ("light", "dark"):
+        assert len({look.colour(theme) for look in looks}) == len(names)
+        assert len({look.colour(theme) for look in series_looks(20)}) == 20
 
 
 def test_without_the_package_tensorboard_one_line_says_what_to_install(
@@ -145,3 +163,63 @@ def test_event_files(tmp_path: Path) -> None:
     write_tensorboard(runs, tmp_path / "events")
     assert [path.name.startswith("events.out") for path in (tmp_path / "events" / "a").iterdir()] == [True]
     shutil.rmtree(tmp_path / "events")
+
+
+def test_the_headline_has_the_finding_the_day_and_the_size_of_the_test_set(tmp_path: Path) -> None:
+    for order in ("seed:1993", "seed:1", "seed:2"):
+        for method, right in (("dmc-ot", 0.9), ("dmc", 0.8), ("zero-shot", 0.3)):
+            write_run(tmp_path / f"{method}-{order[5:]}", method, 0, right, order=order)
+    write_report(find_runs([tmp_path]), tmp_path / "page.html")
+    text = (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert "DMC-OT has the highest A_B on emoji, 3 tasks, mini: 85.0 %" in text
+    assert "but it cannot be told from DMC (75.0 %)." in text  # 12 pictures: one mistake fewer is noise
+    assert 'class="best"' not in text and "Measured on 120 test pictures." in text and ", 2026-01-31." in text
+    assert "3 class orders" in text and text.count("<details") == 2 * 3  # one line for a method, not one for an order
+    assert "over pictures" not in text and "Backward transfer" not in text  # they would repeat A_B and forgetting
+
+
+def test_the_best_is_bold_where_its_lead_is_more_than_noise(tmp_path: Path) -> None:
+    for method, right in (("dmc-ot", 0.9), ("zero-shot", 0.1)):
+        write_run(tmp_path / method, method, 0, right, tasks=50)
+    write_report(find_runs([tmp_path]), tmp_path / "page.html")
+    text = (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert text.count('class="best"') == 1 and "ahead of the other 1 by more than the noise" in text
+
+
+def test_columns_that_say_more_are_shown(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "a")
+    values = json.loads((folder / "results.json").read_text())
+    (folder / "results.json").write_text(json.dumps({**values, "last_weighted": 12.34, "backward_transfer": 5.67}))
+    write_report(find_runs([folder]), tmp_path / "page.html")
+    text = (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert "over pictures" in text and "12.34" in text and "Backward transfer" in text and "5.67" in text
+
+
+def test_confused_pairs_are_counted_from_the_predictions_packed_or_not(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "a", right=0.5, tasks=20)
+    plain = read_predictions(folder)
+    pairs = confused_pairs(plain)
+    top = pairs[0]
+    assert top.times == sum((each.true, each.guess) == (top.true, top.guess) for each in plain) > 0
+    assert [pair.times for pair in pairs] == sorted((pair.times for pair in pairs), reverse=True)
+    write_packed(plain, folder / "predictions.csv.gz")
+    (folder / "predictions.csv").unlink()
+    assert confused_pairs(read_predictions(folder)) == pairs
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"\x1f\x8b",
+        b"no gzip",
+        gzip.compress(b"task,row\n1,x\n"),
+        gzip.compress(b"task,row,class,predicted\n99999999999,0,a,a\n"),
+    ],
+)
+def test_packed_predictions_that_are_damaged_are_named(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "predictions.csv.gz").write_bytes(content)
+    try:
+        assert read_predictions(tmp_path) == []
+    except UserError as error:
+        assert "predictions.csv.gz cannot be read" in str(error)

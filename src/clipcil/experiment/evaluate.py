@@ -28,19 +28,24 @@ class Record:
     """[i][j]: test pictures of task i taken for a class of task j."""
     predictions: list[list[int]] = field(default_factory=list)
     """The class predicted for each test picture, task by task; kept for the last task only."""
+    probabilities: list[list[float]] = field(default_factory=list)
+    """Softmax of the logits for the class predicted, likewise, rounded to four digits."""
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
 
 
-def predict(method: Method, pictures: Pictures) -> Tensor:
-    """The class with the highest score for each picture, (N,) int64; several processes predict a share each."""
+def predict(method: Method, pictures: Pictures) -> tuple[Tensor, Tensor]:
+    """The class with the highest score for each picture, (N,) int64, and its probability, (N,) float32: the softmax of
+    the logits. Several processes predict a share each."""
     bounds = share_bounds(len(pictures))
     if world_size() > 1:
         _ = pictures.features  # encoded by all processes together; a share alone could not be
     own = pictures[bounds[rank()] : bounds[rank() + 1]]
-    guesses = [method.logits(batch).argmax(dim=1) for batch in own.batches(BATCH)]
-    return gather(torch.cat([own.labels[:0], *guesses]), bounds).cpu()
+    answers = [_answer(method.logits(batch)) for batch in own.batches(BATCH)]
+    guesses = torch.cat([own.labels[:0], *(guess for guess, _ in answers)])
+    probabilities = torch.cat([own.labels[:0].float(), *(probability for _, probability in answers)])
+    return gather(guesses, bounds).cpu(), gather(probabilities, bounds).cpu()
 
 
 @torch.no_grad()
@@ -50,14 +55,21 @@ def evaluate(method: Method, stream: TaskStream, last: int) -> Record:
     task_of = torch.repeat_interleave(torch.arange(last + 1), sizes)
     correct, total = torch.zeros(seen, dtype=torch.int64), torch.zeros(seen, dtype=torch.int64)
     between = torch.zeros(last + 1, last + 1, dtype=torch.int64)
-    predictions = []
+    predictions, probabilities = [], []
     for index in range(last + 1):
         pictures = stream.test(index)
         labels = pictures.labels.cpu()
-        guess = predict(method, pictures)
+        guess, sure = predict(method, pictures)
         correct += torch.bincount(labels[guess == labels], minlength=seen)
         total += torch.bincount(labels, minlength=seen)
         between[index] = torch.bincount(task_of[guess], minlength=last + 1)
         predictions.append(guess.tolist())
-    is_last = last + 1 == len(stream)
-    return Record(correct.tolist(), total.tolist(), between.tolist(), predictions if is_last else [])
+        probabilities.append([round(value, 4) for value in sure.tolist()])
+    counts = (correct.tolist(), total.tolist(), between.tolist())
+    return Record(*counts, predictions, probabilities) if last + 1 == len(stream) else Record(*counts)
+
+
+def _answer(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """The class predicted for each row of the logits (B, C), and its probability."""
+    guess = logits.argmax(dim=1)
+    return guess, logits.float().softmax(dim=1).gather(1, guess[:, None])[:, 0]

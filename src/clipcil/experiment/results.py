@@ -131,12 +131,14 @@ class Results:
 
     def predictions_csv(self, stream: TaskStream) -> str:
         """The contents of `predictions.csv`: the prediction for every test picture after the last task."""
-        rows: list[list[Any]] = [["task", "row", "picture", "class", "predicted"]]
-        for task, guesses in enumerate(self.records[-1].predictions):
+        rows: list[list[Any]] = [["task", "row", "picture", "class", "predicted", "probability"]]
+        last = self.records[-1]
+        for task, answers in enumerate(zip(last.predictions, last.probabilities, strict=True)):
             pictures = stream.test_set(task)
-            for index, guess in enumerate(guesses):
+            for index, (guess, probability) in enumerate(zip(*answers, strict=True)):
                 names = (self.names[int(pictures.labels[index])], self.names[guess])
-                rows.append([task + 1, int(pictures.rows[index]), pictures.describe(index), *names])
+                where = (task + 1, int(pictures.rows[index]), pictures.describe(index))
+                rows.append([*where, *names, f"{probability:.4f}"])
         return _csv(rows)
 
     def __repr__(self) -> str:

@@ -1,4 +1,4 @@
-"""Runs that differ in the seed alone, taken together; and what the paper printed for the same."""
+"""Runs that differ in class order and seed alone, taken together; and what the paper printed for the same."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from clipcil.report.runs import RunResult
 
 
 class Spread(NamedTuple):
-    """Mean and standard deviation (n − 1) over seeds; no deviation for one seed."""
+    """Mean and standard deviation (n − 1) over runs; no deviation for one run."""
 
     mean: float
     std: float | None
@@ -29,7 +29,7 @@ def spread(values: Iterable[float]) -> Spread:
 
 @dataclass(frozen=True)
 class Group:
-    """One method with one choice of settings on one stream of tasks: its runs, a seed each."""
+    """One method with one choice of settings on one stream of tasks: its runs, one for each class order and seed."""
 
     label: str
     runs: tuple[RunResult, ...]
@@ -57,6 +57,14 @@ class Group:
     def seconds(self) -> float:
         return self.spread(lambda run: run.seconds).mean
 
+    @property
+    def over(self) -> str:
+        """What the runs differ in, such as `3 class orders`; a number of runs where it is both."""
+        orders, seeds = len({run.order for run in self.runs}), len({run.seed for run in self.runs})
+        if orders > 1 and seeds > 1:
+            return f"{len(self.runs)} runs ({orders} class orders, {seeds} seeds)"
+        return f"{orders} class orders" if orders > 1 else f"{seeds} seeds" if seeds > 1 else "1 run"
+
     def printed(self, table: str = "") -> Printed | None:
         """The paper's numbers for this method, these settings, this data and number of tasks."""
         return printed(self.first.method, self.first.settings, self.first.data, self.first.tasks, table)
@@ -64,10 +72,10 @@ class Group:
 
 def group_runs(runs: Sequence[RunResult]) -> list[Group]:
     """Groups in the order of the paper's table. A run that stands in two folders counts once."""
-    by_key: dict[str, dict[int, RunResult]] = {}
+    by_key: dict[str, dict[tuple[str, int], RunResult]] = {}
     for run in runs:
-        by_key.setdefault(run.key, {}).setdefault(run.seed, run)
-    groups = [tuple(by_seed[seed] for seed in sorted(by_seed)) for by_seed in by_key.values()]
+        by_key.setdefault(run.key, {}).setdefault((run.order, run.seed), run)
+    groups = [tuple(members[place] for place in sorted(members)) for members in by_key.values()]
     labels = _labels([members[0] for members in groups])
     return sorted((Group(label, members) for label, members in zip(labels, groups, strict=True)), key=_place)
 

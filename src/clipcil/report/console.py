@@ -32,7 +32,7 @@ def print_comparison(lines: Sequence[Line], title: str, console: Console | None 
     table = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="bold")
     table.add_column("method", overflow="fold")
     table.add_column("data")
-    headers = ["tasks", "seeds", "A_B", *(["paper", "Δ"] if with_paper else [])]
+    headers = ["tasks", "runs", "A_B", *(["paper", "Δ"] if with_paper else [])]
     headers += ["Ā", *(["paper", "Δ"] if with_paper else []), "seconds"]
     for header in headers:
         table.add_column(header, justify="right", no_wrap=True)
@@ -46,9 +46,9 @@ def print_comparison(lines: Sequence[Line], title: str, console: Console | None 
 
 def _cells(line: Line, with_paper: bool) -> list[str]:
     group, paper = line.group, line.paper
-    seeds = str(len(group.runs)) if group else "0"
-    seeds += f" (+{line.failed} failed)" if line.failed else ""
-    cells = [line.label, line.data, str(line.tasks or "—"), seeds]
+    runs = str(len(group.runs)) if group else "0"
+    runs += f" (+{line.failed} failed)" if line.failed else ""
+    cells = [line.label, line.data, str(line.tasks or "—"), runs]
     for ours, theirs in (
         (group.last if group else None, paper.last if paper else None),
         (group.average if group else None, paper.average if paper else None),

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from clipcil.files import whole_file
 from clipcil.report.compare import Spread
-from clipcil.report.style import figure_style, series_look
+from clipcil.report.style import figure_style, series_looks
 
 
 @dataclass(frozen=True)
@@ -30,8 +30,7 @@ def save_sweep(curves: Sequence[Curve], title: str, key: str, path: Path) -> Non
     place = {value: index for index, value in enumerate(values)}
     with figure_style("light") as pyplot:
         figure, axes = pyplot.subplots(figsize=(5.6, 3.8))
-        for index, curve in enumerate(curves):
-            look = series_look(index)
+        for curve, look in zip(curves, series_looks(len(curves)), strict=True):
             last = [(place[value], spread) for value, spread, _ in curve.points]
             average = [(place[value], spread) for value, _, spread in curve.points]
             for points, dash, name in ((sorted(last), "-", "A_B"), (sorted(average), "--", "Ā")):

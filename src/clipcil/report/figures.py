@@ -1,99 +1,152 @@
-"""The figures of a report. Each function draws in the theme it is given and returns a PNG."""
+"""The figures of a report. Each function draws in the theme it is given and returns a PNG with its points."""
 
 from __future__ import annotations
 
 import io
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from clipcil.report.compare import Group
+from clipcil.report.ranking import Entry
 from clipcil.report.runs import WHOLE
-from clipcil.report.style import DASHES, INKS, MARKERS, Look, Theme, figure_style, look_of, series_look
+from clipcil.report.style import INKS, Theme, figure_style, series_looks
 
 MOST_LINES = 12
 WIDTH = 4.8
 """Inches: narrow enough for its letters to be read on a phone."""
 
 
-def best(groups: Sequence[Group], most: int = MOST_LINES) -> list[Group]:
-    """The groups to draw, by A_B where there are too many, in the order given."""
-    chosen = sorted(groups, key=lambda group: -group.last.mean)[:most]
-    return [group for group in groups if group in chosen]
+class Drawn(NamedTuple):
+    """A PNG, and what to say where the pointer rests."""
+
+    png: bytes
+    points: list[tuple[float, float, str]]
+    """Place from the left and from the top, in percent of the figure, and a text."""
 
 
-def accuracy(groups: Sequence[Group], theme: Theme) -> bytes:
-    """A_k after each task, a line for each method, ± a standard deviation over seeds."""
-    groups = best(groups)
+class Tips:
+    """Collects points in the coordinates of their axes; they become places when the figure is drawn."""
+
+    def __init__(self) -> None:
+        self.points: list[tuple[Any, float, float, str]] = []
+
+    def add(self, axes: Any, x: float, y: float, text: str) -> None:
+        self.points.append((axes, x, y, text))
+
+    def draw(self, figure: Any) -> Drawn:
+        held = io.BytesIO()
+        figure.savefig(held, format="png", metadata={"Software": None})
+        size = figure.bbox.size
+        places = []
+        for axes, x, y, text in self.points:
+            across, up = axes.transData.transform((x, y)) / size
+            places.append((round(100 * float(across), 2), round(100 - 100 * float(up), 2), text))
+        return Drawn(held.getvalue(), places)
+
+
+def best(entries: Sequence[Entry], most: int = MOST_LINES) -> list[Entry]:
+    """The entries to draw, by A_B where there are too many, in the order given."""
+    chosen = sorted(entries, key=lambda entry: -entry.group.last.mean)[:most]
+    return [entry for entry in entries if entry in chosen]
+
+
+def accuracy(entries: Sequence[Entry], theme: Theme) -> Drawn:
+    """A_k after each task, a line for each method, ± a standard deviation over runs."""
+    entries, tips = best(entries), Tips()
     with figure_style(theme) as pyplot:
-        figure, axes = pyplot.subplots(figsize=(WIDTH, 3.4 + 0.2 * -(-len(groups) // 2)))
-        for group, (look, dash) in zip(groups, _looks(groups), strict=True):
+        figure, axes = pyplot.subplots(figsize=(WIDTH, 3.4 + 0.2 * -(-len(entries) // 2)))
+        for group, look in ((entry.group, entry.look) for entry in entries):
             values = np.array([run.values["after"] for run in group.runs])
             across = np.arange(1, values.shape[1] + 1)
             mean, std = values.mean(0), values.std(0, ddof=1) if len(values) > 1 else np.zeros(values.shape[1])
             colour = look.colour(theme)
             own = group.first.method in ("dmc", "dmc-ot")
-            axes.plot(across, mean, dash, color=colour, marker=look.marker, label=group.label, zorder=3 if own else 2)
-            axes.fill_between(across, mean - std, mean + std, color=colour, alpha=0.18, linewidth=0)
+            axes.plot(across, mean, color=colour, marker=look.marker, label=group.label, zorder=3 if own else 2)
+            axes.fill_between(across, mean - std, mean + std, color=colour, alpha=0.15, linewidth=0)
+            for task, value, wide in zip(across, mean, std, strict=True):
+                more = f" ± {wide:.1f}" if len(values) > 1 else ""
+                tips.add(axes, task, value, f"{group.label}, after task {task}: {value:.1f} %{more}")
         axes.set_xlabel("tasks learnt")
         axes.set_ylabel("accuracy over all classes seen, %")
         axes.set_xticks(across if len(across) <= 12 else across[:: -(-len(across) // 10)])
-        axes.set_ylim(0, 1.04 * axes.get_ylim()[1])
-        long = max(len(group.label) for group in groups) > 24
+        low, high = axes.get_ylim()
+        axes.set_ylim(max(0, low), min(100.5, high))
+        long = max(len(entry.group.label) for entry in entries) > 24
         figure.legend(loc="outside lower center", ncols=1 if long else 2)
-        return _png(figure)
+        return tips.draw(figure)
 
 
-def matrix(group: Group, theme: Theme) -> bytes:
-    """R[k, i]: accuracy on task i after learning task k, the mean over seeds."""
+def scores(entries: Sequence[Entry], theme: Theme) -> Drawn:
+    """A_B with its 95 % interval, the best on top."""
+    entries = sorted(best(entries, 3 * MOST_LINES), key=lambda entry: -entry.group.last.mean)
+    tips = Tips()
+    with figure_style(theme) as pyplot:
+        figure, axes = _rows_of(pyplot, entries, 0.9)
+        for place, entry in enumerate(entries):
+            mean, colour = entry.group.last.mean, entry.look.colour(theme)
+            low, high = (entry.interval.low, entry.interval.high) if entry.interval else (mean, mean)
+            axes.plot([low, high], [place, place], color=colour, linewidth=2.4, solid_capstyle="butt")
+            axes.plot(mean, place, color=colour, marker=entry.look.marker, markersize=7)
+            for run in entry.group.runs if len(entry.group.runs) > 1 else ():
+                axes.plot(run.last, place, marker="|", color=INKS[theme].text, markersize=6, alpha=0.7)
+                tips.add(axes, run.last, place, f"{entry.group.label}, {run.order}, seed {run.seed}: {run.last:.1f} %")
+            tips.add(axes, mean, place, f"{entry.group.label}: {entry.interval or f'{mean:.2f}'} %")
+        _label_rows(axes, entries, theme)
+        axes.set_ylim(len(entries) - 0.5, -0.5)
+        axes.set_xlabel("A_B, %")
+        return tips.draw(figure)
+
+
+def matrix(group: Group, theme: Theme) -> Drawn:
+    """R[k, i]: accuracy on task i after learning task k, the mean over runs."""
     values = [[np.nan if v is None else v for v in row] for run in group.runs for row in run.values["matrix"]]
     mean = np.array(values, dtype=np.float64).reshape(len(group.runs), group.first.tasks, -1).mean(0)
-    return _heat(mean, "task measured", "after learning task", "accuracy, %", theme)
+    said = "task {column} after learning task {row}: {value:.1f} %"
+    return _heat(mean, ("task measured", "after learning task", "accuracy, %"), said, theme)
 
 
-def confusion(group: Group, theme: Theme) -> bytes:
+def confusion(group: Group, theme: Theme) -> Drawn:
     """Of the test pictures of a task, the share taken for a class of each task, at the end."""
     counts = np.sum([run.values["between_tasks"] for run in group.runs], axis=0, dtype=np.float64)
     share = 100 * counts / np.maximum(counts.sum(1, keepdims=True), 1)
-    return _heat(share, "taken for a class of task", "pictures of task", "share, %", theme)
+    said = "{value:.1f} % of the pictures of task {row} were taken for a class of task {column}"
+    return _heat(share, ("taken for a class of task", "pictures of task", "share, %"), said, theme)
 
 
-def forgetting(groups: Sequence[Group], theme: Theme) -> bytes:
+def forgetting(entries: Sequence[Entry], theme: Theme) -> Drawn:
     """Best accuracy so far − accuracy at the end, the mean over tasks but the last."""
-    groups = best(groups, 2 * MOST_LINES)
+    entries, tips = best(entries, 2 * MOST_LINES), Tips()
     with figure_style(theme) as pyplot:
-        figure, axes = pyplot.subplots(figsize=(WIDTH, 0.9 + _bar(groups) * len(groups)))
-        for place, (group, (look, _)) in enumerate(zip(groups, _looks(groups), strict=True)):
-            spread = group.spread(lambda run: float(run.values["forgetting"]))
-            colour = look.colour(theme)
-            axes.barh(place, spread.mean, color=colour, height=0.65)
+        figure, axes = _rows_of(pyplot, entries, 0.9)
+        for place, entry in enumerate(entries):
+            spread = entry.group.spread(lambda run: float(run.values["forgetting"]))
+            axes.barh(place, spread.mean, color=entry.look.colour(theme), height=0.65)
             if spread.std is not None:
                 axes.errorbar(spread.mean, place, xerr=spread.std, color=INKS[theme].text, capsize=3, linewidth=1.2)
             edge = max(spread.mean + (spread.std or 0), 0)
             axes.annotate(f"{spread.mean:.1f}", (edge, place), (5, 0), textcoords="offset points", va="center")
-        axes.set_yticks(range(len(groups)), [_wrap(group.label) for group in groups])
-        axes.tick_params(axis="y", labelcolor=INKS[theme].text, length=0)
-        axes.invert_yaxis()
+            tips.add(axes, spread.mean, place, f"{entry.group.label}: forgetting {spread}")
+        _label_rows(axes, entries, theme)
         axes.margins(x=0.14)
-        axes.grid(axis="y", visible=False)
         axes.set_xlabel("forgetting, percentage points")
-        return _png(figure)
+        return tips.draw(figure)
 
 
 def has_drift(group: Group) -> bool:
     return any(value for run in group.runs for value in run.values.get("drift", []))
 
 
-def drift(groups: Sequence[Group], theme: Theme) -> bytes:
+def drift(entries: Sequence[Entry], theme: Theme) -> Drawn:
     """How far the stored means lie from the true ones after each task, before and after calibration."""
-    groups = best([group for group in groups if has_drift(group)], MOST_LINES // 2)
+    entries, tips = best([entry for entry in entries if has_drift(entry.group)], MOST_LINES // 2), Tips()
     with figure_style(theme) as pyplot:
-        height = 4.6 + 0.22 * len(groups)
+        height = 4.6 + 0.22 * len(entries)
         figure, panels = pyplot.subplots(2, 1, figsize=(WIDTH, height), sharex=True)
         for panel, key, name in zip(panels, ("cosine", "w2"), ("1 − cosine of means", "W₂ of Gaussians"), strict=True):
-            for group, (look, _) in zip(groups, _looks(groups), strict=True):
+            for group, look in ((entry.group, entry.look) for entry in entries):
                 ink = look.colour(theme)
                 # A ring around the dot: both can be seen where calibration changed nothing.
                 rings, dots = {"ls": ":", "mfc": INKS[theme].page, "ms": 9}, {"ls": "-", "ms": 4}
@@ -101,48 +154,49 @@ def drift(groups: Sequence[Group], theme: Theme) -> bytes:
                     across, mean = _drift_line(group, f"{key}_{when}")
                     label = f"{group.label}: {when} calibration" if key == "cosine" else None
                     panel.plot(across, mean, color=ink, marker=look.marker, label=label, **how)
+                    for task, value in zip(across, mean, strict=True):
+                        tips.add(panel, task, value, f"{group.label}, task {task}, {when} calibration: {value:.4f}")
             panel.set_ylabel(name)
             panel.set_ylim(0, 1.06 * panel.get_ylim()[1])
         panels[-1].set_xlabel("tasks learnt")
         panels[-1].xaxis.get_major_locator().set_params(integer=True)
         figure.legend(loc="outside lower center", ncols=1)
-        return _png(figure)
+        return tips.draw(figure)
 
 
-def seconds(groups: Sequence[Group], theme: Theme) -> bytes:
-    """Where the time went, the mean over seeds."""
-    groups = best(groups, 2 * MOST_LINES)
-    parts = [_phases(group) for group in groups]
+def seconds(entries: Sequence[Entry], theme: Theme) -> Drawn:
+    """Where the time went, the mean over runs."""
+    entries, tips = best(entries, 2 * MOST_LINES), Tips()
+    parts = [_phases(entry.group) for entry in entries]
     names = list(dict.fromkeys(name for phases in parts for name in phases))
     with figure_style(theme) as pyplot:
-        height = 1.2 + _bar(groups) * len(groups) + 0.2 * -(-len(names) // 3)
-        figure, axes = pyplot.subplots(figsize=(WIDTH, height))
-        left = np.zeros(len(groups))
-        for index, name in enumerate(names):
+        figure, axes = _rows_of(pyplot, entries, 1.2 + 0.2 * -(-len(names) // 3))
+        left = np.zeros(len(entries))
+        for name, look in zip(names, series_looks(len(names)), strict=True):
             widths = np.array([phases.get(name, 0.0) for phases in parts])
-            colour = series_look(index).colour(theme)
             edge = {"edgecolor": INKS[theme].page, "linewidth": 0.6}
-            axes.barh(range(len(groups)), widths, left=left, color=colour, height=0.65, label=name, **edge)
+            axes.barh(range(len(entries)), widths, left=left, color=look.colour(theme), height=0.65, label=name, **edge)
+            for place, (start, wide) in enumerate(zip(left, widths, strict=True)):
+                if wide > 0:
+                    tips.add(axes, start + wide / 2, place, f"{entries[place].group.label}, {name}: {wide:.1f} s")
             left += widths
         for place, total in enumerate(left):
             axes.annotate(f"{total:.1f}", (total, place), (5, 0), textcoords="offset points", va="center")
-        axes.set_yticks(range(len(groups)), [_wrap(group.label) for group in groups])
-        axes.tick_params(axis="y", labelcolor=INKS[theme].text, length=0)
-        axes.invert_yaxis()
+        _label_rows(axes, entries, theme)
         axes.margins(x=0.14)
-        axes.grid(axis="y", visible=False)
         axes.set_xlabel("seconds")
         figure.legend(loc="outside lower center", ncols=3)
-        return _png(figure)
+        return tips.draw(figure)
 
 
 def _phases(group: Group) -> dict[str, float]:
-    """Seconds of what lies inside learning, then of the rest of it, then of the other phases."""
+    """Seconds of what lies inside learning (from 2 % of the whole on), of the rest of it, and of the other phases."""
     total: dict[str, float] = {}
     for run in group.runs:
         for name, value in run.timing.get("seconds", {}).items():
             total[name] = total.get(name, 0.0) + value / len(group.runs)
-    inner = {name: value for name, value in total.items() if name not in WHOLE}
+    whole = sum(total.get(name, 0.0) for name in WHOLE)
+    inner = {name: value for name, value in total.items() if name not in WHOLE and value > 0.02 * whole}
     rest = {"rest of learning": max(0.0, total.get("learning", 0.0) - sum(inner.values()))}
     return {**inner, **rest, **{name: total[name] for name in WHOLE if name in total and name != "learning"}}
 
@@ -154,59 +208,52 @@ def _drift_line(group: Group, key: str) -> tuple[NDArray[np.int64], NDArray[np.f
     return np.arange(1, len(mean) + 1)[known], mean[known]
 
 
-def _heat(values: NDArray[np.float64], across: str, down: str, what: str, theme: Theme) -> bytes:
+def _heat(values: NDArray[np.float64], axis_names: tuple[str, str, str], said: str, theme: Theme) -> Drawn:
     """Cells with their numbers where there is room; cividis reads the same with and without colour blindness."""
-    count = len(values)
+    count, tips = len(values), Tips()
+    across, down, what = axis_names
+    known = values[~np.isnan(values)]
+    low, high = (float(known.min()), float(known.max())) if known.size else (0.0, 100.0)
     with figure_style(theme) as pyplot:
         figure, axes = pyplot.subplots(figsize=(WIDTH, 4.6))
-        image = axes.imshow(np.ma.masked_invalid(values), cmap="cividis", vmin=0, vmax=100, aspect="auto")
+        image = axes.imshow(
+            np.ma.masked_invalid(values), cmap="cividis", vmin=low, vmax=max(high, low + 1), aspect="auto"
+        )
         axes.grid(visible=False)
         for side in axes.spines.values():
             side.set_visible(False)
-        step = 1 if count <= 12 else 2
-        ticks = range(0, count, step)
+        ticks = range(0, count, 1 if count <= 12 else 2)
         axes.set_xticks(ticks, [str(tick + 1) for tick in ticks])
         axes.set_yticks(ticks, [str(tick + 1) for tick in ticks])
         axes.set_xlabel(across)
         axes.set_ylabel(down)
-        if count <= 12:
-            for (row, column), value in np.ndenumerate(values):
-                if not np.isnan(value) and round(value) > 0:
-                    ink = "#000000" if value > 55 else "#ffffff"
-                    axes.text(column, row, f"{value:.0f}", ha="center", va="center", color=ink, fontsize=9)
+        for (row, column), value in np.ndenumerate(values):
+            if np.isnan(value):
+                continue
+            tips.add(axes, column, row, said.format(row=row + 1, column=column + 1, value=value))
+            if count <= 12 and round(value) > 0:
+                ink = "#000000" if value > low + 0.55 * (high - low) else "#ffffff"
+                axes.text(column, row, f"{value:.0f}", ha="center", va="center", color=ink, fontsize=9)
         bar = figure.colorbar(image, ax=axes, label=what, fraction=0.045, pad=0.02)
         bar.outline.set_visible(False)
-        return _png(figure)
+        return tips.draw(figure)
 
 
-def _looks(groups: Sequence[Group]) -> list[tuple[Look, str]]:
-    """Colour, marker and line of each. Variants of one method among others share its colour and differ in line and
-    marker; where all are variants of one method, colour can tell them apart better.
-    """
-    names = [group.first.method for group in groups]
-    if len(set(names)) == 1 and len(names) > 1:
-        return [(series_look(index), "-") for index in range(len(groups))]
-    looks = []
-    for index, name in enumerate(names):
-        variant = names[:index].count(name)
-        look = look_of(name)
-        marker = look.marker if not variant else MARKERS[variant % len(MARKERS)]
-        looks.append((look._replace(marker=marker), DASHES[variant % len(DASHES)]))
-    return looks
+def _rows_of(pyplot: Any, entries: Sequence[Entry], extra: float) -> tuple[Any, Any]:
+    """A figure with a row for each entry, high enough for the lines of the longest label."""
+    lines = max(1 + _wrap(entry.group.label).count("\n") for entry in entries)
+    figure, axes = pyplot.subplots(figsize=(WIDTH, extra + (0.17 + 0.15 * lines) * len(entries)))
+    return figure, axes
 
 
-def _bar(groups: Sequence[Group]) -> float:
-    """Inches for one bar: room for the lines of the longest label."""
-    return 0.17 + 0.15 * max(1 + _wrap(group.label).count("\n") for group in groups)
+def _label_rows(axes: Any, entries: Sequence[Entry], theme: Theme) -> None:
+    axes.set_yticks(range(len(entries)), [_wrap(entry.group.label) for entry in entries])
+    axes.tick_params(axis="y", labelcolor=INKS[theme].text, length=0)
+    axes.invert_yaxis()
+    axes.grid(axis="y", visible=False)
 
 
 def _wrap(label: str, width: int = 22) -> str:
     import textwrap
 
     return textwrap.fill(label, width)
-
-
-def _png(figure: Any) -> bytes:
-    held = io.BytesIO()
-    figure.savefig(held, format="png", metadata={"Software": None})
-    return held.getvalue()

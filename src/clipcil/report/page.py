@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Callable, Sequence
@@ -10,17 +9,17 @@ from pathlib import Path
 
 from clipcil.errors import UserError
 from clipcil.files import refuse_links, write_bytes, write_text
-from clipcil.paper.tables import BACKBONE
-from clipcil.reading import open_regular, read_json
+from clipcil.reading import open_regular
 from clipcil.report import figures, html
-from clipcil.report.compare import Group, Spread, flatten, group_runs, show
-from clipcil.report.console import difference
+from clipcil.report.compare import Group, group_runs
+from clipcil.report.ranking import Entry, finding, rank, stream_titles
 from clipcil.report.runs import RunResult
 from clipcil.report.strip import Strips
-from clipcil.report.style import THEMES, Theme, look_of
+from clipcil.report.style import THEMES, Theme
+from clipcil.report.tables import classes, comparison, settings
 
 TITLE = "clipcil: report"
-Draw = Callable[[Theme], bytes]
+Draw = Callable[[Theme], figures.Drawn]
 
 
 class Report:
@@ -37,73 +36,88 @@ class Report:
         streams: dict[tuple[str, int, str, str], list[Group]] = {}
         for group in self.groups:
             streams.setdefault(group.stream, []).append(group)
+        titles = stream_titles(list(streams))
+        ranked = [rank(groups) for groups in streams.values()]
+        findings = [html.text(finding(entries, title)) for entries, title in zip(ranked, titles, strict=True)]
+        days = sorted({run.finished for run in self.runs} - {""})
+        when = f", {days[0]}" if len(days) == 1 else f", {days[0]} to {days[-1]}" if days else ""
         count = f"{len(self.runs)} run{'s' * (len(self.runs) != 1)}"
-        parts = ["<h1>Class-incremental learning with CLIP</h1>", f'<p class="faint">{count}, measured by clipcil.</p>']
-        titles = _titles(list(streams))
+        parts = ["<h1>Class-incremental learning with CLIP</h1>"]
         if len(streams) > 1:
-            links = "".join(f'<li><a href="#stream-{i}">{html.text(name)}</a></li>' for i, name in enumerate(titles))
-            parts.append(f"<nav><ul>{links}</ul></nav>")
-        for number, (title, groups) in enumerate(zip(titles, streams.values(), strict=True)):
-            parts.append(self.section(f"stream-{number}", title, groups))
+            links = "".join(f'<li><a href="#stream-{i}">{said}</a></li>' for i, said in enumerate(findings))
+            parts.append(f'<ul class="findings">{links}</ul>')
+        else:
+            parts.append(f'<p class="finding">{findings[0]} {_measured_on(ranked[0])}</p>')
+        parts.append(f'<p class="faint">{count}, measured by clipcil{html.text(when)}.</p>')
+        for number, (title, entries, said) in enumerate(zip(titles, ranked, findings, strict=True)):
+            head = f'<h2 id="stream-{number}">{html.text(title)}</h2>'
+            head += f'<p class="finding">{said} {_measured_on(entries)}</p>' if len(streams) > 1 else ""
+            parts.append(head + self.section(str(number), entries))
         return "\n".join(parts)
 
-    def section(self, anchor: str, title: str, groups: list[Group]) -> str:
+    def section(self, number: str, entries: list[Entry]) -> str:
         """One stream of tasks: its table, the figures that compare methods, then each method."""
-        what = f"{_slug(groups[0].first.data)}-{groups[0].first.tasks}tasks-{anchor.removeprefix('stream-')}"
-        parts = [f'<h2 id="{anchor}">{html.text(title)}</h2>', comparison(groups), self.compared(what, groups)]
-        parts.append("<h3>Each method</h3>")
-        parts += [self.method(what, group, len(groups) == 1) for group in groups]
+        first = entries[0].group.first
+        what = f"{_slug(first.data)}-{first.tasks}tasks-{number}"
+        parts = [comparison(entries), self.compared(what, entries), "<h3>Each method</h3>"]
+        parts += [self.method(what, entry.group, len(entries) == 1) for entry in entries]
         return "\n".join(parts)
 
-    def compared(self, what: str, groups: list[Group]) -> str:
-        drawn = len(figures.best(groups))
-        only = f" The {drawn} best of {len(groups)} by A_B." if drawn < len(groups) else ""
-        band = " The band is ± one standard deviation over seeds." if any(len(g.runs) > 1 for g in groups) else ""
+    def compared(self, what: str, entries: list[Entry]) -> str:
+        """The figures that show all methods at once; a chart with one bar is none."""
+        drawn, several = len(figures.best(entries)), len(entries) > 1
+        repeated = any(len(entry.group.runs) > 1 for entry in entries)
+        only = f" The {drawn} best of {len(entries)} by A_B." if drawn < len(entries) else ""
+        band = " The band is ± one standard deviation over runs." if repeated else ""
+        parts = []
+        if several:
+            ticks = " A tick is one run." if repeated else ""
+            said = f"A_B with its 95 % interval over runs and test pictures.{ticks}"
+            parts.append(self.figure(f"{what}-scores", lambda t: figures.scores(entries, t), "A_B", said))
         said = f"A_k: the mean over tasks seen of the accuracy on each, after each task.{band}{only}"
-        parts = [self.figure(f"{what}-accuracy", lambda t: figures.accuracy(groups, t), "Accuracy by task", said)]
-        said = "Forgetting: best accuracy so far − accuracy at the end, the mean over all tasks but the last."
-        parts.append(self.figure(f"{what}-forgetting", lambda t: figures.forgetting(groups, t), "Forgetting", said))
-        if any(figures.has_drift(group) for group in groups):
-            said = (
-                "Drift: how far stored class Gaussians lie from the real features of old classes (test pictures, which "
-                "no method sees), before and after calibration."
+        parts.append(self.figure(f"{what}-accuracy", lambda t: figures.accuracy(entries, t), "Accuracy by task", said))
+        if several and entries[0].group.first.tasks > 1:
+            said = "Forgetting: best accuracy so far − accuracy at the end, the mean over all tasks but the last."
+            parts.append(
+                self.figure(f"{what}-forgetting", lambda t: figures.forgetting(entries, t), "Forgetting", said)
             )
-            parts.append(self.figure(f"{what}-drift", lambda t: figures.drift(groups, t), "Drift", said))
-        if any(run.timing for group in groups for run in group.runs):
+        if any(figures.has_drift(entry.group) for entry in entries):
+            said = "Drift: how far stored class Gaussians lie from the real features of old classes, before and after "
+            said += "calibration. The engine measures it; no method sees it."
+            parts.append(self.figure(f"{what}-drift", lambda t: figures.drift(entries, t), "Drift", said))
+        if several and any(run.timing for entry in entries for run in entry.group.runs):
             said = "Where the time went; what several runs share is paid for by the first."
-            parts.append(self.figure(f"{what}-seconds", lambda t: figures.seconds(groups, t), "Seconds by phase", said))
+            parts.append(self.figure(f"{what}-seconds", lambda t: figures.seconds(entries, t), "Seconds", said))
         return f'<div class="figures">{"".join(parts)}</div>'
 
     def method(self, what: str, group: Group, is_open: bool) -> str:
-        """The R matrix, confusion between tasks, pictures, notes and settings of one group."""
+        """The R matrix, confusion between tasks, classes, pictures, notes and settings of one group."""
         name = f"{what}-{_slug(group.label)}-{self.groups.index(group)}"
-        seeds = ", ".join(str(run.seed) for run in group.runs)
-        over = "" if len(group.runs) == 1 else " Mean over seeds."
-        parts = [
-            self.figure(
-                f"{name}-matrix",
-                lambda theme: figures.matrix(group, theme),
-                f"R matrix of {group.label}",
-                f"R: accuracy on each task (across) after learning each task (down).{over}",
-            ),
-            self.figure(
-                f"{name}-confusion",
-                lambda theme: figures.confusion(group, theme),
-                f"Confusion between tasks of {group.label}",
-                "Confusion between tasks at the end: where the test pictures of each task went.",
-            ),
-        ]
-        body = f'<div class="figures">{"".join(parts)}</div>{self.notes(group)}{self.strip(group)}{settings(group)}'
-        head = f"{html.text(group.label)} <span class='faint'>A_B {group.last}, Ā {group.average}; seed {seeds}</span>"
-        return html.details(head, body, is_open)
+        over = "" if len(group.runs) == 1 else f" Mean over {group.over}."
+        parts = []
+        if group.first.tasks > 1:
+            said = f"R: accuracy on each task (across) after learning each task (down).{over}"
+            title = f"R matrix of {group.label}"
+            parts.append(self.figure(f"{name}-matrix", lambda theme: figures.matrix(group, theme), title, said))
+            said = f"Confusion between tasks at the end: where the test pictures of each task went.{over}"
+            title = f"Confusion between tasks of {group.label}"
+            parts.append(self.figure(f"{name}-confusion", lambda theme: figures.confusion(group, theme), title, said))
+        body = f'<div class="figures">{"".join(parts)}</div>{self.notes(group)}{classes(group)}{self.strip(group)}'
+        said = f"A_B {group.last}, Ā {group.average}; {group.over}"
+        return html.details(
+            f"{html.text(group.label)} <span class='faint'>{said}</span>", body + settings(group), is_open
+        )
 
     def strip(self, group: Group) -> str:
         try:
             right, wrong = self.strips.strip(group.first)
         except UserError as error:
             return f'<p class="faint">No pictures are shown: {html.text(error)}.</p>'
-        parts = ["<h3>Test pictures</h3>"]
-        parts += [html.strip(shown) for shown in (right, wrong) if shown]
+        which = f" ({group.first.order}, seed {group.first.seed})" if len(group.runs) > 1 else ""
+        sure = any(shown.prediction.probability is not None for shown in (*right, *wrong))
+        first = "Mistakes, the most confident first" if sure else "Mistakes"
+        parts = [f"<h3>{first}{html.text(which)}</h3>{html.strip(wrong)}"] if wrong else []
+        parts += [f"<h3>Right answers{html.text(which)}</h3>{html.strip(right)}"] if right else []
         return "".join(parts)
 
     def notes(self, group: Group) -> str:
@@ -114,7 +128,7 @@ class Report:
         """Draw in both themes, keep both as PNGs, and return the HTML that shows the one that suits."""
         drawn = {theme: draw(theme) for theme in THEMES}
         for theme, content in drawn.items():
-            self.files[f"{name}{'' if theme == 'light' else '-dark'}.png"] = content
+            self.files[f"{name}{'' if theme == 'light' else '-dark'}.png"] = content.png
         self.figures.append(name)
         return html.picture(name, drawn["light"], drawn["dark"], alt, caption)
 
@@ -146,67 +160,10 @@ def _refuse_others_files(out: Path, folder: Path) -> None:
         raise UserError(f"{folder} is there already and belongs to no report; name another file with --out")
 
 
-def comparison(groups: Sequence[Group]) -> str:
-    """Measured beside paper: a line for each group; the best of a column stands out."""
-    papers = [group.printed() for group in groups]
-    with_paper = any(papers)
-    beside = ["paper", "Δ"] if with_paper else []
-    head = ["Method", "Seeds", "A<sub>B</sub>", *beside, "Ā", *beside]
-    head += ["A<sub>B</sub> over pictures", "Forgetting", "Backward transfer", "Seconds"]
-    most = {key: max(getattr(group, key).mean for group in groups) for key in ("last", "average")}
-    rows = []
-    for group, paper in zip(groups, papers, strict=True):
-        look = look_of(group.first.method)
-        swatch = f'<span class="swatch" style="--light:{look.light};--dark:{look.dark}"></span>'
-        cells = [f"{swatch}{html.text(group.label)}"]
-        cells.append(str(len(group.runs)))
-        for key in ("last", "average"):
-            ours: Spread = getattr(group, key)
-            theirs = getattr(paper, key) if paper else None
-            cells.append(f'<td class="best">{ours}</td>' if ours.mean == most[key] and len(groups) > 1 else str(ours))
-            if with_paper:
-                cells += ["—" if theirs is None else f"{theirs:.2f}", difference(ours, theirs)]
-        for key in ("last_weighted", "forgetting", "backward_transfer"):
-            cells.append(str(group.spread(lambda run, key=key: float(run.values[key]))))  # type: ignore[misc]
-        rows.append([*cells, f"{group.seconds:.1f}"])
-    said = "Accuracies in percent. A<sub>B</sub>: at the end, mean over tasks; Ā: mean over all stages."
-    if any(len(group.runs) > 1 for group in groups):
-        said += " Mean ± standard deviation over seeds."
-    if with_paper:
-        named = sorted({paper.table for paper in papers if paper})
-        said += f" Paper: {', '.join(named)}; Δ: measured − paper."
-        if groups[0].first.backbone != BACKBONE:
-            said += f" The paper measured with {BACKBONE}, not with {html.text(groups[0].first.backbone)}."
-    return f'{html.table(head, rows)}<p class="faint">{said}</p>'
-
-
-def settings(group: Group) -> str:
-    """Every setting with its value, and the versions it ran with."""
-    pairs = {**flatten(group.first.run, "run."), **flatten(group.first.settings)}
-    pairs["run.seed"] = ", ".join(str(run.seed) for run in group.runs)
-    pairs |= {f"environment.{key}": value for key, value in _environment(group.first.folder).items()}
-    rows = [[html.text(key), html.text(show(value))] for key, value in pairs.items()]
-    return html.details("Settings", html.table(["Setting", "Value"], rows))
-
-
-def _environment(folder: Path) -> dict[str, object]:
-    try:
-        found = read_json(folder / "environment.json")
-    except UserError:
-        return {}
-    return found if isinstance(found, dict) else {}
-
-
-def _titles(streams: Sequence[tuple[str, int, str, str]]) -> list[str]:
-    """What each stream is called; choices that tell two of them apart are named."""
-    plain = [f"{data}, {tasks} tasks, {backbone}" for data, tasks, backbone, _ in streams]
-    titles = []
-    for name, stream in zip(plain, streams, strict=True):
-        twins = [flatten(json.loads(other[3])) for other, title in zip(streams, plain, strict=True) if title == name]
-        own = flatten(json.loads(stream[3]))
-        keys = sorted({key for twin in twins for key in {*twin, *own} if twin.get(key) != own.get(key)})
-        titles.append(f"{name}{''.join(f', {key} {show(own.get(key))}' for key in keys)}")
-    return titles
+def _measured_on(entries: Sequence[Entry]) -> str:
+    counts = sorted({run.test_pictures for entry in entries for run in entry.group.runs})
+    said = f"{counts[0]:,}" if len(counts) == 1 else f"{counts[0]:,} to {counts[-1]:,}"
+    return f"Measured on {said} test picture{'s' * (counts[-1] != 1)}."
 
 
 def _slug(label: str) -> str:

@@ -14,6 +14,8 @@ from clipcil.reading import Between, Count, MissingFileError, Text, read_json, t
 
 WHOLE = ("loading", "learning", "evaluation", "drift")
 """The phases that follow each other; the others lie inside `learning`."""
+ANYTHING = ("folder", "parquet", "hub")
+"""Datasets that are what their folder holds; the others are the same wherever they lie."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,11 @@ class RunResult:
         return int(self.run["seed"])
 
     @property
+    def order(self) -> str:
+        """The class order, such as `seed:1993`."""
+        return str(self.run.get("order", ""))
+
+    @property
     def tasks(self) -> int:
         return len(self.values["sizes"])
 
@@ -63,6 +70,16 @@ class RunResult:
         return float(self.values["average"])
 
     @cached_property
+    def test_pictures(self) -> int:
+        """How many test pictures the run was measured on at the end."""
+        return int(sum(sum(row) for row in self.values["between_tasks"]))
+
+    @property
+    def finished(self) -> str:
+        """The day the run ended, such as 2026-01-31; empty where it was not written down."""
+        return str(self.timing.get("finished", ""))[:10]
+
+    @cached_property
     def seconds(self) -> float:
         """From loading to the last measurement."""
         phases = self.timing.get("seconds", {})
@@ -70,16 +87,20 @@ class RunResult:
 
     @cached_property
     def stream(self) -> tuple[str, int, str, str]:
-        """What has to be equal for two runs to stand in one figure: data, tasks, backbone, and the rest."""
-        ignored = ("method", "data", "backbone", "tasks", "seed", "device", "precision")
+        """What has to be equal for two runs to stand in one figure: data, tasks, backbone, and the rest.
+
+        Class order and seed are not among it: runs that differ in these are repetitions.
+        """
+        ignored = ["method", "data", "backbone", "tasks", "seed", "order", "device", "precision"]
+        ignored += [] if self.data in ANYTHING else ["data_root"]
         rest = {key: value for key, value in self.run.items() if key not in ignored}
         return self.data, self.tasks, self.backbone, json.dumps(rest, sort_keys=True)
 
     @cached_property
     def key(self) -> str:
-        """The same for runs that differ in the seed alone."""
-        run = {name: value for name, value in self.run.items() if name != "seed"}
-        return json.dumps([run, self.settings], sort_keys=True)
+        """The same for runs that differ in class order and seed alone."""
+        run = [self.method, self.run.get("device"), self.run.get("precision")]
+        return json.dumps([self.stream, run, self.settings], sort_keys=True)
 
 
 class _Choices(TypedDict):
@@ -123,6 +144,7 @@ class _Results(TypedDict):
 
 
 class _Timing(TypedDict, total=False):
+    finished: Text
     seconds: dict[str, Annotated[float, Between(0, 1e12)]]
     peak_megabytes: dict[str, Annotated[float, Between(0, 1e12)]]
 

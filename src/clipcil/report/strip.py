@@ -1,8 +1,7 @@
-"""A strip of test pictures with what the method took them for, right and wrong."""
+"""Test pictures with what the method took them for: some that were right, and the most confident mistakes."""
 
 from __future__ import annotations
 
-import csv
 import io
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from clipcil.errors import UserError
-from clipcil.reading import MissingFileError, read_text
+from clipcil.report.answers import Prediction, confident_mistakes, read_predictions
 from clipcil.report.runs import RunResult
 
 MOST_PICTURES = 12_000
@@ -19,36 +18,11 @@ SIDE = 96
 
 
 @dataclass(frozen=True)
-class Prediction:
-    """A line of `predictions.csv`."""
-
-    task: int
-    row: int
-    true: str
-    guess: str
-
-
-@dataclass(frozen=True)
 class Shown:
-    """A small picture (JPEG), the class it is of, and the class it was taken for."""
+    """A small picture (JPEG) and the prediction for it."""
 
     jpeg: bytes
-    true: str
-    guess: str
-
-    @property
-    def right(self) -> bool:
-        return self.true == self.guess
-
-
-def read_predictions(folder: Path) -> list[Prediction]:
-    try:
-        rows = list(csv.DictReader(io.StringIO(read_text(folder / "predictions.csv"), newline="")))
-        return [Prediction(int(r["task"]), int(r["row"]), str(r["class"]), str(r["predicted"])) for r in rows]
-    except MissingFileError as error:
-        raise UserError(f"{folder} holds no predictions.csv") from error
-    except (ValueError, KeyError, TypeError, csv.Error) as error:
-        raise UserError(f"{folder / 'predictions.csv'} cannot be read ({type(error).__name__})") from error
+    prediction: Prediction
 
 
 def choose(predictions: Sequence[Prediction], count: int) -> list[Prediction]:
@@ -65,15 +39,15 @@ class Strips:
     def __init__(self) -> None:
         self._datasets: dict[str, Any] = {}
 
-    def strip(self, run: RunResult, count: int = 8) -> tuple[list[Shown], list[Shown]]:
-        """Right and wrong predictions, `count` of each at the most. A UserError says why there are none."""
+    def strip(self, run: RunResult, right: int = 8, wrong: int = 16) -> tuple[list[Shown], list[Shown]]:
+        """Some right predictions, and the most confident mistakes. A UserError says why there are none."""
         predictions = read_predictions(run.folder)
         test = self._dataset(run).test
         if len(test) > MOST_PICTURES:
             raise UserError(f"{run.data} has {len(test)} test pictures; strips are for small datasets")
-        right = choose([p for p in predictions if p.true == p.guess], count)
-        wrong = choose([p for p in predictions if p.true != p.guess], count)
-        return [self._show(run, p) for p in right], [self._show(run, p) for p in wrong]
+        some = choose([each for each in predictions if each.right], right)
+        mistakes = confident_mistakes(predictions, wrong)
+        return [self._show(run, each) for each in some], [self._show(run, each) for each in mistakes]
 
     def _show(self, run: RunResult, prediction: Prediction) -> Shown:
         dataset = self._dataset(run)
@@ -84,7 +58,7 @@ class Strips:
         image.thumbnail((SIDE, SIDE))
         held = io.BytesIO()
         image.save(held, format="JPEG", quality=85)
-        return Shown(held.getvalue(), prediction.true, prediction.guess)
+        return Shown(held.getvalue(), prediction)
 
     def _dataset(self, run: RunResult) -> Any:
         """The dataset of a run; the second time from memory, whether it could be opened or not."""

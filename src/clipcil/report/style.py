@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import zlib
-from collections.abc import Iterator
+import colorsys
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Literal, NamedTuple
 
 Theme = Literal["light", "dark"]
@@ -55,21 +56,61 @@ LOOKS: dict[str, Look] = {
     "rapf": Look("#5f7d00", "#b5d334", "*"),
     "engine": Look("#b8860b", "#ffd24d", "p"),
 }
-OTHERS = (Look("#aa3377", "#e68cc0", "d"), Look("#117733", "#58c07d", "X"), Look("#44709d", "#93bfec", "H"))
-SERIES = ("dmc-ot", "dmc", "proof", "clap4clip", "l2p", "engine", "simplecil", "dualprompt", "coda-prompt", "rapf")
-"""Looks lent to what is not a method, such as the datasets of a sweep or the phases of a run."""
-MARKERS = ("o", "s", "^", "D", "v", "P", "X")
-DASHES = ("-", "--", ":", "-.")
-"""Variants of one method share its colour and differ in the line."""
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "d", "H", "<", ">", "p", "*", "h")
 
 
-def look_of(method: str) -> Look:
-    """The same for the same name, today and in a year."""
-    return LOOKS.get(method) or OTHERS[zlib.crc32(method.encode()) % len(OTHERS)]
+def assign_looks(names: Sequence[str]) -> list[Look]:
+    """A look for each of these, no colour twice: a method's own for the first that bears its name, new ones for others.
+
+    Args:
+        names: Methods, or anything else; the same name may stand there several times (variants of a method).
+
+    Returns:
+        One look per name, the same for the same list today and in a year.
+    """
+    looks: list[Look] = []
+    kept = [LOOKS[name] for name in dict.fromkeys(names) if name in LOOKS]
+    for index, name in enumerate(names):
+        own = LOOKS.get(name) if names.index(name) == index else None
+        looks.append(own or _farthest([*kept, *looks], MARKERS[index % len(MARKERS)]))
+    return looks
 
 
-def series_look(index: int) -> Look:
-    return LOOKS[SERIES[index % len(SERIES)]]
+def series_looks(count: int) -> list[Look]:
+    """Looks for what is not a method, such as the datasets of a sweep or the phases of a run."""
+    lent = list(LOOKS.values())[:count]
+    return lent + assign_looks([f"series {index}" for index in range(count - len(lent))])
+
+
+def _farthest(used: Sequence[Look], marker: str) -> Look:
+    """The colour that differs most from all used ones, on the light page and on the dark one."""
+    return max(_candidates(marker), key=lambda look: min((_difference(look, other) for other in used), default=0.0))
+
+
+@cache
+def _candidates(marker: str) -> tuple[Look, ...]:
+    """36 hues, each dull and vivid, dark and light."""
+    found = []
+    for step in range(36):
+        for light, dark, vivid in ((0.26, 0.58, 0.9), (0.42, 0.74, 0.75), (0.38, 0.68, 0.35)):
+            ours, theirs = (colorsys.hls_to_rgb(step / 36, value, vivid) for value in (light, dark))
+            found.append(Look(_hex(ours), _hex(theirs), marker))
+    return tuple(found)
+
+
+def _hex(colour: tuple[float, float, float]) -> str:
+    return "#" + "".join(f"{round(255 * part):02x}" for part in colour)
+
+
+def _difference(one: Look, other: Look) -> float:
+    return min(_distance(one.light, other.light), _distance(one.dark, other.dark))
+
+
+def _distance(one: str, other: str) -> float:
+    """How different two colours look: a weighted distance in RGB ("redmean"), good enough to keep colours apart."""
+    a, b = ([int(colour[place : place + 2], 16) for place in (1, 3, 5)] for colour in (one, other))
+    red, (dr, dg, db) = (a[0] + b[0]) / 2, (x - y for x, y in zip(a, b, strict=True))
+    return float(((2 + red / 256) * dr**2 + 4 * dg**2 + (2 + (255 - red) / 256) * db**2) ** 0.5)
 
 
 @contextmanager

@@ -1,0 +1,107 @@
+"""The answers of a run: what each test picture was taken for at the end."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import zlib
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from clipcil.errors import UserError
+from clipcil.files import write_bytes
+from clipcil.reading import MOST_TEXT, MissingFileError, read_bytes, read_text
+
+PLAIN, PACKED = "predictions.csv", "predictions.csv.gz"
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """One line of `predictions.csv`."""
+
+    task: int
+    row: int
+    true: str
+    guess: str
+    probability: float | None = None
+    """Softmax of the logits for the class predicted; None in runs of version 0.1, which did not write it."""
+
+    @property
+    def right(self) -> bool:
+        return self.true == self.guess
+
+
+def read_predictions(folder: Path) -> list[Prediction]:
+    """The predictions of the run in `folder`, from `predictions.csv` or its packed form.
+
+    Raises:
+        UserError: There is no such file, or it cannot be read.
+    """
+    path = folder / (PACKED if (folder / PACKED).exists() and not (folder / PLAIN).exists() else PLAIN)
+    try:
+        return [_prediction(row) for row in csv.DictReader(io.StringIO(_text(path), newline=""))]
+    except MissingFileError as error:
+        raise UserError(f"{folder} holds no {PLAIN}") from error
+    except (OSError, EOFError, ValueError, KeyError, TypeError, csv.Error, zlib.error) as error:
+        raise UserError(f"{path} cannot be read ({type(error).__name__})") from error
+
+
+def _text(path: Path) -> str:
+    if path.name == PLAIN:
+        return read_text(path)
+    with gzip.GzipFile(fileobj=io.BytesIO(read_bytes(path))) as file:
+        content = file.read(MOST_TEXT + 1)
+    if len(content) > MOST_TEXT:
+        raise ValueError("it unpacks to more than any test set")
+    return content.decode("utf-8")
+
+
+def _prediction(row: dict[str, str]) -> Prediction:
+    task, place, said = int(row["task"]), int(row["row"]), row.get("probability")
+    probability = float(said) if said else None
+    if not (0 < task < 2**31 and 0 <= place < 2**53 and 0 <= (probability or 0.0) <= 1):
+        raise ValueError("a number is out of bounds")
+    return Prediction(task, place, str(row["class"]), str(row["predicted"]), probability)
+
+
+def write_packed(predictions: Iterable[Prediction], path: Path) -> None:
+    """Write what statistics and tables need, without the names of pictures: the same bytes every time."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["task", "row", "class", "predicted"])
+    ordered = sorted(predictions, key=lambda each: (each.task, each.row))
+    writer.writerows([each.task, each.row, each.true, each.guess] for each in ordered)
+    write_bytes(path, gzip.compress(text.getvalue().encode(), 9, mtime=0))
+
+
+class Pair(NamedTuple):
+    """Pictures of one class that were taken for another."""
+
+    true: str
+    guess: str
+    times: int
+    share: float
+    """In percent of all pictures of the true class."""
+
+
+def confused_pairs(predictions: Sequence[Prediction], most: int = 12) -> list[Pair]:
+    """The pairs of classes confused most often, the largest share first.
+
+    Example:
+        >>> wrong, right = Prediction(1, 0, "cat", "dog"), Prediction(1, 1, "cat", "cat")
+        >>> confused_pairs([wrong, right])
+        [Pair(true='cat', guess='dog', times=1, share=50.0)]
+    """
+    totals = Counter(each.true for each in predictions)
+    counts = Counter((each.true, each.guess) for each in predictions if not each.right)
+    pairs = [Pair(true, guess, count, 100 * count / totals[true]) for (true, guess), count in counts.items()]
+    return sorted(pairs, key=lambda pair: (-pair.times, -pair.share, pair.true, pair.guess))[:most]
+
+
+def confident_mistakes(predictions: Sequence[Prediction], most: int) -> list[Prediction]:
+    """The mistakes, the most confident first; in the order of the file where no probability was written."""
+    return sorted((each for each in predictions if not each.right), key=lambda each: -(each.probability or 0.0))[:most]

@@ -1,0 +1,154 @@
+"""How far a mean can be trusted: 95 % intervals over runs (class orders and seeds) and test pictures.
+
+All runs on one stream are measured on the same test pictures, so both are resampled at once (the pigeonhole bootstrap,
+arXiv:0712.1111): in each draw a picture weighs the same in every run, and runs are drawn with replacement. The
+variance of a mean of n resampled runs is (n − 1)/n of what it should be; deviations between runs are scaled by
+√(n/(n − 1)) to undo that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from math import sqrt
+from statistics import fmean, stdev
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from clipcil.errors import UserError
+from clipcil.report.answers import read_predictions
+from clipcil.report.runs import RunResult
+
+DRAWS = 2000
+CHUNK = 100
+T_975 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
+"""97.5 % quantile of Student's t with 1…9 degrees of freedom."""
+
+
+class Interval(NamedTuple):
+    """A mean with its 95 % interval."""
+
+    mean: float
+    low: float
+    high: float
+
+    @property
+    def apart(self) -> bool:
+        """Whether the interval leaves out zero."""
+        return self.low > 0 or self.high < 0
+
+    def __str__(self) -> str:
+        return f"{self.mean:.2f} [{self.low:.2f}, {self.high:.2f}]"
+
+    @property
+    def signed(self) -> str:
+        """The same with signs, for a difference.
+
+        Example:
+            >>> Interval(1.5, -0.25, 3).signed
+            '+1.50 [−0.25, +3.00]'
+        """
+        return f"{self.mean:+.2f} [{self.low:+.2f}, {self.high:+.2f}]".replace("-", "−")
+
+
+def t_interval(values: Sequence[float]) -> Interval | None:
+    """Mean ± t·s/√n of a few runs; None for one.
+
+    Example:
+        >>> print(t_interval([70.0, 72.0, 74.0]))
+        72.00 [67.03, 76.97]
+    """
+    count = len(values)
+    if count < 2:
+        return None
+    mean, quantile = fmean(values), T_975[count - 2] if count - 2 < len(T_975) else 1.96
+    half = quantile * stdev(values) / sqrt(count)
+    return Interval(mean, mean - half, mean + half)
+
+
+class Resampled:
+    """A_B of runs over the same test pictures, with its resampled values.
+
+    Args:
+        runs: Finished runs on one dataset. Those whose predictions are missing or of other test pictures are left
+            out; `knows` tells.
+        draws: How often to resample.
+    """
+
+    def __init__(self, runs: Sequence[RunResult], draws: int = DRAWS) -> None:
+        self.draws = draws
+        self._columns: dict[int, int] = {}
+        self._weights: list[NDArray[np.float64]] = []
+        self._right: list[NDArray[np.bool_]] = []
+        pictures: NDArray[np.int64] | None = None
+        for run in runs:
+            try:
+                rows, weight, right = _measured(run)
+            except UserError:
+                continue
+            if pictures is None:
+                pictures = rows
+            if np.array_equal(rows, pictures):
+                self._columns[id(run)] = len(self._weights)
+                self._weights.append(weight)
+                self._right.append(right)
+        self._runs = list(runs)  # keeps the ids above alive
+
+    def knows(self, run: RunResult) -> bool:
+        return id(run) in self._columns
+
+    @cached_property
+    def _accuracy(self) -> NDArray[np.float64]:
+        """(draws + 1, runs) A_B in percent; the first line is measured, the others resampled."""
+        weights = np.stack(self._weights, axis=1)
+        hits = weights * np.stack(self._right, axis=1)
+        random = np.random.default_rng(1993)
+        parts = [hits.sum(0, keepdims=True) / weights.sum(0, keepdims=True)]
+        for start in range(0, self.draws, CHUNK):
+            # Poisson(1) counts: resampling with replacement where the number of pictures is large.
+            counts = random.poisson(1.0, (min(CHUNK, self.draws - start), len(weights))).astype(np.float64)
+            parts.append(counts @ hits / np.maximum(counts @ weights, 1e-12))
+        return 100 * np.concatenate(parts)
+
+    def mean(self, runs: Sequence[RunResult]) -> Interval | None:
+        """The mean of A_B over these runs; None where predictions are missing."""
+        if not runs or not all(self.knows(run) for run in runs):
+            return None
+        return self._interval(self._accuracy[:, [self._columns[id(run)] for run in runs]])
+
+    def difference(self, pairs: Sequence[tuple[RunResult, RunResult]]) -> Interval | None:
+        """The mean of A_B of the first − A_B of the second of each pair (same class order, same seed)."""
+        if not pairs or not all(self.knows(run) for pair in pairs for run in pair):
+            return None
+        first, second = ([self._columns[id(run)] for run in side] for side in zip(*pairs, strict=True))
+        return self._interval(self._accuracy[:, first] - self._accuracy[:, second])
+
+    def _interval(self, values: NDArray[np.float64]) -> Interval:
+        """`values`: (draws + 1, n), the measured line first."""
+        count = values.shape[1]
+        random = np.random.default_rng(count)
+        chosen = random.integers(0, count, (self.draws, count))
+        drawn = values[1:]
+        centre = drawn.mean(1)
+        moved = np.take_along_axis(drawn, chosen, axis=1).mean(1) - centre
+        low, high = np.quantile(centre + sqrt(count / max(1, count - 1)) * moved, (0.025, 0.975))
+        return Interval(float(values[0].mean()), float(low), float(high))
+
+
+def _measured(run: RunResult) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.bool_]]:
+    """Rows of the test pictures in rising order, the weight of each in A_B (1/(tasks · pictures of its task)), and
+    whether it was right."""
+    found = sorted(read_predictions(run.folder), key=lambda each: each.row)
+    if not found:
+        raise UserError(f"{run.folder}: no predictions")
+    _, task, sizes = np.unique([each.task for each in found], return_inverse=True, return_counts=True)
+    weight = 1.0 / (len(sizes) * sizes[task])
+    return np.array([each.row for each in found]), weight, np.array([each.right for each in found])
+
+
+def paired(better: Sequence[RunResult], worse: Sequence[RunResult]) -> list[tuple[RunResult, RunResult]]:
+    """Runs of the two with the same class order and seed."""
+    others = {(run.order, run.seed): run for run in worse}
+    return [(run, others[run.order, run.seed]) for run in better if (run.order, run.seed) in others]

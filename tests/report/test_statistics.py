@@ -1,0 +1,104 @@
+"""Intervals: against a bootstrap written out, against what is known, and for how often they are right."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+import numpy as np
+import pytest
+from finished_runs import write_run
+
+from clipcil.report.runs import RunResult, find_runs
+from clipcil.report.statistics import Resampled, paired, t_interval
+
+
+def run_of(folder: Path, tasks: list[int], right: list[bool], order: str = "seed:1", last: float = 0.0) -> RunResult:
+    """A run with these answers; picture i is of task `tasks[i]`."""
+    folder.mkdir(parents=True)
+    with (folder / "predictions.csv").open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["task", "row", "picture", "class", "predicted", "probability"])
+        for row, (task, is_right) in enumerate(zip(tasks, right, strict=True)):
+            writer.writerow([task, row, "", "a", "a" if is_right else "b", "0.5"])
+    return RunResult(folder, {"config": {"run": {"order": order, "seed": 0}, "method": {}}, "last": last}, {})
+
+
+def test_the_measured_mean_is_the_run_s_own_a_b(tmp_path: Path) -> None:
+    """Tasks of unequal size weigh the same: A_B of the paper, not the share of right pictures."""
+    run = run_of(tmp_path / "a", [1, 1, 1, 1, 2, 2], [True, True, True, False, False, True])
+    mean = Resampled([run]).mean([run])
+    assert mean is not None and mean.mean == pytest.approx(100 * (3 / 4 + 1 / 2) / 2)
+
+
+def test_the_interval_is_that_of_a_bootstrap_written_out(tmp_path: Path) -> None:
+    random = np.random.default_rng(5)
+    count, runs = 300, 4
+    levels = random.uniform(0.4, 0.9, runs)
+    right = [random.random(count) < level for level in levels]
+    made = [run_of(tmp_path / str(i), [1] * count, each.tolist(), f"seed:{i}") for i, each in enumerate(right)]
+    found = Resampled(made, draws=4000).mean(made)
+    table = np.stack(right)
+    means = []
+    for _ in range(4000):
+        pictures = random.integers(0, count, count)
+        values = 100 * table[:, pictures].mean(1)
+        means.append(values.mean() + (runs / (runs - 1)) ** 0.5 * (random.choice(values, runs).mean() - values.mean()))
+    assert found is not None and found.mean == pytest.approx(100 * table.mean())
+    assert (found.low, found.high) == pytest.approx(np.quantile(means, (0.025, 0.975)).tolist(), abs=0.8)
+
+
+def test_pairing_takes_out_what_both_share(tmp_path: Path) -> None:
+    """Two methods wrong on the same hard pictures differ by nothing, however hard the pictures are."""
+    random = np.random.default_rng(0)
+    hard = (random.random(200) < 0.5).tolist()
+    slightly = [*hard[:190], *[True] * 10]
+    worse = [run_of(tmp_path / f"w{i}", [1] * 200, hard, f"seed:{i}") for i in range(3)]
+    better = [run_of(tmp_path / f"b{i}", [1] * 200, slightly, f"seed:{i}") for i in range(3)]
+    resampled = Resampled([*worse, *better])
+    same, gain = resampled.difference(paired(worse, worse)), resampled.difference(paired(better, worse))
+    alone = resampled.mean(better)
+    assert same is not None and same == (0, 0, 0)
+    assert gain is not None and alone is not None and gain.high - gain.low < 0.5 * (alone.high - alone.low)
+
+
+def test_only_runs_of_the_same_order_and_seed_are_pairs(tmp_path: Path) -> None:
+    one = [run_of(tmp_path / f"a{i}", [1], [True], f"seed:{i}") for i in (1, 2)]
+    other = [run_of(tmp_path / f"b{i}", [1], [True], f"seed:{i}") for i in (2, 3)]
+    assert paired(one, other) == [(one[1], other[0])]
+
+
+def test_other_pictures_and_missing_predictions_give_no_interval(tmp_path: Path) -> None:
+    one, other = run_of(tmp_path / "a", [1, 1], [True, False]), run_of(tmp_path / "b", [1], [True])
+    (tmp_path / "c").mkdir()
+    empty = RunResult(tmp_path / "c", one.values, {})
+    resampled = Resampled([one, other, empty])
+    assert resampled.mean([one]) is not None
+    assert resampled.mean([other]) is None and resampled.mean([one, empty]) is None
+    assert resampled.difference([(one, other)]) is None and resampled.difference([]) is None
+
+
+def test_the_same_runs_give_the_same_interval_in_any_company(tmp_path: Path) -> None:
+    runs = find_runs([write_run(tmp_path / f"{i}", order=f"seed:{i}", tasks=10, right=0.5).parent for i in range(3)])
+    assert Resampled(runs).mean(runs[:2]) == Resampled(runs[:2]).mean(runs[:2])
+
+
+def test_how_often_the_interval_of_three_orders_holds_the_truth() -> None:
+    """Orders with a spread of 2 points, 200 pictures: 95 % are aimed at; three orders know little of their spread."""
+    random = np.random.default_rng(1)
+    hits = {"bootstrap": 0, "t": 0}
+    trials = 200
+    for _ in range(trials):
+        levels = 0.05 + random.normal(0, 0.02, 3)
+        pictures = random.normal(0, 0.15, 200)  # the same in all orders
+        table = 100 * (levels[:, None] + pictures[None] + random.normal(0, 0.3, (3, 200)))
+        resampled = Resampled([], draws=400)
+        counts = random.poisson(1.0, (400, 200))
+        drawn = counts @ table.T / counts.sum(1, keepdims=True)
+        found = resampled._interval(np.concatenate([table.mean(1)[None], drawn]))
+        by_t = t_interval(table.mean(1).tolist())
+        assert by_t is not None
+        hits["bootstrap"] += found.low <= 5 <= found.high
+        hits["t"] += by_t.low <= 5 <= by_t.high
+    assert 0.80 * trials <= hits["bootstrap"] <= trials, hits
+    assert 0.85 * trials <= hits["t"] <= trials, hits
