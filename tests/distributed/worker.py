@@ -26,7 +26,7 @@ def main(rank: int, world: int, folder: Path, names: list[str]) -> None:
         fixture = checks.set_up(methods()[name], clip, data, (3, 2), folder / "cache")
         fixture.learn()
         with torch.no_grad():
-            guesses = torch.cat([predict(fixture.method, fixture.stream.test(index)) for index in range(2)])
+            guesses = torch.cat([predict(fixture.method, fixture.stream.test(index))[0] for index in range(2)])
         state = {f"state.{key}": value.contiguous().clone() for key, value in fixture.method.state_dict().items()}
         encoded = torch.tensor(fixture.reader.counts.encoded)
         save_file({"predictions": guesses, "encoded": encoded, **state}, folder / f"{name}-{world}-{rank}.safetensors")

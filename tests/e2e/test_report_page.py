@@ -88,7 +88,7 @@ def test_a_click_on_a_heading_sorts_and_a_second_one_turns_round(page: Path, bro
     browser.run(click)
     falling = browser.run(COLUMN)
     browser.run(click)
-    assert falling == sorted(before, key=lambda words: -float(words.split()[0])) and len(set(before)) == 2
+    assert falling == sorted(before, key=lambda words: -float(words.split()[0])) and len(set(before)) > 1
     assert browser.run(COLUMN) == falling[::-1]
 
 
