@@ -29,7 +29,7 @@ def write_run(
     total = 20
     records, drifts = [], []
     for k in range(tasks):
-        share = [right - 0.05 * (k - i) - 0.01 * seed for i in range(k + 1)]
+        share = [max(0.0, right - 0.05 * (k - i) - 0.01 * seed) for i in range(k + 1)]
         correct = [round(total * share[c // 2]) for c in range(2 * (k + 1))]
         between = [[2 * total if i == j else 0 for j in range(k + 1)] for i in range(k + 1)]
         if k:
