@@ -63,7 +63,8 @@ def write_results(folder: Path, results: Results, stream: TaskStream, monitor: R
     write_text(folder / "matrix.csv", results.matrix_csv())
     write_text(folder / "predictions.csv", results.predictions_csv(stream))
     seconds = {name: round(value, 3) for name, value in monitor.seconds.items()}
-    write_json(folder / "timing.json", {"seconds": seconds, "peak_megabytes": peak_megabytes()})
+    finished = datetime.date.today().isoformat()
+    write_json(folder / "timing.json", {"seconds": seconds, "peak_megabytes": peak_megabytes(), "finished": finished})
     write_json(folder / "results.json", results.as_dict())  # last: its presence says that the run is complete
 
 
