@@ -2,6 +2,8 @@
 
 CoOp was made for one dataset; there is no official class-incremental version. As in the comparisons of this field, the
 context of the last task goes on training on the new pictures and the exemplars, over all classes seen.
+
+arXiv:2109.01134. Read at KaiyangZhou/CoOp, commit ff61507.
 """
 
 from __future__ import annotations

@@ -3,6 +3,8 @@
 Both towers are frozen. One matrix A turns every picture's feature; old classes are replayed from Gaussians of the
 features as they were before A, so nothing stored ever drifts. Old classes whose texts lie close to a new class are
 pushed away from it, and after each task A is fused with the A before it, direction by direction.
+
+arXiv:2407.14143. Read at linlany/RAPF, commit 81d41df; `docs/baselines.md` compares whole runs.
 """
 
 from __future__ import annotations
