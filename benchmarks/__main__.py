@@ -22,6 +22,7 @@ BENCHMARKS = {
     "P6": "p6_default_run",
     "P7": "p7_growth",
     "P8": "p8_start",
+    "P9": "p9_two_processes",
     "S1": "s1_ledoit_wolf",
     "S2": "s2_herding",
     "S3": "s3_predict",

@@ -138,7 +138,8 @@ def _one_line(boxed: str) -> str:
 
 
 def _fail(line: str, code: int = 2) -> None:
-    print("clipcil: " + " ".join(line.split()), file=sys.stderr)
+    if os.environ.get("RANK", os.environ.get("LOCAL_RANK", "0")) in ("", "0"):  # the first process speaks for all
+        print("clipcil: " + " ".join(line.split()), file=sys.stderr)
     sys.exit(code)
 
 

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+
+T = TypeVar("T")
 
 
 def world_size() -> int:
@@ -29,6 +31,15 @@ def barrier() -> None:
     """Wait until every process is here."""
     if world_size() > 1:
         dist.barrier()
+
+
+def from_first(value: T) -> T:
+    """The value that process 0 has, in every process."""
+    if world_size() == 1:
+        return value
+    held = [value]
+    dist.broadcast_object_list(held, src=0)
+    return held[0]
 
 
 def share_bounds(count: int) -> list[int]:

@@ -32,6 +32,7 @@ def run(
         resume: Folder of a run that was stopped; continues with the options kept there.
         quiet: Print the closing lines only.
     """
+    from clipcil.distributed import from_first, rank
     from clipcil.experiment.display import open_display
     from clipcil.experiment.experiment import Experiment
     from clipcil.experiment.folder import finished_run, fresh_folder
@@ -48,14 +49,16 @@ def run(
             return
     else:
         experiment = Experiment(**chosen, preset=preset)
-        folder = out or fresh_folder(f"{experiment.spec.method}-{experiment.spec.data}")
+        experiment.launch()
+        folder = from_first(out or fresh_folder(f"{experiment.spec.method}-{experiment.spec.data}"))
     try:
         results = experiment.run(folder, display=open_display(quiet), resume=resume is not None)
     except KeyboardInterrupt as stop:
         if not (folder / "config.toml").is_file():
             raise KeyboardInterrupt("stopped before anything was learnt") from stop
         raise KeyboardInterrupt(f"stopped; continue with: clipcil run --resume {shlex.quote(str(folder))}") from stop
-    close(results.as_dict(), folder)
+    if rank() == 0:
+        close(results.as_dict(), folder)
 
 
 def close(results: Mapping[str, Any], folder: Path) -> None:

@@ -121,7 +121,9 @@ class CheckpointFolder:
             return Loaded(int(facts["tasks"]), tensors, facts)
         return None
 
-    def restore(self, loaded: Loaded, method: Method) -> None:
+    @staticmethod
+    def restore(loaded: Loaded, method: Method) -> None:
+        """Make a fresh method and the random state what they were at the checkpoint."""
         own = {key[7:]: value for key, value in loaded.tensors.items() if key.startswith("method.")}
         restore_method(method, own, loaded.facts)
         torch.set_rng_state(loaded.tensors["random.cpu"])

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import shlex
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,8 @@ from clipcil.data.dataset import Dataset, open_dataset
 from clipcil.data.orders import class_order
 from clipcil.data.reader import Reader
 from clipcil.data.stream import Task, TaskStream, task_sizes
-from clipcil.errors import UserError, nearest
+from clipcil.distributed import barrier, from_first, rank, world_size
+from clipcil.errors import UserError, first_line, nearest
 from clipcil.experiment.checkpoint import CheckpointFolder, Loaded, SnapshotFolder, run_mark, sweep_run
 from clipcil.experiment.device import find_device, make_fabric
 from clipcil.experiment.display import Display
@@ -26,7 +29,7 @@ from clipcil.experiment.evaluate import Record, evaluate
 from clipcil.experiment.folder import check_same, check_start, read_config, write_results, write_start
 from clipcil.experiment.monitor import RunMonitor
 from clipcil.experiment.results import Results
-from clipcil.experiment.spec import TASKS, RunSpec, as_table, method_settings, resolved
+from clipcil.experiment.spec import PROCESSES, TASKS, RunSpec, as_table, method_settings, resolved
 from clipcil.files import cache_folder, run_lock
 from clipcil.memory.gaussians import GaussianMemory
 from clipcil.methods.base import Method
@@ -128,7 +131,8 @@ class Experiment:
         kept, given = read_config(Path(folder)), dict(given or {})
         settings = given.pop("settings", {})
         spec = resolved(build(RunSpec, merge(kept["run"], given)))
-        before, now = ({key: table.get(key) for key in given} for table in (kept["run"], to_dict(spec)))
+        compared = given.keys() - set(PROCESSES)
+        before, now = ({key: table.get(key) for key in compared} for table in (kept["run"], to_dict(spec)))
         check_same(Path(folder), {"run": before}, {"run": now})  # first: the settings of another method do not fit
         experiment = cls.of(spec, method_settings(spec, merge(kept["method"], settings), preset=False))
         check_same(Path(folder), kept, experiment.table)
@@ -143,6 +147,7 @@ class Experiment:
         self._drift: list[dict[str, float] | None] = []
         self._before: GaussianMemory | None = None
         self._loaded: _Loaded | None = None
+        self._fabric: Any = None
 
     @property
     def table(self) -> dict[str, Any]:
@@ -232,37 +237,63 @@ class Experiment:
         folder, display = Path(folder), display or Display()
         if self._loaded is not None:
             raise UserError("this experiment has begun outside a run folder; make a new Experiment for run()")
-        with run_lock(folder):
-            snapshots = SnapshotFolder(folder / "checkpoint", display.tell)
-            check_start(folder, self.table, resume)
-            sweep_run(folder)
-            ready = self._ready(RunMonitor(folder / "steps.jsonl", display, snapshots))
-            belongs = self._identity()
-            checkpoints, snapshots.mark = CheckpointFolder(folder / "checkpoint", belongs), run_mark(belongs)
-            kept = checkpoints.newest(display.tell) if resume else None
-            snapshots.clear(keep=kept.tasks if kept else 0 if resume else None)
-            write_start(folder, self.table)  # only now: a run that could not begin has claimed nothing
-            for note in ready.notes:
-                display.tell(note)
-            if kept is not None:
-                checkpoints.restore(kept, ready.method)
-                self._restore(kept)
-                display.tell(f"going on after task {kept.tasks} of {len(self)}")
-            ready.reader.on_progress = display.progress
-            display.start(repr(self), len(self))
-            try:
-                for task in self:
-                    started = time.perf_counter()
-                    self.learn(task)
-                    results = self.evaluate()
-                    checkpoints.save(task.index + 1, ready.method, self._facts())
-                    snapshots.clear()
-                    display.row(_row(results, time.perf_counter() - started), HEADER)
-                ready.monitor.cut_log()
-                write_results(folder, self.results, ready.stream, ready.monitor)
-                return self.results
-            finally:
-                display.stop()
+        self.launch()
+        if rank() > 0:
+            return self._follow()
+        with run_lock(folder), _lost_processes(folder):
+            return self._lead(folder, display, resume)
+
+    def launch(self) -> None:
+        """Start the other processes of a run on several devices, and wait for them. Nothing with one device."""
+        if self._fabric is None:
+            spec = self.spec
+            self._fabric = make_fabric(spec.device, spec.precision, spec.devices, spec.nodes)
+
+    def _lead(self, folder: Path, display: Display, resume: bool) -> Results:
+        """The run as its first process does it: it alone reads and writes the folder."""
+        snapshots = SnapshotFolder(folder / "checkpoint", display.tell)
+        check_start(folder, self.table, resume)
+        sweep_run(folder)
+        ready = self._ready(RunMonitor(folder / "steps.jsonl", display, snapshots))
+        belongs = self._identity()
+        checkpoints, snapshots.mark = CheckpointFolder(folder / "checkpoint", belongs), run_mark(belongs)
+        kept = checkpoints.newest(display.tell) if resume else None
+        snapshots.clear(keep=kept.tasks if kept else 0 if resume else None)
+        write_start(folder, self.table)  # only now: a run that could not begin has claimed nothing
+        for note in ready.notes:
+            display.tell(note)
+        kept = from_first(kept)
+        if kept is not None:
+            self._restore(kept)
+            display.tell(f"going on after task {kept.tasks} of {len(self)}")
+        ready.reader.on_progress = display.progress
+        display.start(repr(self), len(self))
+        try:
+            for task in self:
+                started = time.perf_counter()
+                self.learn(task)
+                results = self.evaluate()
+                checkpoints.save(task.index + 1, ready.method, self._facts())
+                snapshots.clear()
+                display.row(_row(results, time.perf_counter() - started), HEADER)
+            ready.monitor.cut_log()
+            write_results(folder, self.results, ready.stream, ready.monitor)
+            barrier()
+            return self.results
+        finally:
+            display.stop()
+
+    def _follow(self) -> Results:
+        """The run as the other processes do it: the same computations, and no file."""
+        self._ready()
+        nothing: Loaded | None = None
+        if (kept := from_first(nothing)) is not None:
+            self._restore(kept)
+        for task in self:
+            self.learn(task)
+            self.evaluate()
+        barrier()
+        return self.results
 
     def _facts(self) -> dict[str, Any]:
         """What a checkpoint holds beside the method."""
@@ -271,6 +302,7 @@ class Experiment:
         return {**facts, "log_size": monitor.log_size, "seconds": monitor.seconds}
 
     def _restore(self, kept: Loaded) -> None:
+        CheckpointFolder.restore(kept, self.method)
         self._records = [Record(**record) for record in kept.facts["records"]]
         self._drift = kept.facts["drift"]
         monitor = self._ready().monitor
@@ -299,7 +331,8 @@ class Experiment:
 
     def _load(self, monitor: RunMonitor) -> _Loaded:
         spec, shared = self.spec, self._shared
-        session = Session(make_fabric(spec.device, spec.precision), monitor)
+        self.launch()
+        session = Session(self._fabric, monitor)
         if spec.backbone not in shared.backbones:
             shared.backbones[spec.backbone] = load_clip(spec.backbone)
         clip = shared.backbones[spec.backbone].to(session.device)
@@ -330,6 +363,20 @@ class Experiment:
                 dataset, broken = drop_broken(dataset)
             known[place] = (dataset, [*dataset.notes, *(f"left out: {line}" for line in broken)])
         return known[place]
+
+
+@contextmanager
+def _lost_processes(folder: Path) -> Iterator[None]:
+    """Say in one line that another process of the run has ended, whichever collective noticed it."""
+    try:
+        yield
+    except RuntimeError as error:
+        if world_size() == 1:
+            raise
+        raise UserError(
+            f"another process of this run ended or did not answer ({first_line(error)});"
+            f" continue with: clipcil run --resume {shlex.quote(str(folder))}"
+        ) from error
 
 
 @dataclass

@@ -14,6 +14,7 @@ from typing import BinaryIO
 import torch
 from torch import Tensor
 
+from clipcil.distributed import from_first
 from clipcil.errors import UserError
 from clipcil.experiment.checkpoint import SnapshotFolder
 from clipcil.experiment.display import Display
@@ -98,6 +99,7 @@ class RunMonitor(Monitor):
 
     def restore(self, stage: str) -> Snapshot | None:
         found = self.snapshots.load(self.task, self._place) if self.snapshots is not None else None
+        found = from_first(found)  # where several processes work on a run, the first alone reads and writes files
         if found is None:
             return None
         snapshot, self.log_size = found

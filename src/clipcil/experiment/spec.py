@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 TASKS = 10
 """Number of tasks where neither tasks nor increment is given."""
+PROCESSES = ("devices", "nodes")
+"""Options that do not determine the result."""
 PER_RUN = {"method", "data", "data_root", "data_options", "seed"}
 """Options that a grid has its own words for."""
 
@@ -55,9 +57,15 @@ class RunSpec:
     """cpu, cuda, mps, or auto: CUDA if there is one, else MPS, else the CPU."""
     precision: str = "32-true"
     """32-true, bf16-mixed or 16-mixed."""
+    devices: int = 1
+    """Devices of this machine that work on the run together, one process each; the result is the same to rounding."""
+    nodes: int = 1
+    """Machines that work on the run together, started by torchrun or Slurm; the run folder is on storage they share."""
 
     def __post_init__(self) -> None:
         within("seed", self.seed, 0, 2**63 - 1)
+        within("devices", self.devices, 1, 4096)
+        within("nodes", self.nodes, 1, 4096)
         if self.shots is not None:
             within("shots", self.shots, 1)
         if self.tasks is None and self.increment is None:
@@ -165,5 +173,6 @@ def resolved(spec: RunSpec) -> RunSpec:
 
 
 def as_table(spec: RunSpec, config: Any) -> dict[str, Any]:
-    """Options and settings as `config.toml` holds them."""
-    return {"run": to_dict(spec), "method": to_dict(config)}
+    """Options and settings as `config.toml` holds them; the number of processes is not one: it may change on resume."""
+    run = {key: value for key, value in to_dict(spec).items() if key not in PROCESSES}
+    return {"run": run, "method": to_dict(config)}

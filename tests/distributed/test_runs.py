@@ -1,0 +1,108 @@
+"""`clipcil run --devices 2`: one process writes, results are reproducible, a lost process ends the run."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+WORDS = (
+    "run",
+    "dmc-ot",
+    "--shots",
+    "3",
+    "--tasks",
+    "4",
+    "--set",
+    "stage1.epochs=1",
+    "stage2.epochs=2",
+    "--device",
+    "cpu",
+)
+FILES = ("results.json", "predictions.csv", "matrix.csv", "steps.jsonl", "config.toml")
+
+
+def command(*words: str) -> list[str]:
+    return [sys.executable, "-m", "clipcil", *words]
+
+
+def done(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command(*WORDS, "--out", str(folder), *words), capture_output=True, text=True, timeout=600, check=False
+    )
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same run by one process and twice by two."""
+    folder = tmp_path_factory.mktemp("runs")
+    for name, words in (("one", ()), ("two", ("--devices", "2")), ("again", ("--devices", "2"))):
+        result = done(folder / name, *words)
+        assert result.returncode == 0, result.stderr
+        assert result.stdout.count("A_B") == 1, result.stdout  # one process speaks
+    return folder
+
+
+def test_two_processes_end_with_the_same_bytes_every_time(runs: Path) -> None:
+    for name in FILES:
+        assert (runs / "two" / name).read_bytes() == (runs / "again" / name).read_bytes(), name
+
+
+def test_two_processes_predict_what_one_predicts(runs: Path) -> None:
+    assert (runs / "two" / "predictions.csv").read_bytes() == (runs / "one" / "predictions.csv").read_bytes()
+    assert (runs / "two" / "config.toml").read_bytes() == (runs / "one" / "config.toml").read_bytes()
+
+
+def test_a_killed_process_ends_the_run_and_one_process_resumes_it(runs: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    started = subprocess.Popen(
+        command(*WORDS, "--out", str(folder), "--devices", "2"),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        until(lambda: (folder / "checkpoint" / "task-0002.json").is_file(), started)
+        other = children(started.pid)
+        assert len(other) == 1
+        os.kill(other[0], signal.SIGKILL)
+        _, errors = started.communicate(timeout=120)
+    finally:
+        started.kill()
+    assert started.returncode not in (0, None)
+    last = errors.strip().splitlines()[-1]
+    assert last.startswith("clipcil: ") and f"clipcil run --resume {folder}" in last, errors
+    assert "Traceback" not in errors
+    assert not (folder / "results.json").exists()
+    resumed = subprocess.run(
+        command("run", "--resume", str(folder)), capture_output=True, text=True, timeout=600, check=False
+    )
+    assert resumed.returncode == 0, resumed.stderr
+    assert (folder / "predictions.csv").read_bytes() == (runs / "one" / "predictions.csv").read_bytes()
+
+
+def until(true, started: subprocess.Popen[str]) -> None:  # type: ignore[no-untyped-def]
+    end = time.monotonic() + 300
+    while not true():
+        assert started.poll() is None, started.communicate()
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def children(pid: int) -> list[int]:
+    """Processes that `pid` has started and that are Python."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+                if parent == pid and b"clipcil" in (entry / "cmdline").read_bytes():
+                    found.append(int(entry.name))
+            except (OSError, ValueError):
+                continue  # it has ended meanwhile
+    return found
