@@ -8,7 +8,16 @@ from collections.abc import Iterable
 
 
 class UserError(Exception):
-    """Something the user can mend. The command line prints it as one line and exits with code 2."""
+    """Something the user can mend. The command line prints it as one line and exits with code 2.
+
+    Example:
+        >>> import clipcil
+        >>> try:
+        ...     clipcil.load_clip("minni")
+        ... except clipcil.UserError as error:
+        ...     print(str(error)[:20])
+        no backbone 'minni':
+    """
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

@@ -18,7 +18,7 @@ PAGE = Path(__file__).parents[2] / "CONTRIBUTING.md"
 
 @pytest.fixture
 def example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> type[registry.Method]:
-    (code,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), flags=re.DOTALL)
+    code = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), flags=re.DOTALL)[0]
     file = tmp_path / "mine.py"
     file.write_text(code, encoding="utf-8")
     spec = importlib.util.spec_from_file_location("mine_example", file)

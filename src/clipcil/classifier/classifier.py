@@ -467,6 +467,16 @@ def load(folder: str | Path, *, backbone: str | None = None, device: str = "cpu"
 
     Raises:
         UserError: There is no model, it is damaged, or the backbone is another.
+
+    Example:
+        >>> import clipcil, tempfile
+        >>> from PIL import Image
+        >>> model = clipcil.Classifier("simplecil")
+        >>> lesson = model.learn({name: [Image.new("RGB", (64, 64), name)] for name in ("red", "blue")})
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     model.save(f"{folder}/model")
+        ...     clipcil.load(f"{folder}/model").classes
+        ['red', 'blue']
     """
     folder = Path(folder)
     facts, tensors = load_model(folder)  # first of all: a backbone takes its time, and a new model may come meanwhile

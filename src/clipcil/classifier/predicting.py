@@ -27,7 +27,15 @@ THREADS = 4
 
 @dataclass(frozen=True)
 class Prediction:
-    """What a picture shows, the likeliest class first."""
+    """What a picture shows, the likeliest class first.
+
+    Example:
+        >>> import clipcil
+        >>> clipcil.Prediction(["robin", "wren"], [0.9, 0.1]).name
+        'robin'
+        >>> clipcil.Prediction(["robin", "wren"], [0.4, 0.3], unknown=True).name is None
+        True
+    """
 
     names: list[str]
     probabilities: list[float]

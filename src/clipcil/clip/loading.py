@@ -22,14 +22,24 @@ _HF_WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_mod
 
 
 def load_clip(name: str = "mini") -> CLIP:
-    """A frozen CLIP in eval mode, float32.
+    """Load a backbone: a frozen CLIP in evaluation mode, in float32.
 
-    `name` is one of
-      "mini"                     the backbone shipped with the package
-      a folder                   Hugging Face layout (config.json, model.safetensors, tokenizer), or open_clip's
-      a .safetensors file        its config and tokenizer beside it
-      a .pt file                 OpenAI's ViT-B-16.pt, the tokenizer beside it
-      a hub id                   "openai/clip-vit-base-patch16", "laion/CLIP-ViT-B-16-laion2B-s34B-b88K"
+    Args:
+        name: One of
+            "mini": the backbone shipped with the package;
+            a folder: Hugging Face's layout (config.json, model.safetensors, tokenizer), or open_clip's;
+            a .safetensors file: its config and tokenizer beside it;
+            a .pt file: OpenAI's ViT-B-16.pt, the tokenizer beside it;
+            a hub id: "openai/clip-vit-base-patch16", "laion/CLIP-ViT-B-16-laion2B-s34B-b88K".
+
+    Raises:
+        UserError: There is no such backbone, or its files are damaged.
+
+    Example:
+        >>> import clipcil
+        >>> clip = clipcil.load_clip("mini")
+        >>> clip.encode_texts(["a photo of a cat.", "a photo of a dog."]).shape
+        torch.Size([2, 256])
     """
     if name == "mini":
         return _from_folder(MINI, name)

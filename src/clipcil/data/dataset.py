@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -13,22 +14,70 @@ import numpy as np
 import torch
 
 from clipcil.data.names import check_names
-from clipcil.data.pictures import PictureSet
+from clipcil.data.pictures import Picture, PictureSet, identity_of_pictures
 from clipcil.errors import UserError, nearest
+from clipcil.plugins import plugins
 from clipcil.settings import build, to_dict
 
 
 @dataclass(frozen=True)
 class Dataset:
+    """Training and test pictures of named classes. `clipcil.Experiment` takes one as `data`.
+
+    Example:
+        >>> import clipcil
+        >>> from PIL import Image
+        >>> def plain(*colours): return [Image.new("RGB", (64, 64), colour) for colour in colours]
+        >>> train = {"red": plain("red", "darkred"), "blue": plain("blue", "navy")}
+        >>> data = clipcil.Dataset.from_pictures("colours", train, {"red": plain("crimson"), "blue": plain("cyan")})
+        >>> len(data.train), data.test.labels.tolist()
+        (4, [0, 1])
+        >>> experiment = clipcil.Experiment("simplecil", data=data, tasks=2)
+        >>> [task.names for task in experiment]
+        [['red'], ['blue']]
+    """
+
     name: str
     classes: list[str]
     """Names as people say them, in the dataset's own order."""
     train: PictureSet
+    """Training pictures; labels are indices into `classes`."""
     test: PictureSet
+    """Test pictures."""
     templates: tuple[str, ...] = ("a photo of a {}.",)
     """Sentences for a class name, `{}` standing for it; the first is the one used where only one is."""
     notes: tuple[str, ...] = ()
-    """What a person should know about these pictures, such as lines of a list that were passed over."""
+    """What a person should know about these pictures, such as lines of a list that were skipped."""
+
+    @classmethod
+    def from_pictures(
+        cls,
+        name: str,
+        train: Mapping[str, Sequence[Picture]],
+        test: Mapping[str, Sequence[Picture]],
+        templates: tuple[str, ...] = ("a photo of a {}.",),
+    ) -> Dataset:
+        """A dataset of your own pictures; nothing is decoded yet.
+
+        Args:
+            name: What it is called.
+            train: Training pictures of each class by its name: paths, bytes of files, or PIL images.
+            test: Test pictures of the same classes.
+            templates: Sentences about a class, `{}` standing for its name.
+
+        Raises:
+            UserError: A class of `test` is not in `train`, or two names cannot be told apart.
+        """
+        classes = list(train)
+        if unknown := [each for each in test if each not in train]:
+            raise UserError(f"{name}: class '{unknown[0]}' has test pictures but no training pictures")
+
+        def part(called: str, pictures: Mapping[str, Sequence[Picture]]) -> PictureSet:
+            every = [picture for label in classes for picture in pictures.get(label, ())]
+            labels = [index for index, label in enumerate(classes) for _ in pictures.get(label, ())]
+            return PictureSet(called, every, torch.tensor(labels, dtype=torch.int64), identity_of_pictures(every))
+
+        return cls(name, classes, part(f"{name} train", train), part(f"{name} test", test), templates)
 
     def __post_init__(self) -> None:
         check_names(self.name, self.classes)
@@ -74,9 +123,22 @@ REGISTRY: dict[str, Entry] = {}
 
 
 def register(name: str, summary: str, needs: str, options: type = NoOptions) -> Callable[[Opener], Opener]:
-    """Make `open(root, options)` known as dataset `name`."""
+    """Decorator: make `open(root, options)` known as dataset `name`.
+
+    Args:
+        name: Name on the command line.
+        summary: What it is, in a few words.
+        needs: What has to be there, in a few words; `nothing` where it comes with the package.
+        options: A frozen dataclass of what can be chosen about it, with a docstring under each field.
+
+    Raises:
+        ValueError: Another dataset has that name.
+    """
 
     def keep(opener: Opener) -> Opener:
+        other = REGISTRY.get(name)
+        if other is not None and other.open.__qualname__ != opener.__qualname__:
+            raise ValueError(f"two datasets are called '{name}'")
         REGISTRY[name] = Entry(opener, summary, needs, options)
         return opener
 
@@ -84,14 +146,31 @@ def register(name: str, summary: str, needs: str, options: type = NoOptions) -> 
 
 
 def datasets() -> dict[str, Entry]:
-    """Every dataset by name. The files of `data/datasets/` register themselves when they are imported here."""
-    folder = importlib.import_module("clipcil.data.datasets")
-    for module in pkgutil.iter_modules(folder.__path__):
-        importlib.import_module(f"{folder.__name__}.{module.name}")
+    """All datasets by name: those of clipcil, and those that installed packages offer as `clipcil.datasets`.
+
+    Returns:
+        Entries by name, with a summary and what each needs to be there.
+
+    Example:
+        >>> import clipcil
+        >>> clipcil.datasets()["emoji"].needs
+        'nothing'
+    """
+    _import_all()
     return dict(REGISTRY)
 
 
+@cache
+def _import_all() -> None:
+    """The files of `data/datasets/` register themselves when they are imported, as plugins do."""
+    folder = importlib.import_module("clipcil.data.datasets")
+    for module in pkgutil.iter_modules(folder.__path__):
+        importlib.import_module(f"{folder.__name__}.{module.name}")
+    plugins("clipcil.datasets")
+
+
 def find_dataset(name: str) -> Entry:
+    """The dataset called `name`."""
     known = datasets()
     if name not in known:
         raise UserError(f"there is no dataset '{name}'{nearest(name, known)}")

@@ -138,6 +138,20 @@ def _short(error: BaseException) -> str:
     return f"{type(error).__name__}: {text}"[:120]
 
 
+def identity_of_pictures(pictures: Sequence[Picture]) -> str:
+    """Fingerprint of a list of pictures: files by place, size and time of change, others by their contents."""
+    digest = hashlib.sha256()
+    for picture in pictures:
+        if isinstance(picture, Path):
+            digest.update(identity_of_files([picture]).encode())
+        else:
+            data = (
+                picture if isinstance(picture, bytes) else f"{picture.mode}{picture.size}".encode() + picture.tobytes()
+            )
+            digest.update(hashlib.sha256(data).digest())
+    return digest.hexdigest()[:24]
+
+
 def identity_of_files(paths: Sequence[Path], root: Path | None = None) -> str:
     """Fingerprint of a list of files by place, size and time of change; no file is read.
 

@@ -40,7 +40,7 @@ class Results:
         >>> results = experiment.evaluate()
         >>> results.matrix.shape
         (2, 2)
-        >>> results.last == results.matrix[1].mean()
+        >>> abs(results.last - float(results.matrix[1].mean())) < 1e-9
         True
     """
 

@@ -1,19 +1,25 @@
-"""Every method by name, found by looking into this folder: a new file is all it takes."""
+"""Every method by name: those in this folder, and those of other installed packages."""
 
 from __future__ import annotations
 
 import importlib
 import pkgutil
+from functools import cache
 from pathlib import Path
 
 from clipcil.errors import UserError, nearest
 from clipcil.methods.base import Method
+from clipcil.plugins import plugins, warn
 
 REGISTRY: dict[str, type[Method]] = {}
 
 
 def register(kind: type[Method]) -> type[Method]:
-    """Class decorator: make a method known by its `name`."""
+    """Class decorator: make a method known by its `name`.
+
+    Raises:
+        ValueError: Another method has that name.
+    """
     other = REGISTRY.get(kind.name)
     if other is not None and other.__qualname__ != kind.__qualname__:
         raise ValueError(f"two methods are called '{kind.name}': {other.__qualname__} and {kind.__qualname__}")
@@ -22,13 +28,36 @@ def register(kind: type[Method]) -> type[Method]:
 
 
 def methods() -> dict[str, type[Method]]:
-    """All methods by name."""
-    for module in pkgutil.iter_modules([str(Path(__file__).parent)]):
-        importlib.import_module(f"clipcil.methods.{module.name}")
+    """All methods by name: those of clipcil, and those that installed packages offer as `clipcil.methods`.
+
+    Returns:
+        Classes by name; `clipcil.Experiment` takes either.
+
+    Example:
+        >>> import clipcil
+        >>> clipcil.methods()["dmc-ot"].title
+        'DMC-OT'
+        >>> clipcil.methods()["simplecil"].keeps
+        'class means'
+    """
+    _import_all()
     return dict(REGISTRY)
 
 
+@cache
+def _import_all() -> None:
+    for module in pkgutil.iter_modules([str(Path(__file__).parent)]):
+        importlib.import_module(f"clipcil.methods.{module.name}")
+    for point, kind in plugins("clipcil.methods"):
+        try:
+            if isinstance(kind, type):
+                register(kind)
+        except (ValueError, AttributeError) as error:  # a name that is taken, or a class that is no method
+            warn(point, error)
+
+
 def find_method(name: str) -> type[Method]:
+    """The method called `name`."""
     known = methods()
     if name not in known:
         raise UserError(f"there is no method '{name}'{nearest(name, known)}")

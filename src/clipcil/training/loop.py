@@ -27,7 +27,15 @@ CHECK_EVERY = 50
 
 @dataclass(frozen=True)
 class Training:
-    """How one stage is trained."""
+    """How one stage is trained.
+
+    Example:
+        >>> import clipcil
+        >>> clipcil.Training(epochs=3, lr=1e-5).batch_size
+        32
+        >>> clipcil.Experiment("dmc-ot", stage1=clipcil.Training(epochs=1)).config.stage1.epochs
+        1
+    """
 
     epochs: int = 5
     """Passes over the training pictures of the task."""

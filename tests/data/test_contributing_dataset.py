@@ -1,0 +1,51 @@
+"""The example in CONTRIBUTING is a whole dataset: it is found by its name and can be learnt."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from clipcil.clip import CLIP
+from clipcil.data import dataset
+from clipcil.errors import UserError
+from clipcil.experiment.experiment import Experiment
+
+PAGE = Path(__file__).parents[2] / "CONTRIBUTING.md"
+
+
+def test_the_dataset_of_the_page_is_found_and_learnt(
+    mini: CLIP, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), flags=re.DOTALL)[1]
+    monkeypatch.setenv("CLIPCIL_CACHE", str(tmp_path))
+    monkeypatch.setattr(dataset, "REGISTRY", dict(dataset.datasets()))
+    module = ModuleType("shapes_example")
+    monkeypatch.setitem(sys.modules, "shapes_example", module)
+    exec(code, vars(module))
+    experiment = Experiment("simplecil", data="shapes", backbone=mini, data_options={"size": 48}, tasks=4)
+    for task in experiment:
+        experiment.learn(task)
+    assert len(experiment.stream.names) == 8 and experiment.results.last > 50
+    with pytest.raises(UserError, match="'size' is 4; it must be between 16 and 1024"):
+        Experiment("simplecil", data="shapes", data_options={"size": 4})
+
+
+def test_pictures_of_ones_own_become_a_dataset_with_an_identity(tmp_path: Path) -> None:
+    from PIL import Image
+
+    def make(colour: str) -> dataset.Dataset:
+        image = Image.new("RGB", (8, 8), colour)
+        image.save(tmp_path / "file.png")
+        path = tmp_path / "file.png"
+        return dataset.Dataset.from_pictures("own", {"a": [image, path.read_bytes()], "b": [path]}, {"b": [image]})
+
+    first, again, other = make("red"), make("red"), make("blue")
+    assert first.train.labels.tolist() == [0, 0, 1] and first.test.labels.tolist() == [1]
+    assert first.test.key == again.test.key != other.test.key, "pictures in memory are known by their contents"
+    assert first.train.key != other.train.key
+    with pytest.raises(UserError, match="class 'c' has test pictures but no training pictures"):
+        dataset.Dataset.from_pictures("own", {"a": []}, {"c": []})

@@ -1,0 +1,111 @@
+"""Write docs/api.md: the public names of clipcil with their docstrings. Run: python tools/make_api_docs.py"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import clipcil
+from clipcil.experiment.spec import RunSpec, field_docs
+
+PAGE = Path(__file__).parent.parent / "docs" / "api.md"
+ORDER = (
+    "Experiment", "Results", "methods", "datasets", "Method", "Dataset", "Training", "load_clip", "Classifier", "load",
+    "Prediction", "UserError",
+)  # fmt: skip
+HEAD = """# The Python API
+
+Made from the docstrings by `python tools/make_api_docs.py`; a test holds it current. Every example runs as a test.
+"""
+
+
+def page() -> str:
+    """The whole page."""
+    missing = set(clipcil.__all__) - {*ORDER, "__version__", "checks"}
+    if missing:
+        raise SystemExit(f"give {', '.join(sorted(missing))} a place in ORDER")
+    parts = [HEAD, *(section(name) for name in ORDER)]
+    parts.append(function("clipcil.checks.check_method", clipcil.checks.check_method))
+    return "\n".join(parts)
+
+
+def section(name: str) -> str:
+    """A public name: a class with its members, or a function."""
+    thing = clipcil.methods.registry.methods if name == "methods" else getattr(clipcil, name)
+    if not inspect.isclass(thing):
+        return function(f"clipcil.{name}", thing)
+    lines = [function(f"clipcil.{name}", thing)]
+    if name == "Experiment":
+        lines += ["Options:\n", *(f"- `{key}`: {text}" for key, text in field_docs(RunSpec).items()), ""]
+    if dataclasses.is_dataclass(thing):
+        docs, names = field_docs(thing), [item.name for item in dataclasses.fields(thing)]
+        lines += ["Fields:\n", *(f"- `{key}`: {docs.get(key, '')}".rstrip(": ") for key in names), ""]
+    for key, member in vars(thing).items():
+        plain = member.__func__ if isinstance(member, classmethod | staticmethod) else member
+        if key.startswith("_") or not (isinstance(member, property) or inspect.isfunction(plain)):
+            continue
+        if not inspect.getdoc(plain):
+            raise SystemExit(f"clipcil.{name}.{key} has no docstring")
+        if isinstance(member, property):
+            lines.append(f"- `{key}`: {' '.join(text_of(member).split())}")
+        else:
+            lines.append(f"- `{key}{signature(plain)}`: {summary(plain)}")
+    return "\n".join(lines) + "\n"
+
+
+def function(name: str, thing: Callable[..., Any]) -> str:
+    """Signature and docstring; sections such as `Args:` become headings, examples code."""
+    return f"## `{name}{signature(thing)}`\n\n{text_of(thing)}\n"
+
+
+def text_of(thing: Any) -> str:
+    out: list[str] = []
+    for line in (inspect.getdoc(thing) or "").splitlines():
+        if line in ("Args:", "Returns:", "Raises:"):
+            out.append(f"**{line}**\n")
+        elif line == "Example:":
+            out.append("```python")
+        elif out and "```python" in out:
+            out.append(line.removeprefix("    "))
+        elif line.startswith("    ") and not line.startswith("     ") and ": " in line:
+            key, _, rest = line.strip().partition(": ")
+            out.append(f"- `{key}`: {rest}")
+        elif line.startswith("    "):
+            out.append(f"  {line.strip()}")
+        else:
+            out.append(line)
+    return "\n".join([*out, "```"] if "```python" in out else out)
+
+
+def summary(thing: Any) -> str:
+    """The first paragraph of a docstring on one line."""
+    return " ".join((inspect.getdoc(thing) or "").split("\n\n")[0].split())
+
+
+def signature(thing: Any) -> str:
+    """The parameters, without `self`."""
+    if thing is clipcil.UserError:
+        return ""
+    found = inspect.signature(thing)
+    kept = [
+        each.replace(annotation=each.annotation if each.annotation is each.empty else Bare(each.annotation))
+        for key, each in found.parameters.items()
+        if key not in ("self", "cls")
+    ]
+    return str(found.replace(parameters=kept, return_annotation=inspect.Signature.empty))
+
+
+class Bare(str):
+    """An annotation that is shown without quotation marks."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")
