@@ -21,8 +21,8 @@ TASKS = 10
 """Number of tasks where neither tasks nor increment is given."""
 PROCESSES = ("devices", "nodes")
 """Options that do not determine the result."""
-PER_RUN = {"method", "data", "data_root", "data_options", "seed"}
-"""Options that a grid has its own words for."""
+PER_RUN = {"method", "data", "data_root", "data_options", "seed", *PROCESSES}
+"""Options that are not shared by the runs of a grid: it has its own words for them, and its own processes."""
 
 
 @dataclass(frozen=True)
