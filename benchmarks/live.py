@@ -82,4 +82,5 @@ class LivePictures:
         """For evaluation: one fresh pass gives all that is asked of a batch."""
         for rows in torch.split(torch.arange(len(self)), size):
             output = self.encode(rows)
-            yield SimpleNamespace(features=output.features, pooled=output.pooled, labels=self.labels[rows])
+            asked = {"features": output.features, "pooled": output.pooled, "levels": output.levels}
+            yield SimpleNamespace(**asked, labels=self.labels[rows])

@@ -266,7 +266,8 @@ class Classifier:
     def _held_logits(self) -> Tensor:
         if not len(self._held):
             return torch.zeros(0, self._method.seen)
-        batch, method = self._held.batch(self._session.device), self._method
+        batch = self._held.batch(self._session.device, self._clip.config.vision.width)
+        method = self._method
         if isinstance(method, LeavesOneOut):
             return method.leave_one_out(batch, self._held.labels.to(self._session.device)).float().cpu()
         return method.logits(batch).float().cpu()
@@ -419,7 +420,7 @@ class Classifier:
         return index
 
     def _no_held_out(self) -> HeldOut:
-        return HeldOut.empty(self._clip.config.dim, self._clip.config.vision.width)
+        return HeldOut.empty(self._clip.config.dim, sum(self._clip.vision.level_sizes))
 
     def _check(self, folder: Path) -> None:
         """Weights that load need not fit: see that a picture gets a finite score for every class."""
@@ -445,7 +446,7 @@ class Classifier:
         facts, tensors = copy.deepcopy(state[0]), dict(state[1])
         self._templates, self._known, self._history = facts.templates, facts.known, facts.history
         self._lessons, self.calibration = facts.lessons, facts.calibration
-        self._held = HeldOut.take(tensors, len(self._known), self._clip.config.dim, self._clip.config.vision.width)
+        self._held = HeldOut.take(tensors, len(self._known), self._clip.config.dim, sum(self._clip.vision.level_sizes))
         clip = self._clip.with_own_vision_tower() if self._kind.tunes_tower else self._clip
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.seed)

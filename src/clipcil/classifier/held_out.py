@@ -73,8 +73,8 @@ class PixelsNeededError(Exception):
 class FeatureBatch:
     """Pictures of which nothing is left but their features."""
 
-    def __init__(self, features: Tensor, pooled: Tensor) -> None:
-        self.features, self.pooled = features, pooled
+    def __init__(self, features: Tensor, levels: Tensor, width: int) -> None:
+        self.features, self.levels, self.pooled = features, levels, levels[:, -width:]
 
     def __len__(self) -> int:
         return len(self.features)
@@ -92,15 +92,15 @@ class HeldOut:
     """(N,) int64."""
     features: Tensor
     """(N, dim) float32."""
-    pooled: Tensor
-    """(N, width) float32: before the tower's last projection, which some methods read."""
+    levels: Tensor
+    """(N, sum of the tower's `level_sizes`) float32: before the tower's last projection, which some methods read."""
     carried: Tensor
     """(N,) bool: whether the features were carried by a map instead of computed by today's tower."""
 
     @classmethod
-    def empty(cls, dim: int, width: int) -> HeldOut:
+    def empty(cls, dim: int, levels: int) -> HeldOut:
         nothing = torch.zeros(0, dtype=torch.int64)
-        return cls(nothing, torch.zeros(0, dim), torch.zeros(0, width), nothing.bool())
+        return cls(nothing, torch.zeros(0, dim), torch.zeros(0, levels), nothing.bool())
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -112,34 +112,34 @@ class HeldOut:
         return HeldOut(
             torch.cat([self.labels, pictures.labels.cpu()]),
             torch.cat([self.features, pictures.features.cpu()]),
-            torch.cat([self.pooled, pictures.pooled.cpu()]),
+            torch.cat([self.levels, pictures.levels.cpu()]),
             torch.cat([self.carried, torch.zeros(len(pictures), dtype=torch.bool)]),
         )
 
     def moved(self, by: AffineMap) -> HeldOut:
         """Carried into the space of a tower that has moved, by a map between unit features."""
         features = by(normalize(self.features, dim=-1).double()).float()
-        return HeldOut(self.labels, features, self.pooled, torch.ones_like(self.carried))
+        return HeldOut(self.labels, features, self.levels, torch.ones_like(self.carried))
 
     def without(self, index: int) -> HeldOut:
         """Without class `index`; the labels of the classes after it move down by one."""
         keep = self.labels != index
         labels = self.labels[keep]
-        return HeldOut(labels - (labels > index).long(), self.features[keep], self.pooled[keep], self.carried[keep])
+        return HeldOut(labels - (labels > index).long(), self.features[keep], self.levels[keep], self.carried[keep])
 
-    def batch(self, device: torch.device) -> FeatureBatch:
-        return FeatureBatch(self.features.to(device), self.pooled.to(device))
+    def batch(self, device: torch.device, width: int) -> FeatureBatch:
+        return FeatureBatch(self.features.to(device), self.levels.to(device), width)
 
     def tensors(self) -> dict[str, Tensor]:
         """As they stand in the file of the weights."""
         return {f"{PREFIX}{name}": value for name, value in vars(self).items()}
 
     @classmethod
-    def take(cls, tensors: dict[str, Tensor], classes: int, dim: int, width: int) -> HeldOut:
+    def take(cls, tensors: dict[str, Tensor], classes: int, dim: int, levels: int) -> HeldOut:
         """Take them out of the weights of a model, checked; none for a model of version 0.1, which kept scores only."""
         own = {key.removeprefix(PREFIX): tensors.pop(key) for key in list(tensors) if key.startswith(PREFIX)}
         tensors.pop("held_out", None)
-        found = cls.empty(dim, width)
+        found = cls.empty(dim, levels)
         if not own:
             return found
         count = len(own["labels"]) if own.get("labels") is not None and own["labels"].ndim == 1 else -1

@@ -20,6 +20,9 @@ class VisionOutput(NamedTuple):
     """(B, width): the class token after `post_layernorm`."""
     features: Tensor
     """(B, dim): `pooled` projected into the joint space, not normalised."""
+    levels: Tensor
+    """(B, sum of `level_sizes`): the picture at three depths: the average patch as the tower receives it, the average
+    patch token halfway up, and `pooled`. What the first two know is partly lost further up."""
 
 
 class PatchEmbedding(nn.Module):
@@ -32,13 +35,21 @@ class PatchEmbedding(nn.Module):
 
     def forward(self, pixels: Tensor) -> Tensor:
         """(B, C, H, W) → (B, N, width); rows and columns left over at the end are dropped, as a convolution does."""
+        squares = self.squares(pixels)
+        flat = squares.permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2)  # (B, N, C·p·p)
+        return F.linear(flat, self.weight.flatten(1))
+
+    def average(self, pixels: Tensor) -> Tensor:
+        """(B, C, H, W) → (B, C·p·p): the mean of the patches, not embedded."""
+        return self.squares(pixels).mean((2, 4)).flatten(1)
+
+    def squares(self, pixels: Tensor) -> Tensor:
+        """(B, C, H, W) → (B, C, H/p, p, W/p, p)."""
         patch = self.patch
         high, wide = pixels.shape[-2] // patch, pixels.shape[-1] // patch
         pixels = pixels[..., : high * patch, : wide * patch]
         batch, channels = pixels.shape[:2]
-        squares = pixels.reshape(batch, channels, high, patch, wide, patch)
-        flat = squares.permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2)  # (B, N, C·p·p)
-        return F.linear(flat, self.weight.flatten(1))
+        return pixels.reshape(batch, channels, high, patch, wide, patch)
 
 
 class VisionEmbeddings(nn.Module):
@@ -74,6 +85,11 @@ class VisionTower(nn.Module):
         self.vision_model = VisionModel(config)
         self.visual_projection = nn.Linear(config.width, dim, bias=False)
 
+    @property
+    def level_sizes(self) -> tuple[int, int, int]:
+        """How many numbers each of the `levels` has."""
+        return self.config.channels * self.config.patch_size**2, self.config.width, self.config.width
+
     def forward(
         self,
         pixels: Tensor,
@@ -99,10 +115,14 @@ class VisionTower(nn.Module):
         prefixes = prefixes or {}
         if unknown := [layer for layer in prefixes if not 0 <= layer < len(blocks)]:
             raise IndexError(f"prefix for layer {unknown[0]} of a tower with {len(blocks)} layers")
+        halfway = hidden
         for layer, block in enumerate(blocks):
+            if layer == len(blocks) // 2:
+                halfway = hidden
             if class_only and layer == len(blocks) - 1:
                 hidden = block.at(hidden, 0, prefixes.get(layer)).unsqueeze(1)
             else:
                 hidden = block(hidden, prefixes.get(layer))
         pooled = model.post_layernorm(hidden[:, 0])
-        return VisionOutput(hidden, pooled, self.visual_projection(pooled))
+        averages = [model.embeddings.patch_embedding.average(pixels), halfway[:, -self.config.patches :].mean(1)]
+        return VisionOutput(hidden, pooled, self.visual_projection(pooled), torch.cat([*averages, pooled], dim=1))

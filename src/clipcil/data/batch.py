@@ -28,6 +28,10 @@ class Batch(Protocol):
     def pooled(self) -> Tensor:
         """(B, width): what stands before the tower's last projection."""
 
+    @property
+    def levels(self) -> Tensor:
+        """(B, sum of the tower's `level_sizes`): the picture at three depths of the tower; ends with `pooled`."""
+
 
 class TensorBatch:
     """A batch made of preprocessed pictures that are already a tensor."""
@@ -54,3 +58,7 @@ class TensorBatch:
     @property
     def pooled(self) -> Tensor:
         return self._encoded.pooled.float()
+
+    @property
+    def levels(self) -> Tensor:
+        return self._encoded.levels.float()

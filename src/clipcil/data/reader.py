@@ -37,7 +37,7 @@ class Counts:
 class _Encoded:
     version: str
     features: Tensor
-    pooled: Tensor
+    levels: Tensor
     done: list[bool]
 
 
@@ -74,11 +74,11 @@ class Reader:
         """The set's feature table, with at least the blocks that hold `rows` filled by today's tower."""
         table = self._encoded.get(pictures.key)
         if table is None or table.version != self.clip.version:
-            count, vision = len(pictures), self.clip.config.vision
+            count, levels = len(pictures), sum(self.clip.vision.level_sizes)
             table = _Encoded(
                 self.clip.version,
                 torch.empty(count, self.clip.config.dim, device=self.device),
-                torch.empty(count, vision.width, device=self.device),
+                torch.empty(count, levels, device=self.device),
                 [False] * -(-count // BLOCK),
             )
             self._encoded[pictures.key] = table
@@ -93,17 +93,17 @@ class Reader:
         inside = [torch.arange(block * BLOCK, min((block + 1) * BLOCK, len(pictures))) for block in blocks]
         cuts = share_bounds(len(blocks))
         own = inside[cuts[rank()] : cuts[rank() + 1]]
-        features, pooled = [table.features[:0]], [table.pooled[:0]]
+        features, levels = [table.features[:0]], [table.levels[:0]]
         for done, rows in enumerate(own):
             output = self.clip.vision(self.pixels(pictures, rows), class_only=True)
             features.append(output.features.float())
-            pooled.append(output.pooled.float())
+            levels.append(output.levels.float())
             self.counts.encoded += len(rows)
             self.on_progress("encode", done + 1, len(own))
         bounds = [sum(len(rows) for rows in inside[:cut]) for cut in cuts]
         every = torch.cat(inside).to(self.device)
         table.features[every] = gather(torch.cat(features), bounds)
-        table.pooled[every] = gather(torch.cat(pooled), bounds)
+        table.levels[every] = gather(torch.cat(levels), bounds)
         for block in blocks:
             table.done[block] = True
 
@@ -149,7 +149,12 @@ class Pictures:
     @property
     def pooled(self) -> Tensor:
         """(B, width): what stands before the tower's last projection."""
-        return self._lookup().pooled[self._rows.to(self._reader.device)]
+        return self.levels[:, -self._reader.clip.config.vision.width :]
+
+    @property
+    def levels(self) -> Tensor:
+        """(B, sum of the tower's `level_sizes`): the picture at three depths of the tower; ends with `pooled`."""
+        return self._lookup().levels[self._rows.to(self._reader.device)]
 
     def _lookup(self) -> _Encoded:
         self._gate.check(self._set.name)

@@ -113,6 +113,13 @@ class Method(nn.Module, ABC):
         """Remove class `index`; the labels of the classes after it move down by one. Few methods can."""
         raise UserError(f"{self.title} cannot forget a class; {_who_can('forget')} can")
 
+    def novelty(self, batch: Batch) -> Tensor | None:
+        """(B,): how unlike every known class a picture is, higher for stranger; None if there is no such score.
+
+        Only the order of the numbers means something: where to draw the line is for the caller to choose.
+        """
+        return None
+
     def notes(self) -> list[str]:
         """What a report should say beside the numbers, such as a part that was left out."""
         return []

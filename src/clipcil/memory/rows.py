@@ -1,0 +1,92 @@
+"""Features of training pictures, one byte a number."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import normalize
+
+LARGEST = 127
+"""The largest code of a number: int8 without −128, so that codes are symmetric."""
+
+
+class FeatureRows(nn.Module):
+    """Up to `limit` features of each class, every one a few unit vectors of `sizes` numbers side by side.
+
+    A vector is kept as int8 codes and the length of one step: x ≈ step · code, step = max|x|/127. A class with more
+    than `limit` pictures keeps those whose codes have the lowest hashes, which is a uniform sample that does not depend
+    on the order of arrival. So the memory is a function of the set of pictures alone: learning them in two lessons
+    leaves the same bits as learning them at once, and a class that is removed leaves no trace.
+    """
+
+    codes: Tensor  # (R, D) int8, class after class, in the order of their hashes within a class
+    steps: Tensor  # (R, number of vectors) float32
+    counts: Tensor  # (C,) int64: rows of each class
+
+    def __init__(self, sizes: Sequence[int], limit: int) -> None:
+        super().__init__()
+        self.sizes, self.limit = list(sizes), limit
+        self.register_buffer("codes", torch.zeros(0, sum(sizes), dtype=torch.int8))
+        self.register_buffer("steps", torch.zeros(0, len(sizes)))
+        self.register_buffer("counts", torch.zeros(0, dtype=torch.int64))
+
+    def __len__(self) -> int:
+        return len(self.codes)
+
+    @property
+    def labels(self) -> Tensor:
+        """(R,) int64: the class of each row."""
+        return torch.arange(len(self.counts), device=self.codes.device).repeat_interleave(self.counts)
+
+    def unit(self, features: Tensor) -> Tensor:
+        """(N, D) → (N, D): each of the vectors side by side brought to unit length."""
+        return torch.cat([normalize(part, dim=1) for part in features.split(self.sizes, dim=1)], dim=1)
+
+    def rows(self) -> Tensor:
+        """(R, D) float32: what is kept, as numbers."""
+        return self.codes.float() * self.steps.repeat_interleave(torch.tensor(self.sizes).to(self.codes.device), dim=1)
+
+    @torch.no_grad()
+    def add(self, features: Tensor, labels: Tensor) -> None:
+        """More pictures: features (N, D), not normalised, and labels (N,). A label past the last class is a new class;
+        new classes must come without gaps."""
+        parts = self.unit(features.float()).split(self.sizes, dim=1)
+        steps = torch.stack([part.abs().amax(1) / LARGEST for part in parts], dim=1)
+        codes = [(part / step.clamp(min=1e-30)[:, None]).round() for part, step in zip(parts, steps.T, strict=True)]
+        self._keep(
+            torch.cat([self.codes, torch.cat(codes, dim=1).to(self.codes)]),
+            torch.cat([self.steps, steps.to(self.steps)]),
+            torch.cat([self.labels, labels.to(self.counts.device)]),
+            max(len(self.counts), int(labels.max()) + 1),
+        )
+
+    @torch.no_grad()
+    def remove(self, index: int) -> None:
+        """Forget a class; the labels of the classes after it move down by one."""
+        keep = self.labels != index
+        self.codes, self.steps = self.codes[keep], self.steps[keep]
+        self.counts = torch.cat([self.counts[:index], self.counts[index + 1 :]])
+
+    def _keep(self, codes: Tensor, steps: Tensor, labels: Tensor, classes: int) -> None:
+        hashes = torch.tensor([_hash(row.tobytes()) for row in codes.cpu().numpy()], device=codes.device)
+        order = hashes.argsort(stable=True)
+        order = order[labels[order].argsort(stable=True)]
+        counts = torch.bincount(labels, minlength=classes)
+        place = torch.arange(len(labels), device=codes.device) - (counts.cumsum(0) - counts)[labels[order]]
+        kept = order[place < self.limit]
+        self.codes, self.steps, self.counts = codes[kept], steps[kept], counts.clamp(max=self.limit)
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:
+        """Take the number of rows from the file, so that an empty memory can load any other."""
+        for name, value in list(self.named_buffers(recurse=False)):
+            if prefix + name in state_dict:
+                setattr(self, name, value.new_empty(state_dict[prefix + name].shape))
+        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
+
+
+def _hash(row: bytes) -> int:
+    return int.from_bytes(hashlib.blake2b(row, digest_size=8).digest(), "little", signed=True)

@@ -1,0 +1,118 @@
+"""RanPAC: random projections and ridge regression on a frozen tower (https://arxiv.org/abs/2307.02251).
+
+    φ(x) = ReLU(Wᵀ h(x)),    G = Σ φφᵀ,    Q = Σ φ e_yᵀ,    scores = φ(x)ᵀ (G + λ I)⁻¹ Q
+
+W is drawn once and never trained; G and Q are sums, so learning in tasks gives what all pictures at once would give.
+What is left out: the paper's first phase, which adapts the tower to the first task by prompts, adapters or scaling
+before everything is frozen; this is the paper's variant without it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import one_hot
+
+from clipcil.data.batch import Batch
+from clipcil.data.stream import Task
+from clipcil.methods.base import Method
+from clipcil.methods.registry import register
+from clipcil.settings import within
+
+PENALTIES = tuple(10.0**power for power in range(-8, 9))
+"""λ to choose from, as in the paper's code."""
+
+
+@dataclass(frozen=True)
+class RanPACConfig:
+    projections: int = 0
+    """M, the number of random features; 0: eight for each dimension of the tower. The paper takes 10,000 for a width of
+    768, thirteen for each; the work grows with M³."""
+    held_out: float = 0.2
+    """Share of a task's pictures on which λ is chosen, fitted to the rest of the task."""
+
+    def __post_init__(self) -> None:
+        within("projections", self.projections, 0)
+        within("held_out", self.held_out, 0.01, 0.99)
+
+
+@register
+class RanPAC(Method):
+    """h is the class token before CLIP's projection, not normalised, as the paper takes the last class token.
+
+    The code of the paper takes the last fifth of a task in the order its loader happens to shuffle it to; here the
+    pictures are shuffled by the run's seed.
+    """
+
+    name = "ranpac"
+    title = "RanPAC"
+    Config = RanPACConfig
+    keeps = "sums of random features"
+    config: RanPACConfig
+    directions: Tensor  # (width, M): W
+    gram: Tensor  # (M, M): G
+    sums: Tensor  # (C, M): Qᵀ
+    classifier: Tensor  # (C, M)
+    penalty: Tensor  # 0-d: λ as last chosen
+
+    def build(self) -> None:
+        width = self.clip.config.vision.width
+        count = self.config.projections or 8 * width
+        self.register_buffer("directions", torch.randn(width, count, device=self.device))
+        self.register_buffer("gram", torch.zeros(count, count, device=self.device))
+        self.register_buffer("penalty", torch.ones((), dtype=torch.float64, device=self.device))
+        self.growing_buffer("sums", count)
+        self.growing_buffer("classifier", count)
+
+    @torch.no_grad()
+    def learn_task(self, task: Task) -> None:
+        features, labels = self.expand(task.pictures.pooled), task.pictures.labels
+        if len(features) > 1:
+            self.penalty = self.choose_penalty(features, labels).to(self.penalty)
+        self.add(features, labels)
+
+    @torch.no_grad()
+    def learn_again(self, task: Task) -> None:
+        """The sums of the union; λ stays."""
+        self.add(self.expand(task.pictures.pooled), task.pictures.labels)
+
+    def logits(self, batch: Batch) -> Tensor:
+        return self.expand(batch.pooled) @ self.classifier.T
+
+    def expand(self, pooled: Tensor) -> Tensor:
+        """(B, width) → (B, M)."""
+        return torch.relu(pooled @ self.directions)
+
+    def add(self, features: Tensor, labels: Tensor) -> None:
+        self.gram = self.gram + features.T @ features
+        self.sums = self.sums.index_add(0, labels, features)
+        matrix = self.gram.double()
+        matrix.diagonal().add_(self.penalty)
+        self.classifier = solve(matrix, self.sums.double().T).T.to(self.classifier)
+
+    def choose_penalty(self, features: Tensor, labels: Tensor) -> Tensor:
+        """The λ with the least squared error on a held-out part of this task, fitted to its other part alone.
+
+        One eigenvalue problem serves all λ: of the pictures' inner products K = ΦΦᵀ = U diag(e) Uᵀ, because
+        Φ'(ΦᵀΦ + λ I)⁻¹Φᵀ Y = Φ'Φᵀ U (U ᵀY / (e + λ)).
+        """
+        order = torch.randperm(len(features)).to(features.device)
+        held = max(1, round(self.config.held_out * len(features)))
+        fit, check = order[held:], order[:held]
+        fitted, targets = features[fit].double(), one_hot(labels, self.seen).double()
+        values, basis = torch.linalg.eigh(fitted @ fitted.T)
+        values = values.clamp(min=0)
+        across, wanted = features[check].double() @ fitted.T @ basis, basis.T @ targets[fit]
+        errors = [(across @ (wanted / (values + p)[:, None]) - targets[check]).square().mean() for p in PENALTIES]
+        return torch.tensor(PENALTIES, dtype=torch.float64)[torch.stack(errors).argmin()]
+
+
+def solve(matrix: Tensor, targets: Tensor) -> Tensor:
+    """matrix⁻¹ targets of a symmetric positive matrix. A λ far below the rounding of G can leave it indefinite: then by
+    the general solver, as the paper's code does it always."""
+    factor, failed = torch.linalg.cholesky_ex(matrix)
+    if int(failed):
+        return torch.linalg.solve(matrix, targets)
+    return torch.cholesky_solve(targets, factor)
