@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.harness import Row, alternate, difference, versus
-from clipcil.calibration.optimal_transport import AffineMap
+from clipcil.memory.affine import AffineMap
 from clipcil.memory.gaussians import GaussianMemory, fit_gaussian
 
 

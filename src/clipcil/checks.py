@@ -28,7 +28,7 @@ from clipcil.training.loop import Session, Training
 def one_epoch(config: Any) -> Any:
     """The same settings with one epoch for every stage."""
     changes = {
-        field.name: dataclasses.replace(getattr(config, field.name), epochs=1)
+        field.name: dataclasses.replace(getattr(config, field.name), epochs=1, steps=0)
         for field in dataclasses.fields(config)
         if isinstance(getattr(config, field.name), Training)
     }

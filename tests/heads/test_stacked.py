@@ -14,8 +14,8 @@ from sklearn.metrics import roc_auc_score
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from clipcil.heads.stacked import fit_discriminant, fit_ridge, mix
 from clipcil.heads.novelty import Background, relative_distance, separation
+from clipcil.heads.stacked import fit_discriminant, fit_ridge, mix
 
 CLASSES = 5
 

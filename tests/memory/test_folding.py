@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from clipcil.calibration.optimal_transport import AffineMap
+from clipcil.memory.affine import AffineMap
 from clipcil.memory.gaussians import GaussianMemory
 
 DIM = 6

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from clipcil.calibration.optimal_transport import AffineMap
 from clipcil.errors import UserError
+from clipcil.memory.affine import AffineMap
 from clipcil.memory.gaussians import GaussianMemory
 from clipcil.memory.sampler import MANY
 

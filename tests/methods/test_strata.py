@@ -70,7 +70,12 @@ def test_a_forgotten_class_was_never_learnt(mini: CLIP, data: Dataset, cache: Pa
     never = set_up(Strata, mini, rest, (4, 2, 5), cache)
     never.learn()
     assert fixture.method.names == never.method.names and fixture.method.sizes == never.method.sizes
-    assert_same(fixture.method, never.method)
+    for name, value in state(fixture.method).items():
+        other = state(never.method)[name]
+        if name in ("texts", "weights"):  # texts encoded in another company differ in their last bits
+            torch.testing.assert_close(value, other, atol=1e-5, rtol=1e-3)
+        else:
+            assert torch.equal(value, other), name
 
 
 def test_fewer_bytes_than_dmc_ot(mini: CLIP, data: Dataset, cache: Path) -> None:

@@ -10,12 +10,10 @@ import pytest
 import torch
 from torch.nn.functional import normalize
 
-from clipcil.calibration.optimal_transport import bures_map, paired_map
 from clipcil.clip import CLIP
 from clipcil.data.dataset import open_dataset
 from clipcil.data.reader import Reader
 from clipcil.data.stream import TaskStream
-from clipcil.memory.gaussians import average_moments
 from clipcil.methods.dmc import DMC, DMCConfig, DMCOTConfig, orthogonality
 from clipcil.training.loop import Session, Training
 from clipcil.training.losses import clip_loss
@@ -91,31 +89,6 @@ def test_frozen_old_prompts_give_the_same_texts_without_encoding_them(method: DM
         texts, tasks = method.text_classifier(all_classes=False)
     assert torch.allclose(texts, method.classifier, atol=1e-6)
     assert torch.allclose(tasks, method.task_texts, atol=1e-6)
-
-
-def test_calibration_maps_are_eq_4_and_its_alternative(method: DMC) -> None:
-    generator = torch.Generator().manual_seed(0)
-    before = [torch.randn(30, 6, generator=generator, dtype=torch.float64) for _ in range(3)]
-    after = [group * 1.5 + 0.3 for group in before]
-    task = method.calibration_map(before, after)
-    expected = bures_map(*average_moments(before), *average_moments(after))
-    assert torch.equal(task.matrix, expected.matrix)
-    method.config = replace(method.config, calibration="class")
-    each = [bures_map(*average_moments([b]), *average_moments([a])) for b, a in zip(before, after, strict=True)]
-    alternative = method.calibration_map(before, after)
-    assert torch.allclose(alternative.matrix, sum(m.matrix for m in each) / 3)
-    assert torch.allclose(alternative.offset, sum(m.offset for m in each) / 3)
-
-
-def test_paired_map_finds_an_affine_map_and_falls_back_to_a_shift() -> None:
-    generator = torch.Generator().manual_seed(0)
-    matrix = torch.randn(5, 5, generator=generator, dtype=torch.float64)
-    points = torch.randn(400, 5, generator=generator, dtype=torch.float64)
-    found = paired_map(points, points @ matrix.T + 2.0, ridge=1e-12)
-    assert torch.allclose(found.matrix, matrix, atol=1e-9)
-    assert torch.allclose(found.offset, torch.full((5,), 2.0, dtype=torch.float64), atol=1e-9)
-    one = paired_map(points[:1], points[:1] + 3.0)
-    assert torch.allclose(one(points), points + 3.0)
 
 
 def learn(config: DMCConfig, mini: CLIP, cache: Path) -> DMC:

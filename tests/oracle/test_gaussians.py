@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.covariance import ledoit_wolf
 
-from clipcil.calibration.optimal_transport import AffineMap
+from clipcil.memory.affine import AffineMap
 from clipcil.memory.gaussians import Gaussian, GaussianMemory, average_moments, fit_gaussian
 
 

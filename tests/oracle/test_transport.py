@@ -8,15 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clipcil.calibration.optimal_transport import (
-    AffineMap,
-    bures_map,
-    compose,
-    identity_map,
-    paired_map,
-    wasserstein2_squared,
-    wasserstein2_to_samples,
-)
+from clipcil.calibration.optimal_transport import bures_map, wasserstein2_squared, wasserstein2_to_samples
+from clipcil.memory.affine import AffineMap, compose, identity_map
 
 
 def covariance(generator: torch.Generator, dim: int, rank: int, scale: float = 1.0, ridge: float = 0.0) -> torch.Tensor:
@@ -130,18 +123,3 @@ def test_compose_applies_the_first_map_first() -> None:
     points = torch.randn(4, 5, generator=generator, dtype=torch.float64)
     assert torch.allclose(compose(second, first)(points), second(first(points)), atol=1e-12)
     assert torch.equal(compose(first, identity_map(5))(points), first(points))
-
-
-def test_paired_map_finds_the_map_or_stays_at_a_shift() -> None:
-    generator = torch.Generator().manual_seed(0)
-    before = torch.randn(60, 5, generator=generator, dtype=torch.float64)
-    want = AffineMap(*torch.randn(30, generator=generator, dtype=torch.float64).split([25, 5]))
-    want = AffineMap(want.matrix.view(5, 5), want.offset)
-    exact = paired_map(before, want(before), ridge=0.0)
-    assert torch.allclose(exact.matrix, want.matrix, atol=1e-10)
-    assert torch.allclose(exact.offset, want.offset, atol=1e-10)
-    stiff = paired_map(before, want(before), ridge=1e12)
-    assert torch.allclose(stiff.matrix, torch.eye(5, dtype=torch.float64), atol=1e-9)
-    assert torch.allclose(stiff(before).mean(0), want(before).mean(0), atol=1e-9)
-    few = paired_map(before[:2], want(before[:2]))  # fewer pairs than dimensions
-    assert few.matrix.isfinite().all()

@@ -1,4 +1,4 @@
-"""Optimal transport between Gaussians: the Bures–Wasserstein distance, Eq. (3), and map, Eq. (4).
+"""Optimal transport between Gaussians: the Bures–Wasserstein distance, Eq. (3), and map, Eq. (4) of the paper.
 
 Everything here is computed in float64, whatever comes in: T holds inverse square roots, and a memory carried through
 many tasks multiplies many of them.
@@ -6,10 +6,14 @@ many tasks multiplies many of them.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+
+from clipcil.memory.affine import AffineMap
+from clipcil.memory.gaussians import GaussianMemory
+from clipcil.memory.ledoit_wolf import average_moments
 
 RELATIVE_FLOOR = 1e-7
 """Eigenvalues of Σ below this share of ‖Σ‖_F count as this share.
@@ -21,27 +25,6 @@ T ≈ I.
 Ledoit–Wolf covariances lie far above the floor and do not feel it.
 """
 TINY = 1e-30  # the floor of a covariance that is exactly zero
-
-
-class AffineMap(NamedTuple):
-    """x ↦ matrix·x + offset, with matrix (d, d) and offset (d,)."""
-
-    matrix: Tensor
-    offset: Tensor
-
-    def __call__(self, points: Tensor) -> Tensor:
-        """Carry `points` (..., d)."""
-        return points @ self.matrix.T + self.offset
-
-
-def identity_map(dim: int) -> AffineMap:
-    """x ↦ x."""
-    return AffineMap(torch.eye(dim, dtype=torch.float64), torch.zeros(dim, dtype=torch.float64))
-
-
-def compose(second: AffineMap, first: AffineMap) -> AffineMap:
-    """second ∘ first: M = M₂M₁, c = M₂c₁ + c₂."""
-    return AffineMap(second.matrix @ first.matrix, second.matrix @ first.offset + second.offset)
 
 
 def bures_map(mean_from: Tensor, cov_from: Tensor, mean_to: Tensor, cov_to: Tensor) -> AffineMap:
@@ -67,19 +50,9 @@ def bures_map(mean_from: Tensor, cov_from: Tensor, mean_to: Tensor, cov_to: Tens
     return AffineMap(matrix, mean_to - matrix @ mean_from)
 
 
-def paired_map(before: Tensor, after: Tensor, ridge: float = 1e-3) -> AffineMap:
-    """The affine map that best carries each feature to its own image, drawn towards a plain shift.
-
-        T = argmin ‖X T ᵀ − Y‖² + r ‖T − I‖²  with X, Y centred and r = ridge · n,    b = ȳ − T x̄
-
-    Not in the paper: it uses that the pairs (before, after), both (n, d), are known; Eq. (4) uses their Gaussians.
-    """
-    before, after = before.double(), after.double()
-    mean_from, mean_to = before.mean(0), after.mean(0)
-    x, y = before - mean_from, after - mean_to
-    weight = ridge * len(x) * torch.eye(x.shape[1], dtype=x.dtype, device=x.device)
-    matrix = torch.linalg.solve(x.T @ x + weight, x.T @ y + weight).T
-    return AffineMap(matrix, mean_to - matrix @ mean_from)
+def calibrate(memory: GaussianMemory, before: Sequence[Tensor], after: Sequence[Tensor]) -> None:
+    """Carry the memory by one map between the task's averaged statistics, Eq. (4)."""
+    memory.transport(bures_map(*average_moments(before), *average_moments(after)))
 
 
 def wasserstein2_squared(mean_a: Tensor, cov_a: Tensor, mean_b: Tensor, cov_b: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from clipcil.calibration.optimal_transport import paired_map
+from clipcil.calibration.pairs import paired_map
 from clipcil.classifier.evaluation import Answer, Evaluation, evaluate_answers
 from clipcil.classifier.held_out import HeldOut, LeavesOneOut, PixelsNeededError, choose_left_out, split_held_out
 from clipcil.classifier.lesson import LearnMonitor, Lesson, LessonRecord, Progress

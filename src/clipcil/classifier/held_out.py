@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from clipcil.calibration.optimal_transport import AffineMap
 from clipcil.data.batch import Batch
 from clipcil.data.reader import Pictures
 from clipcil.errors import UserError
+from clipcil.memory.affine import AffineMap
 
 FEWEST = 5
 """Pictures from which a class has some held out: below that every one of them is needed for training."""

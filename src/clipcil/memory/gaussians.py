@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from clipcil.calibration.optimal_transport import AffineMap
+from clipcil.memory.affine import AffineMap
 from clipcil.memory.buffers import SizedByState
 from clipcil.memory.ledoit_wolf import (
     SPREAD_FLOOR,
@@ -98,6 +98,14 @@ class GaussianMemory(SizedByState):
         self.offsets = torch.cat([self.offsets @ matrix.T + offset, offset.expand(total - old, -1)])
         self.matrices = matrices
         self._forget_derived(rows=False)
+
+    @torch.no_grad()
+    def shift(self, offsets: Tensor) -> None:
+        """Move the mean of each class by its own offset (C, d); covariances stay. For a memory without maps alone."""
+        if len(self.matrices):
+            raise ValueError("a memory that was carried by maps cannot be shifted class by class")
+        self.origin_means = self.origin_means + offsets.to(self.origin_means)
+        self._forget_derived()
 
     @torch.no_grad()
     def fold(self, keep: int) -> float:

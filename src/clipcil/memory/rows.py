@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import normalize
+
+from clipcil.memory.buffers import SizedByState
 
 LARGEST = 127
 """The largest code of a number: int8 without −128, so that codes are symmetric."""
 
 
-class FeatureRows(nn.Module):
+class FeatureRows(SizedByState):
     """Up to `limit` features of each class, every one a few unit vectors of `sizes` numbers side by side.
 
     A vector is kept as int8 codes and the length of one step: x ≈ step · code, step = max|x|/127. A class with more
@@ -44,7 +45,7 @@ class FeatureRows(nn.Module):
 
     def unit(self, features: Tensor) -> Tensor:
         """(N, D) → (N, D): each of the vectors side by side brought to unit length."""
-        return torch.cat([normalize(part, dim=1) for part in features.split(self.sizes, dim=1)], dim=1)
+        return torch.cat([normalize(part, dim=1) for part in torch.split(features, self.sizes, dim=1)], dim=1)
 
     def rows(self) -> Tensor:
         """(R, D) float32: what is kept, as numbers."""
@@ -54,7 +55,7 @@ class FeatureRows(nn.Module):
     def add(self, features: Tensor, labels: Tensor) -> None:
         """More pictures: features (N, D), not normalised, and labels (N,). A label past the last class is a new class;
         new classes must come without gaps."""
-        parts = self.unit(features.float()).split(self.sizes, dim=1)
+        parts = torch.split(self.unit(features.float()), self.sizes, dim=1)
         steps = torch.stack([part.abs().amax(1) / LARGEST for part in parts], dim=1)
         codes = [(part / step.clamp(min=1e-30)[:, None]).round() for part, step in zip(parts, steps.T, strict=True)]
         self._keep(
@@ -79,13 +80,6 @@ class FeatureRows(nn.Module):
         place = torch.arange(len(labels), device=codes.device) - (counts.cumsum(0) - counts)[labels[order]]
         kept = order[place < self.limit]
         self.codes, self.steps, self.counts = codes[kept], steps[kept], counts.clamp(max=self.limit)
-
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:
-        """Take the number of rows from the file, so that an empty memory can load any other."""
-        for name, value in list(self.named_buffers(recurse=False)):
-            if prefix + name in state_dict:
-                setattr(self, name, value.new_empty(state_dict[prefix + name].shape))
-        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
 
 def _hash(row: bytes) -> int:

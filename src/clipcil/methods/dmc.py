@@ -7,20 +7,21 @@ moves (optimal transport) and adds a task prompt to the class prompts. The ablat
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, normalize
 
-from clipcil.calibration.optimal_transport import AffineMap, bures_map, paired_map
+from clipcil.calibration.catalogue import CALIBRATIONS, CalibrationName
 from clipcil.data.batch import Batch
 from clipcil.data.reader import Pictures
 from clipcil.data.stream import Task
 from clipcil.distributed import spread
-from clipcil.memory.gaussians import GaussianMemory, average_moments
+from clipcil.memory.gaussians import GaussianMemory
 from clipcil.methods.base import Method
 from clipcil.methods.registry import register
 from clipcil.prompts.templates import encode_classes, fill
@@ -50,6 +51,12 @@ class DMCConfig:
     """Training the prompts. The paper gives neither learning rate nor epochs. PromptFusion, by the same first author,
     has 2e-3 and 3 epochs on CIFAR-100, 3e-3 and 5 epochs on ImageNet-R; the rate of the one and the epochs of the
     other are taken for all."""
+    batch_of: Literal["new", "all"] = "new"
+    """What the batch of stage 2 counts: new: the new pictures, replayed ones come on top; all: both together, each
+    class with the same share, which makes more and smaller steps. The paper says 32 and not which."""
+    average_tower: bool = False
+    """Whether the tower after task k is (k−1)/k of the tower before it and 1/k of what stage 1 made of it. Not in the
+    paper; it takes away most of the drift."""
     prompt_length: int = 10
     """M, the paper's value for all datasets."""
     prompt_std: float = 0.02
@@ -61,10 +68,10 @@ class DMCConfig:
     rows only if they may move."""
     max_replay: int = 512
     """Most replayed features per step. Old and new classes weigh the same whatever it is. The paper does not say."""
-    calibration: Literal["none", "task", "class", "pairs"] = "none"
-    """How stored Gaussians follow the tower. task: one map from the task's averaged statistics, Eq. (4); class: a map
-    for each class, averaged (the paper's alternative); pairs: least squares on the pairs of features before and after,
-    drawn towards the identity (not in the paper)."""
+    calibration: CalibrationName = "none"
+    """How stored Gaussians follow the tower. task: one optimal-transport map from the task's averaged statistics,
+    Eq. (4); class: a map for each class, averaged (the paper's alternative). Not in the paper: pairs, least squares on
+    the features before and after (LDC); sdc, each mean moves as the new pictures near it moved (SDC)."""
     task_prompt: bool = False
     """Whether a prompt shared by the task is added, Eq. (5)."""
     beta: float = 0.1
@@ -89,7 +96,7 @@ class DMCConfig:
 
 @dataclass(frozen=True)
 class DMCOTConfig(DMCConfig):
-    calibration: Literal["none", "task", "class", "pairs"] = "task"
+    calibration: CalibrationName = "task"
     task_prompt: bool = True
 
 
@@ -137,7 +144,7 @@ class DMC(Method):
             after = self.class_features(pictures)
         if calibrate:
             with phase("calibration"):
-                self.memory.transport(self.calibration_map(before, after))
+                CALIBRATIONS[self.config.calibration](self.memory, before, after)
         if not self.config.simultaneous:
             self.train_prompts(pictures)
         self.memory.add(after)
@@ -191,22 +198,17 @@ class DMC(Method):
         def loss(rows: Tensor, batch: Pictures) -> Tensor:
             return clip_loss(scale * self.encode(batch) @ texts.T, labels[rows])
 
+        past = {name: value.detach().clone() for name, value in self.tower.named_parameters()}
         with tuned(self.clip, self.config.tuned, self.config.tuned_blocks, self.config.lora_rank) as parameters:
             self.session.fit("stage1", parameters, task.pictures, loss, self.config.stage1)
+        if self.config.average_tower:
+            with torch.no_grad():
+                for name, value in self.tower.named_parameters():
+                    value.copy_(torch.lerp(past[name], value, 1 / len(self.sizes)))
 
     def encode(self, batch: Pictures) -> Tensor:
         """Unit features (B, dim) of the tower as it is now, with gradients."""
         return normalize(spread(lambda part: self.tower(part.pixels, class_only=True).features, batch), dim=-1)
-
-    def calibration_map(self, before: list[Tensor], after: list[Tensor]) -> AffineMap:
-        """Eq. (4), or one of the other two ways of finding a map."""
-        if self.config.calibration == "pairs":
-            return paired_map(torch.cat(before), torch.cat(after))
-        if self.config.calibration == "task":
-            return bures_map(*average_moments(before), *average_moments(after))
-        maps = [bures_map(*average_moments([b]), *average_moments([a])) for b, a in zip(before, after, strict=True)]
-        matrices, offsets = zip(*maps, strict=True)
-        return AffineMap(torch.stack(matrices).mean(0), torch.stack(offsets).mean(0))
 
     def train_prompts(self, pictures: Pictures) -> None:
         """Stage 2: Eq. (7) on the task's features and on features drawn from the Gaussians of all old classes."""
@@ -240,13 +242,12 @@ class DMC(Method):
 
         `features` is called with the rows of `data`, as the loss of `Session.fit` is; `labels` (N,) are theirs.
         """
-        how = self.config.stage2
         every = again or self.config.train_old_prompts
         new, old = len(self.new_labels), self.old
         if again:
             new, old = len(torch.unique(labels)), self.seen
         share = new / (new + old)  # every class weighs the same, new or old
-        replayed = min(self.config.max_replay, -(-how.batch_size * old // new))
+        how, replayed = self.budget(share)
         steps = -(-len(labels) // how.batch_size)
         drawn: list[tuple[Tensor, Tensor]] = []
 
@@ -271,6 +272,17 @@ class DMC(Method):
             return value
 
         self.session.fit("stage2", parameters, data, loss, how, each_epoch=draw)
+
+    def budget(self, share: float) -> tuple[Training, int]:
+        """How stage 2 trains where the new classes are a `share` of all, and how many features it replays in a step."""
+        how, replayed = self.config.stage2, 0
+        if self.config.batch_of == "all":
+            own = max(1, round(how.batch_size * share))
+            replayed = max(1, how.batch_size - own) if share < 1 else 0
+            how = replace(how, batch_size=own)
+        elif share < 1:
+            replayed = min(self.config.max_replay, math.ceil(how.batch_size * (1 - share) / share - 1e-9))
+        return how, replayed
 
     def text_classifier(self, all_classes: bool) -> tuple[Tensor, Tensor]:
         """Eq. (5): the unit vectors w (C, dim), and the unit task texts (K, dim).

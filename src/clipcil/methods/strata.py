@@ -22,8 +22,8 @@ from torch.nn.functional import normalize
 
 from clipcil.data.batch import Batch
 from clipcil.data.stream import Task
-from clipcil.heads.stacked import Discriminant, Head, fit_discriminant, fit_ridge, mix
 from clipcil.heads.novelty import Background, relative_distance, separation
+from clipcil.heads.stacked import Discriminant, Head, fit_discriminant, fit_ridge, mix
 from clipcil.memory.rows import FeatureRows
 from clipcil.methods.base import Method
 from clipcil.methods.registry import register

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -59,6 +59,7 @@ class Training:
 
     def __post_init__(self) -> None:
         within("epochs", self.epochs, 0, 10**6)
+        within("steps", self.steps, 0, 10**9)
         within("lr", self.lr, 0)
         within("batch_size", self.batch_size, 1, 10**9)
         within("weight_decay", self.weight_decay, 0)
@@ -157,6 +158,7 @@ class Session:
         optimizer = _optimizer(groups, how)
         count = data if isinstance(data, int) else len(data)
         steps = -(-count // how.batch_size)
+        how = replace(how, epochs=max(how.epochs, -(-how.steps // max(1, steps))))
         first = 0
         self.monitor.begin(stage, how.epochs, steps)
         if (snapshot := self.monitor.restore(stage)) is not None:

@@ -1,0 +1,13 @@
+"""No calibration: stored Gaussians stay where they were, as in DMC."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from clipcil.memory.gaussians import GaussianMemory
+
+
+def calibrate(memory: GaussianMemory, before: Sequence[Tensor], after: Sequence[Tensor]) -> None:
+    """Do nothing."""
