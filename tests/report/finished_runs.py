@@ -36,6 +36,7 @@ def write_run(
             between[0] = [2 * total - 5, *([0] * (k - 1)), 5]
         records.append(Record(correct, [total] * 2 * (k + 1), between))
         steps = {"cosine_before": 0.1 + 0.02 * k, "cosine_after": 0.03, "w2_before": 0.8, "w2_after": 0.4}
+        steps |= {"cosine_floor": 0.0, "w2_floor": 0.3}
         drifts.append(steps if k and method.startswith("dmc") else None)
     outcome = Results(table, names, [2] * tasks, records, drifts, notes)
     write_text(folder / "config.toml", tomli_w.dumps(table))

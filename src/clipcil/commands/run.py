@@ -68,7 +68,8 @@ def close(results: Mapping[str, Any], folder: Path) -> None:
     if (drift := results["drift"][-1]) is not None:
         print(
             "drift of the stored means (1 − cosine) after the last task:"
-            f" {drift['cosine_before']:.4f} before calibration, {drift['cosine_after']:.4f} after"
+            f" {drift['cosine_before']:.4f} before calibration, {drift['cosine_after']:.4f} after,"
+            f" {drift['cosine_floor']:.4f} if it were perfect"
         )
     for note in results["notes"]:
         print(f"note: {note}")

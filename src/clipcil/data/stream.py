@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -98,6 +99,22 @@ class TaskStream:
     def test(self, index: int) -> Pictures:
         """The test pictures of task `index`. For the engine alone: no method is ever given the stream."""
         return self._reader.open(self._test[index])
+
+    @contextmanager
+    def trained(self, index: int, most: int) -> Iterator[Pictures]:
+        """Training pictures of a task that has ended, at most `most` of each class, evenly spread; let go afterwards.
+
+        For measuring alone: no method is ever given the stream.
+        """
+        labels = self._train[index].labels
+        counts = torch.bincount(labels)[labels]
+        place = torch.arange(len(labels)) - torch.searchsorted(labels, labels)  # labels are sorted
+        kept = torch.minimum(counts, torch.tensor(most))
+        part = self._train[index].subset(torch.nonzero(place * kept % counts < kept).flatten())
+        try:
+            yield self._reader.open(part)
+        finally:
+            self._reader.forget(part)
 
     def test_set(self, index: int) -> PictureSet:
         return self._test[index]

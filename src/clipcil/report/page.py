@@ -82,8 +82,8 @@ class Report:
                 self.figure(f"{what}-forgetting", lambda t: figures.forgetting(entries, t), "Forgetting", said)
             )
         if any(figures.has_drift(entry.group) for entry in entries):
-            said = "Drift: how far stored class Gaussians lie from the real features of old classes, before and after "
-            said += "calibration. The engine measures it; no method sees it."
+            said = "Drift: how far stored class Gaussians lie from the features that the same training pictures have "
+            said += "today, before and after calibration. The experiment measures it; no method sees it."
             parts.append(self.figure(f"{what}-drift", lambda t: figures.drift(entries, t), "Drift", said))
         if several and any(run.timing for entry in entries for run in entry.group.runs):
             said = "Where the time went; what several runs share is paid for by the first."

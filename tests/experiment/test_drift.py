@@ -1,0 +1,66 @@
+"""Drift against old training pictures: nothing where nothing moved, and a floor that a perfect calibration reaches."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from clipcil.checks import set_up
+from clipcil.clip import CLIP
+from clipcil.data.dataset import open_dataset
+from clipcil.experiment.drift import class_drift, copy_memory, measure_drift
+from clipcil.memory.affine import AffineMap
+from clipcil.memory.gaussians import GaussianMemory
+from clipcil.methods.dmc import DMCOT
+
+
+def memory_of(features: torch.Tensor) -> GaussianMemory:
+    memory = GaussianMemory()
+    memory.add([features])
+    return memory
+
+
+def test_a_perfect_memory_is_at_the_floor() -> None:
+    generator = torch.Generator().manual_seed(0)
+    features = torch.randn(40, 8, generator=generator, dtype=torch.float64) + 2
+    moved = AffineMap(torch.diag(torch.linspace(0.5, 2, 8, dtype=torch.float64)), torch.ones(8, dtype=torch.float64))
+    stale, perfect = memory_of(features), memory_of(moved(features))
+    found = class_drift(moved(features), stale, perfect, 0)
+    assert found.cosine_floor == 0 and found.cosine_after == pytest.approx(0, abs=1e-12)
+    assert found.w2_after == pytest.approx(found.w2_floor, abs=1e-9)
+    assert found.cosine_before > 0.01 and found.w2_before > 2 * found.w2_floor
+
+
+def test_the_floor_is_what_a_part_of_the_pictures_misses_on_average() -> None:
+    generator = torch.Generator().manual_seed(1)
+    features = torch.randn(60, 30, generator=generator, dtype=torch.float64) + 2
+    memory, apart, floors = memory_of(features), [], []
+    for _ in range(300):
+        part = features[torch.randperm(60, generator=generator)[:20]]
+        found = class_drift(part, memory, memory, 0)
+        apart.append(found.cosine_after)
+        floors.append(found.cosine_floor)
+    assert sum(apart) == pytest.approx(sum(floors), rel=0.15)
+
+
+def test_against_training_pictures_and_only_as_many_as_asked_for(mini: CLIP, tmp_path: Path) -> None:
+    data = open_dataset("emoji")
+    train, test = (part.subset(torch.nonzero(part.labels < 6).flatten()) for part in (data.train, data.test))
+    data = replace(data, classes=data.classes[:6], train=train, test=test)
+    fixture = set_up(DMCOT, mini, data, (4, 2), tmp_path)
+    tasks = fixture.stream.tasks()
+    fixture.method.learn(next(tasks))
+    before = copy_memory(fixture.method)
+    assert before is not None
+    still = measure_drift(before, fixture.method, fixture.stream, 1)
+    assert still["cosine_before"] == still["cosine_after"] == pytest.approx(0, abs=1e-6)  # these very pictures
+    fixture.method.learn(next(tasks))
+    found = measure_drift(before, fixture.method, fixture.stream, 1)
+    assert found["cosine_before"] > still["cosine_before"]
+    with fixture.stream.trained(0, 4) as part:
+        assert torch.bincount(part.labels).tolist() == [4, 4, 4, 4]
+    with fixture.stream.trained(0, 100) as part:
+        assert len(part) == 24
