@@ -139,9 +139,9 @@ def fit_ridge(
     def left_out(penalty: float) -> Tensor:
         weight, factor = solve(penalty)
         whitened = torch.linalg.solve_triangular(factor, seen.T, upper=False)
-        h: Tensor = (weights[own] * (whitened.square().sum(0) + 1 / len(labels)))[:, None]
-        fitted: Tensor = seen @ weight + 1 / classes
-        return (fitted - h * indicator) / (1 - h).clamp(min=1e-9)
+        h = (weights[own] * (whitened.square().sum(0) + 1 / len(labels)))[:, None]
+        found: Tensor = (seen @ weight + 1 / classes - h * indicator) / (1 - h).clamp(min=1e-9)
+        return found
 
     penalty, scores = _likeliest(left_out, penalties, own)
     weight, _ = solve(penalty)

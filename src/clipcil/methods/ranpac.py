@@ -113,6 +113,5 @@ def solve(matrix: Tensor, targets: Tensor) -> Tensor:
     """matrix⁻¹ targets of a symmetric positive matrix. A λ far below the rounding of G can leave it indefinite: then by
     the general solver, as the paper's code does it always."""
     factor, failed = torch.linalg.cholesky_ex(matrix)
-    if int(failed):
-        return torch.linalg.solve(matrix, targets)
-    return torch.cholesky_solve(targets, factor)
+    found: Tensor = torch.linalg.solve(matrix, targets) if int(failed) else torch.cholesky_solve(targets, factor)
+    return found

@@ -39,6 +39,8 @@ class Training:
 
     epochs: int = 5
     """Passes over the training pictures of the task."""
+    steps: int = 0
+    """Fewest steps: epochs are added until there are as many. A task of few pictures has few steps in an epoch."""
     lr: float = 1e-3
     """Highest learning rate."""
     batch_size: int = 32
