@@ -54,7 +54,8 @@ def paired_map(before: Tensor, after: Tensor, ridges: Sequence[float] = RIDGES) 
         shrunk = 1 / (values + ridge * level)
         leverage = rotated.square() @ shrunk + 1 / len(x)
         rest = moved - rotated @ (shrunk[:, None] * image)
-        return (rest / (1 - leverage).clamp(min=1e-9)[:, None]).square().sum()
+        total: Tensor = (rest / (1 - leverage).clamp(min=1e-9)[:, None]).square().sum()
+        return total
 
     ridge = min(ridges, key=lambda choice: float(missed(choice))) if len(ridges) > 1 and len(x) > 1 else ridges[-1]
     update = (basis / (values + ridge * level)) @ image  # Eᵀ
