@@ -77,8 +77,6 @@ def class_drift(real: Tensor, before: GaussianMemory, after: GaussianMemory, lab
     gaussian = fit_gaussian(real)
     cov = gaussian.factor @ gaussian.factor.T
     cov.diagonal().add_(gaussian.noise)
-    floors = (
-        float(spread * missing / (2 * centre.square().sum())),
-        float(wasserstein2_to_samples(gaussian.mean, cov, real).sqrt()),
-    )
-    return Drift(*cosines, floors[0], *distances, floors[1])
+    cosine_floor = float(spread * missing / (2 * centre.square().sum()))
+    w2_floor = float(wasserstein2_to_samples(gaussian.mean, cov, real).sqrt())
+    return Drift(cosines[0], cosines[1], cosine_floor, distances[0], distances[1], w2_floor)
