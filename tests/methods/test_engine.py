@@ -217,6 +217,25 @@ def test_checkpoint_gives_equal_logits(clip: CLIP, animals: Path, described: boo
     assert torch.equal(fresh.logits(pictures), method.logits(pictures))
 
 
+def test_descriptions_are_the_same_after_a_resume(clip: CLIP, animals: Path) -> None:
+    """The sentences of earlier tasks are no part of a checkpoint: they are encoded again, in the same batches."""
+    config, source = replace(QUICK, descriptions=animals), renamed(stream(clip, (2, 2)))
+    torch.manual_seed(0)
+    whole, tasks = ENGINE(config, clip, Session()), source.tasks()
+    whole.learn(next(tasks))
+    state = {key: value.clone() for key, value in whole.state_dict().items()}
+    task = next(tasks)
+    torch.manual_seed(1)
+    whole.learn(task)
+    resumed = ENGINE(config, clip, Session())
+    resumed.grow(whole.names[:2])
+    resumed.load_state_dict(state)
+    torch.manual_seed(1)
+    resumed.learn(task)
+    for key, value in whole.state_dict().items():
+        assert torch.equal(value, resumed.state_dict()[key]), key
+
+
 def test_a_first_task_of_one_class(clip: CLIP, animals: Path) -> None:
     config = replace(QUICK, descriptions=animals, adapters=Training(epochs=1, optimizer="sgd"))
     source = renamed(stream(clip, (1, 3), each=2))
