@@ -23,8 +23,9 @@ def write_run(
 ) -> Path:
     """A finished run of `tasks` tasks of two classes; `right` is the share of right answers on the newest task."""
     names, tasks, notes = choices.pop("names", None), choices.get("tasks", 3), choices.pop("notes", [])
+    preset = choices.pop("preset", False)
     spec = RunSpec(**{"method": method, "seed": seed, "tasks": 3, **choices})
-    table = as_table(spec, method_settings(spec, parse_words(words), preset=False))
+    table = as_table(spec, method_settings(spec, parse_words(words), preset=preset))
     names = names or open_dataset("emoji").classes[: 2 * tasks]
     total = 20
     records, drifts = [], []

@@ -22,8 +22,8 @@ def bench(options: BenchOptions, run: GridRunOptions, quiet: bool = False) -> No
 
     Runs already done are not run again, a run that was stopped goes on, a run that fails is reported and the rest go
     on: give the same command again. Tables of the paper: table1 (10 tasks), table2 (20 tasks), table3 (two stages),
-    table4 (optimal transport), table5 (task prompt), sensitivity (M, β, λ). A table decides backbone and number of
-    tasks where they are not given.
+    table4 (optimal transport), table5 (task prompt), sensitivity (M, β, λ); claims: what `clipcil claims` judges, in
+    three class orders. A table decides backbone, orders and number of tasks where they are not given.
     Examples: clipcil bench table1 --data-root DIR --seeds 3; clipcil bench --data emoji --methods all --jobs 2;
     clipcil bench table4 --data emoji --backbone mini; clipcil bench table1 --only 'dmc*' cifar100 --shots 50.
 

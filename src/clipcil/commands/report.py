@@ -25,6 +25,8 @@ def report(
         tensorboard: Write TensorBoard event files too (needs the extra tensorboard).
     """
     from clipcil.errors import UserError
+    from clipcil.experiment.claims import judge_claims
+    from clipcil.report.claims_text import section
     from clipcil.report.page import write_report
     from clipcil.report.runs import find_runs
 
@@ -32,7 +34,7 @@ def report(
         raise UserError("name at least one folder of a run; clipcil run and clipcil bench print theirs")
     found = find_runs(runs)
     path = out or (runs[0] / "report.html" if len(runs) == 1 else Path("report.html"))
-    figures = write_report(found, path)
+    figures = write_report(found, path, section(judge_claims(found)))
     print(f"{path}: {len(found)} runs, {len(figures)} figures (also in {path.with_name(f'{path.stem}-figures')})")
     if tensorboard:
         from clipcil.report.tensorboard import write_tensorboard

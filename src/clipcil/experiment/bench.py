@@ -20,6 +20,8 @@ from clipcil.report.console import Line
 from clipcil.report.runs import RunResult
 
 RESULTS = "results.jsonl"
+Key = tuple[str, str, int | None]
+"""Label, dataset and number of tasks."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +71,9 @@ def run_grid(
         result = finished_run(each.folder, each.table) if not error else None
         ended[each.folder] = Finished(each, result, error)
         log.add(each, result, error)
-        name = f"[{runs.index(each) + 1}/{len(runs)}] {each.label} on {each.spec.data}, seed {each.spec.seed}"
+        spec = each.spec
+        order = f", {spec.order}" if len({run.spec.order for run in runs}) > 1 else ""
+        name = f"[{runs.index(each) + 1}/{len(runs)}] {each.label} on {spec.data}{order}, seed {spec.seed}"
         if result is None:
             tell(f"{name}: FAILED: {error}")
         else:
@@ -93,7 +97,7 @@ def run_grid(
 def lines_of(finished: Sequence[Finished], table: str = "") -> list[Line]:
     """A line of the table for each label on each dataset, in the order of the grid."""
     lines = []
-    for (label, data), members, group in _together(finished):
+    for (label, data, _), members, group in _together(finished):
         paper = None
         if group is not None:
             paper = group.printed(table if table != "sensitivity" else "") or group.printed()
@@ -106,16 +110,17 @@ def points_of(finished: Sequence[Finished]) -> list[Point]:
     """A point for each dataset and value with at least one run that went well, in the order of the sweep."""
     return [
         Point(data, value, group.last, group.average, group.seconds, len(group.runs))
-        for (value, data), _, group in _together(finished)
+        for (value, data, _), _, group in _together(finished)
         if group is not None
     ]
 
 
-def _together(finished: Sequence[Finished]) -> list[tuple[tuple[str, str], list[Finished], Group | None]]:
-    """Runs of one label on one dataset, and the group of those that went well."""
-    members: dict[tuple[str, str], list[Finished]] = {}
+def _together(finished: Sequence[Finished]) -> list[tuple[Key, list[Finished], Group | None]]:
+    """Runs of one label on one dataset in one number of tasks, and the group of those that went well."""
+    members: dict[Key, list[Finished]] = {}
     for each in finished:
-        members.setdefault((each.planned.label, each.planned.spec.data), []).append(each)
+        spec = each.planned.spec
+        members.setdefault((each.planned.label, spec.data, spec.tasks), []).append(each)
     found = []
     for key, runs in members.items():
         results = [run.result for run in runs if run.result is not None]

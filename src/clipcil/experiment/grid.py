@@ -1,4 +1,4 @@
-"""Which runs a grid consists of: cases × datasets × seeds, each fully resolved."""
+"""Which runs a grid consists of: cases × datasets × class orders × seeds, each fully resolved."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import dataclasses
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -67,7 +67,13 @@ def plan(grid: Grid) -> list[Planned]:
     run = {"tasks": table.tasks, "backbone": table.backbone, **grid.run} if table else dict(grid.run)
     if "increment" in run and "tasks" not in grid.run:
         run.pop("tasks", None)
-    return _expand([Case(row.label, row.method, row.settings) for row in rows], data, grid, run)
+    cases = []
+    for row in rows:
+        asked = not row.tasks or {"tasks", "increment"} & set(grid.run)
+        for tasks in ({},) if asked else tuple({"tasks": number} for number in row.tasks):
+            cases.append(Case(row.label, row.method, row.settings, tasks))
+    orders = grid.orders or (table.orders if table and "order" not in grid.run else ())
+    return _expand(cases, data, replace(grid, orders=orders), run)
 
 
 def plan_sweep(method: str, key: str, values: Sequence[str], grid: Grid) -> list[Planned]:
@@ -115,9 +121,10 @@ def _expand(cases: Sequence[Case], data: Sequence[str], grid: Grid, run: Mapping
     for name in data:
         where = {"data": name, "data_root": roots[name], "data_options": options[name]}
         for case in cases:
-            for seed in range(grid.seeds):
-                spec = build(RunSpec, {**run, **case.run, **where, "method": case.method, "seed": seed})
-                planned.append(_resolve(case, spec, grid))
+            for order in [{"order": order} for order in grid.orders] or [{}]:
+                for seed in range(grid.seeds):
+                    own = {**case.run, **order, **where, "method": case.method, "seed": seed}
+                    planned.append(_resolve(case, build(RunSpec, {**run, **own}), grid))
     return planned
 
 

@@ -86,6 +86,8 @@ class Grid:
     """Datasets. Default: those of the table, or emoji."""
     seeds: int = 1
     """Number of seeds: 3 means 0, 1 and 2."""
+    orders: tuple[str, ...] = ()
+    """Class orders, each of which repeats every run. Default: those of the table, or the one of --order."""
     data_root: tuple[str, ...] = ()
     """A folder with a folder for each dataset, or words dataset=folder."""
     data_options: tuple[str, ...] = ()
@@ -102,7 +104,7 @@ class Grid:
     def __post_init__(self) -> None:
         within("seeds", self.seeds, 1, 1000)
         within("jobs", self.jobs, 1, 1000)
-        for name in ("methods", "only", "data"):  # `a,b c` → a, b, c
+        for name in ("methods", "only", "data", "orders"):  # `a,b c` → a, b, c
             parts = tuple(part for word in getattr(self, name) for part in word.split(",") if part)
             object.__setattr__(self, name, parts)
 

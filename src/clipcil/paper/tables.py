@@ -27,6 +27,8 @@ class Row:
     """A_B for each dataset of the table; empty where the paper prints none."""
     average: tuple[float, ...] = ()
     """Ā likewise."""
+    tasks: tuple[int, ...] = ()
+    """Numbers of tasks the row is measured with; empty: the table's."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,20 @@ class Sweep:
 
 
 @dataclass(frozen=True)
+class Claim:
+    """A sentence of the paper as comparisons of rows: `better` against each of `worse`."""
+
+    says: str
+    better: str
+    worse: tuple[str, ...]
+    tasks: int = 10
+    margin: float | None = None
+    """None: `better` has the higher A_B. A number: the two differ by no more than this."""
+    datasets: tuple[str, ...] = ()
+    """The datasets it is about; empty: all."""
+
+
+@dataclass(frozen=True)
 class PaperTable:
     name: str
     title: str
@@ -49,6 +65,9 @@ class PaperTable:
     rows: tuple[Row, ...] = ()
     sweeps: tuple[Sweep, ...] = ()
     note: str = ""
+    orders: tuple[str, ...] = ()
+    """Class orders that each row is measured with; empty: the one that is asked for."""
+    claims: tuple[Claim, ...] = ()
 
     def all_rows(self) -> tuple[Row, ...]:
         """The rows; those of a sensitivity study are its sweeps, a row for each value."""
@@ -83,12 +102,18 @@ def read_table(name: str) -> PaperTable:
         values = read_toml(path)
     rows = tuple(_row(row) for row in values.pop("rows", []))
     sweeps = tuple(Sweep(**{**sweep, "values": tuple(sweep["values"])}) for sweep in values.pop("sweeps", []))
-    return PaperTable(name=name, rows=rows, sweeps=sweeps, **{**values, "datasets": tuple(values["datasets"])})
+    claims = tuple(Claim(**{**claim, **_tuples(claim, "worse", "datasets")}) for claim in values.pop("claims", []))
+    return PaperTable(
+        name=name, rows=rows, sweeps=sweeps, claims=claims, **{**values, **_tuples(values, "datasets", "orders")}
+    )
+
+
+def _tuples(values: dict[str, Any], *keys: str) -> dict[str, tuple[Any, ...]]:
+    return {key: tuple(values[key]) for key in keys if key in values}
 
 
 def _row(values: dict[str, Any]) -> Row:
-    last, average = tuple(values.pop("last", ())), tuple(values.pop("average", ()))
-    return Row(**values, last=last, average=average)
+    return Row(**{**values, **_tuples(values, "last", "average", "tasks")})
 
 
 def printed(method: str, settings: Mapping[str, Any], data: str, tasks: int, only: str = "") -> Printed | None:
@@ -103,7 +128,11 @@ def printed(method: str, settings: Mapping[str, Any], data: str, tasks: int, onl
             continue
         place = table.datasets.index(data)
         for row in table.rows:
-            if row.method == method and all(settings.get(key) == value for key, value in row.settings.items()):
+            if (
+                row.last
+                and row.method == method
+                and all(settings.get(key) == value for key, value in row.settings.items())
+            ):
                 last, average = (values[place] if values else None for values in (row.last, row.average))
                 return Printed(name, row.label, last, average)
     return None

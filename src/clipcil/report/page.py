@@ -133,14 +133,14 @@ class Report:
         return html.picture(name, drawn["light"], drawn["dark"], alt, caption)
 
 
-def write_report(runs: Sequence[RunResult], out: Path) -> list[str]:
-    """Write `out` and the folder of its figures; returns their names."""
+def write_report(runs: Sequence[RunResult], out: Path, more: str = "") -> list[str]:
+    """Write `out` and the folder of its figures; returns their names. `more` is HTML for the end of the page."""
     if not runs:
         raise UserError("there is no finished run to report on")
     folder = out.with_name(f"{out.stem}-figures")
     _refuse_others_files(out, folder)
     report = Report(runs)
-    write_text(out, html.page(TITLE, report.body()))
+    write_text(out, html.page(TITLE, report.body() + more))
     for name, content in report.files.items():
         write_bytes(folder / name, content)
     return report.figures

@@ -1,0 +1,53 @@
+"""`clipcil claims`: the paper's claims, judged by runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+
+def claims(
+    runs: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="DIR…")],
+    out: Annotated[Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="")] = None,
+    keep: Annotated[Path | None, tyro.conf.arg(metavar="DIR", help_behavior_hint="")] = None,
+) -> None:
+    """Judge the claims of the paper by the runs in these folders: holds, does not hold, or cannot be told.
+
+    `clipcil bench claims --data-root DIR` makes the runs; it resumes where it was stopped.
+    Examples: clipcil claims results/; clipcil claims results/ --out docs/claims.md; clipcil claims runs/bench --keep
+    results/.
+
+    Args:
+        runs: Folders of runs, or folders that hold them.
+        out: Write a Markdown page with every comparison. A file NOTES.md in the folder of runs becomes part of it.
+        keep: Copy what the judgement needs (results, settings, packed predictions; no weights) to this folder.
+    """
+    from rich.console import Console
+    from rich.table import Table
+
+    from clipcil.errors import UserError
+    from clipcil.experiment.claims import judge_claims
+    from clipcil.report.claims import summary
+    from clipcil.report.claims_text import stream_namer
+    from clipcil.report.keep import keep_runs, write_claims
+    from clipcil.report.runs import find_runs
+
+    if not runs:
+        raise UserError("name at least one folder of runs, such as results/ or that of clipcil bench claims")
+    found = find_runs(runs)
+    judged = judge_claims(found)
+    if not judged:
+        raise UserError("none of these runs belongs to a claim; clipcil bench claims makes those that do")
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("claim")
+    table.add_column("verdict")
+    for row in summary(judged, stream_namer(list(dict.fromkeys(each.stream for each in judged)))):
+        table.add_row(*row)
+    Console(highlight=False).print(table)
+    if keep is not None:
+        print(f"{keep_runs(found, keep)} runs kept in {keep}")
+    if out is not None:
+        write_claims(judged, found, runs, out)
+        print(f"every comparison in {out}")

@@ -1,0 +1,136 @@
+"""The paper's claims: complete, judged by the right runs, and with verdicts that follow from the intervals."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from finished_runs import write_run
+
+from clipcil.cli import main
+from clipcil.experiment.claims import judge_claims
+from clipcil.experiment.grid import plan
+from clipcil.experiment.spec import Grid
+from clipcil.paper import read_table
+from clipcil.report.claims import Judged, decide, paper_difference
+from clipcil.report.claims_text import markdown, section
+from clipcil.report.runs import find_runs
+from clipcil.report.statistics import Interval
+
+ORDERS = ("seed:1993", "seed:1", "seed:2")
+TABLE = read_table("claims")
+ROWS = {row.label: row for row in TABLE.all_rows()}
+
+
+def write_claim_runs(folder: Path, shares: dict[str, float], orders: tuple[str, ...] = ORDERS) -> Path:
+    """Runs of these rows of the table, as `clipcil bench claims` plans them, with made-up answers."""
+    for planned in plan(Grid("claims", data=("emoji",), orders=orders, out=folder)):
+        if planned.label not in shares:
+            continue
+        row = ROWS[planned.label]
+        choices = {"order": planned.spec.order, "tasks": planned.spec.tasks}
+        words = [f"{key}={json.dumps(value).strip(chr(34))}" for key, value in row.settings.items()]
+        write_run(planned.folder, row.method, 0, shares[planned.label], *words, preset=True, **choices)
+    return folder
+
+
+def of(judged: list[Judged], says: str) -> Judged:
+    return next(each for each in judged if each.claim.says.startswith(says))
+
+
+def test_fourteen_claims_about_rows_that_are_there() -> None:
+    assert len(TABLE.claims) == 14
+    for claim in TABLE.claims:
+        for label in (claim.better, *claim.worse):
+            assert claim.tasks in (ROWS[label].tasks or (TABLE.tasks,)), (claim.says, label)
+
+
+def test_the_grid_has_every_row_in_every_order_and_number_of_tasks() -> None:
+    planned = plan(Grid("claims", data=("emoji",)))
+    counts = {(each.label, each.spec.tasks) for each in planned}
+    assert len(planned) == 3 * len(counts) == 3 * sum(len(row.tasks) or 1 for row in TABLE.all_rows())
+    assert {each.spec.order for each in planned} == set(ORDERS)
+    assert len({each.folder for each in planned}) == len(planned)
+    one = plan(Grid("claims", data=("emoji",), run={"order": "natural", "tasks": 5}))
+    assert {(each.spec.order, each.spec.tasks) for each in one} == {("natural", 5)}
+
+
+@pytest.mark.parametrize(
+    ("interval", "margin", "verdict"),
+    [
+        ((1.0, 0.1, 2.0), None, "holds"),
+        ((1.0, -0.1, 2.0), None, "cannot be told"),
+        ((-1.0, -2.0, -0.1), None, "does not hold"),
+        ((0.5, -1.0, 2.9), 3.0, "holds"),
+        ((0.5, -1.0, 3.1), 3.0, "cannot be told"),
+        ((-9.0, -12.0, -3.1), 3.0, "does not hold"),
+    ],
+)
+def test_verdicts(interval: tuple[float, float, float], margin: float | None, verdict: str) -> None:
+    assert decide(Interval(*interval), margin) == verdict
+
+
+def test_the_paper_s_numbers_stand_beside_ours() -> None:
+    better = ROWS["DMC-OT"]
+    assert paper_difference(better, ROWS["DMC-OT without OT"], "cub200", 10)[0] == pytest.approx(78.11 - 77.95)
+    assert paper_difference(better, ROWS["RAPF"], "cifar100", 20)[0] == pytest.approx(81.00 - 78.73)
+    two = paper_difference(ROWS["DMC"], ROWS["DMC simultaneous"], "emoji", 10)
+    assert two[1] and two[0] == pytest.approx(2.91, abs=0.01)  # the mean of its four datasets, as its text says
+    assert paper_difference(better, ROWS["β = 0.5"], "cifar100", 10) == (None, False)
+
+
+def test_runs_are_judged(tmp_path: Path) -> None:
+    shares = {
+        "DMC": 0.5,
+        "DMC simultaneous": 0.9,
+        "DMC-OT": 0.9,
+        "DMC-OT without OT": 0.9,
+        "ZS-CLIP": 0.3,
+        "M = 2": 0.9,
+    }
+    runs = find_runs([write_claim_runs(tmp_path, shares)])
+    judged = judge_claims(runs)
+    assert of(judged, "DMC-OT beats DMC at 10").verdict == "holds"
+    assert of(judged, "DMC-OT beats DMC at 20").verdict == "holds"
+    assert of(judged, "Two stages").verdict == "does not hold"
+    assert of(judged, "Calibration by").verdict == "cannot be told"
+    assert of(judged, "DMC-OT beats each of the ten").verdict == "cannot be told"  # nine are not measured
+    assert of(judged, "A task prompt").verdict == "not measured"
+    assert of(judged, "Results are stable in the prompt length").parts[0].verdict == "holds"
+    assert not [each for each in judged if each.claim.datasets == ("cub200",)]
+    page = markdown(judged, runs)
+    assert "| 5. DMC-OT beats DMC at 10 tasks | holds |" in page and "+2.90 (mean)" in page
+    assert "does not hold" in section(judged) and "not measured" not in section([of(judged, "Two")])
+
+
+def test_fewer_than_three_orders_decide_nothing(tmp_path: Path) -> None:
+    runs = find_runs([write_claim_runs(tmp_path, {"DMC": 0.1, "DMC-OT": 0.9}, ORDERS[:2])])
+    assert of(judge_claims(runs), "DMC-OT beats DMC at 10").verdict == "cannot be told"
+
+
+def test_a_run_with_other_settings_is_no_row_of_the_claims(tmp_path: Path) -> None:
+    shares = {"DMC": 0.5, "DMC-OT": 0.9}
+    folder = write_claim_runs(tmp_path, shares)
+    for path in folder.glob("*dmc-ot*/results.json"):
+        values = json.loads(path.read_text())
+        values["config"]["method"]["stage1"]["lr"] = 0.5
+        path.write_text(json.dumps(values))
+    assert of(judge_claims(find_runs([folder])), "DMC-OT beats DMC at 10").verdict == "not measured"
+
+
+def test_the_command_writes_the_page_and_keeps_small_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = write_claim_runs(tmp_path / "runs", {"DMC": 0.5, "DMC-OT": 0.9})
+    main(["claims", str(folder), "--keep", str(tmp_path / "results")])
+    (tmp_path / "results" / "NOTES.md").write_text("CUB was cut.")
+    main(["claims", str(tmp_path / "results"), "--out", str(tmp_path / "claims.md")])
+    assert capsys.readouterr().out.count("holds") >= 2
+    again = judge_claims(find_runs([tmp_path / "results"]))
+    assert [each.parts for each in again] == [each.parts for each in judge_claims(find_runs([folder]))]
+    kept = sorted(path.name for path in next((tmp_path / "results").glob("emoji-*")).iterdir())
+    assert kept == ["config.toml", "predictions.csv.gz", "results.json", "timing.json"]
+    assert "CUB was cut." in (tmp_path / "claims.md").read_text(encoding="utf-8")
+    (tmp_path / "mine.md").write_text("my notes")
+    with pytest.raises(SystemExit):
+        main(["claims", str(folder), "--out", str(tmp_path / "mine.md")])
+    assert (tmp_path / "mine.md").read_text() == "my notes" and "no page of claims" in capsys.readouterr().err
