@@ -7,10 +7,8 @@ import functools
 import io
 import os
 import re
-import signal
 import sys
 from collections.abc import Callable, Sequence
-from types import FrameType
 from typing import Any
 
 import tyro
@@ -28,7 +26,8 @@ from clipcil.commands.report import report
 from clipcil.commands.run import run
 from clipcil.commands.serve import serve
 from clipcil.commands.show import show
-from clipcil.errors import UserError, nearest
+from clipcil.errors import UserError, nearest, printable
+from clipcil.terminal import escape_what_cannot_be_shown, stops_once
 
 COMMANDS: dict[str, Callable[..., Any]] = {
     "learn": learn,
@@ -58,9 +57,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if words == ["--version"]:
         print(f"clipcil {__version__}")
         return
-    signal.signal(signal.SIGTERM, _interrupt)
+    escape_what_cannot_be_shown()
+    with stops_once(for_good=arguments is None):
+        _run(words)
+
+
+def _run(words: list[str]) -> None:
     try:
         _dispatch(_gather(words, "--set", "--data-options") or ["--help"])
+        sys.stdout.flush()
     except UserError as error:
         _fail(str(error))
     except KeyboardInterrupt as stop:
@@ -68,6 +73,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)
+    except MemoryError:
+        _fail("there is not enough memory for this")
     except OSError as error:  # a file that vanished, a disk that filled up, wherever nobody foresaw it
         _fail(f"{error.filename or 'a file'} cannot be read or written: {error.strerror or error}")
 
@@ -141,12 +148,8 @@ def _one_line(boxed: str) -> str:
 
 def _fail(line: str, code: int = 2) -> None:
     if os.environ.get("RANK", os.environ.get("LOCAL_RANK", "0")) in ("", "0"):  # the first process speaks for all
-        print("clipcil: " + " ".join(line.split()), file=sys.stderr)
+        print(f"clipcil: {printable(' '.join(line.split()))}", file=sys.stderr)
     sys.exit(code)
-
-
-def _interrupt(number: int, frame: FrameType | None) -> None:
-    raise KeyboardInterrupt("stopped by SIGTERM")
 
 
 if __name__ == "__main__":

@@ -83,7 +83,7 @@ def test_bare_numbers_need_names(tmp_path: Path) -> None:
     assert opened(tmp_path, names=names).classes == ["cat", "dog"]
     with pytest.raises(UserError, match="has 1 names, but there is a label 1"):
         opened(tmp_path, names=write_lines(tmp_path / "few.txt", ["cat"]))
-    with pytest.raises(UserError, match="cannot be read"):
+    with pytest.raises(UserError, match="is missing"):
         opened(tmp_path, names=tmp_path / "none.txt")
 
 

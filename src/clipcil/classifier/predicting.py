@@ -15,7 +15,7 @@ from clipcil.classifier.sources import as_picture
 from clipcil.classifier.unknown import probabilities
 from clipcil.clip import CLIP
 from clipcil.data.batch import Batch, TensorBatch
-from clipcil.data.pictures import decode
+from clipcil.data.pictures import decoded
 from clipcil.errors import UserError
 
 BATCH = 32
@@ -58,7 +58,8 @@ def stream_logits(
     preprocess = clip.preprocess
 
     def prepare(thing: Any) -> Tensor:
-        return preprocess.picture(decode(as_picture(thing), _called(thing)))
+        with decoded(as_picture(thing), _called(thing)) as image:
+            return preprocess.picture(image)
 
     def score(batch: list[tuple[Any, Future[Tensor]]]) -> Iterator[tuple[Any, Tensor | UserError]]:
         results = [_outcome(future) for _, future in batch]

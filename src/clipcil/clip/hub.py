@@ -9,19 +9,29 @@ from clipcil.clip import open_clip
 from clipcil.clip.tokenizer import FILES, Tokenizer
 from clipcil.clip.weights import one_line
 from clipcil.errors import UserError
+from clipcil.network import ASK_FIRST, downloads_allowed
 
 OPENAI_REPOSITORY = "openai/clip-vit-base-patch16"
-_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
+_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+(@[\w./-]+)?")
 _TOKENIZER_FILES = ("tokenizer.json", "vocab.json", "merges.txt")
 
 
 def is_id(name: str) -> bool:
-    """Whether `name` has the form owner/name; open_clip's `hf-hub:` before it is allowed."""
+    """Whether `name` has the form owner/name or owner/name@revision; open_clip's `hf-hub:` before it is allowed."""
     return _ID.fullmatch(name.removeprefix("hf-hub:")) is not None
 
 
+def pinned(name: str, folder: Path) -> str:
+    """`owner/name` with the commit that `folder`, found by `download`, is of: `owner/name@0a1b…`."""
+    commit = folder.name if folder.parent.name == "snapshots" else ""
+    return name if "@" in name or not commit else f"{name}@{commit}"
+
+
 def download(name: str) -> Path:
-    """The folder of the cache that holds the repository's weights, config, tokenizer and preprocessing."""
+    """The folder of the cache that holds the repository's weights, config, tokenizer and preprocessing.
+
+    `owner/name@revision` names a commit, a tag or a branch; without one it is the newest commit of the main branch.
+    """
     repository = name.removeprefix("hf-hub:")
     config = _file(repository, "config.json")
     weights = _file(repository, "model.safetensors") if config else None
@@ -55,13 +65,17 @@ def openai_tokenizer(folder: Path, context: int) -> Tokenizer:
 
 
 def _file(repository: str, file: str) -> Path | None:
-    """A file of the repository, from the cache or the hub; None where the repository has none."""
+    """A file of `owner/name[@revision]`, from the cache or the hub; None where the repository has none."""
+    repository, _, revision = repository.partition("@")
+    may_fetch = downloads_allowed()
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 
     try:
-        return Path(hf_hub_download(repository, file))
+        return Path(hf_hub_download(repository, file, revision=revision or None, local_files_only=not may_fetch))
     except LocalEntryNotFoundError as error:
+        if not may_fetch:
+            raise UserError(f"'{repository}' is not on this machine; {ASK_FIRST}") from error
         raise UserError(f"cannot get {file} of '{repository}' from the hub; {_by_hand()}") from error
     except EntryNotFoundError:
         return None

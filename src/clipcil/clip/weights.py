@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from clipcil import reading
 from clipcil.errors import UserError
 
 _SIGNS = {
@@ -29,11 +29,11 @@ def one_line(error: BaseException) -> str:
 
 def read_json(path: Path) -> dict[str, Any]:
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
+        value = reading.read_json(path, links=True)  # the hub's own cache is made of links
+    except reading.MissingFileError as error:
         raise UserError(f"{path} is missing; put the backbone's {path.name} there") from error
-    except (OSError, ValueError) as error:
-        raise UserError(f"cannot read {path}: {one_line(error)}; copy it again") from error
+    except UserError as error:
+        raise UserError(f"{error}; copy it again") from error
     if not isinstance(value, dict):
         raise UserError(f"{path} holds no JSON object; copy it again from the backbone")
     return value

@@ -41,7 +41,7 @@ def describe(
 
     from clipcil.descriptions.client import Endpoint
     from clipcil.descriptions.client import describe as ask_all
-    from clipcil.errors import UserError
+    from clipcil.errors import UserError, printable
     from clipcil.settings import within
 
     within("jobs", jobs, 1, 64)
@@ -54,19 +54,18 @@ def describe(
     with Progress(console=console, disable=not console.is_terminal) as bars:
         bar = bars.add_task("pairs", total=None)
         asked = ask_all(names, where, out, jobs, lambda done, total: bars.update(bar, completed=done, total=total))
-    console.print(f"{out}: {len(names)} classes, {len(names) * (len(names) - 1) // 2} pairs, {asked} asked now")
+    print(f"{printable(out)}: {len(names)} classes, {len(names) * (len(names) - 1) // 2} pairs, {asked} asked now")
 
 
 def class_names(source: str, root: Path | None) -> list[str]:
     """Names from a text file, one a line, or those of a dataset."""
     from clipcil.data.dataset import open_dataset
-    from clipcil.errors import UserError
+    from clipcil.data.names import check_names
+    from clipcil.reading import read_text
 
     path = Path(source)
     if not path.is_file():
         return open_dataset(source, root).classes
-    try:
-        lines = path.read_text(encoding="utf-8-sig").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{path} cannot be read as a list of class names: {error}") from error
-    return [name for line in lines if (name := line.strip())]
+    names = [name for line in read_text(path, links=True).splitlines() if (name := line.strip())]
+    check_names(str(path), names)
+    return names

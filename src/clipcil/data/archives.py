@@ -8,14 +8,20 @@ import shutil
 import tarfile
 import tempfile
 import zlib
+from contextlib import suppress
 from pathlib import Path, PurePosixPath
 
-from clipcil.errors import UserError
+from clipcil.errors import UserError, printable
 from clipcil.files import cache_folder
 
 MAX_FILES = 2_000_000
 MAX_BYTES = 64 * 2**30
 """More than any dataset here; an archive that claims more is refused before the disk is full."""
+MAX_GROWTH = 100
+"""How many times its own size an archive above 1 GiB may hold: pictures are compressed already."""
+MAX_HEADER = 2**20
+"""Bytes of an extended header (a long name, PAX records), which tarfile reads into memory in one piece."""
+MAX_DEPTH = 100
 ENDINGS = (".tar", ".tgz", ".tar.gz", ".tar.bz2", ".tar.xz")
 
 
@@ -61,17 +67,19 @@ def _extract(archive: Path, into: Path) -> None:
     """Plain files and folders only, each below `into`. Written by hand: no owner, mode or link is taken over."""
     into.mkdir()
     total = 0
-    with tarfile.open(archive) as tar:
+    most = min(MAX_BYTES, max(2**30, MAX_GROWTH * archive.stat().st_size))
+    with tarfile.open(archive, tarinfo=_Member) as tar:
         for number, member in enumerate(tar):
+            tar.members.clear()  # type: ignore[attr-defined]  # else every header stays in memory: 2 kB for each file
             name = safe_name(archive, member.name)
+            total += member.size
+            if total > most or number >= MAX_FILES:
+                raise UserError(f"{archive} holds more than {MAX_FILES} files or {most} bytes; unpack it by hand")
             if member.isdir():
                 continue
-            if not member.isreg():
-                raise UserError(f"{archive}: '{member.name}' is a link or a device; such an archive is not unpacked")
-            total += member.size
-            if total > MAX_BYTES or number >= MAX_FILES:
+            if not member.isreg() or member.issparse():
                 raise UserError(
-                    f"{archive} holds more than {MAX_FILES} files or {MAX_BYTES >> 30} GiB; unpack it by hand"
+                    f"{archive}: '{printable(member.name)}' is a link or a device; such an archive is not unpacked"
                 )
             source = tar.extractfile(member)
             if source is None:
@@ -81,18 +89,36 @@ def _extract(archive: Path, into: Path) -> None:
             with source, path.open("wb") as file:
                 shutil.copyfileobj(source, file, 1 << 20)
             # The archive's own time, so that what is cached about a picture is found again after unpacking again.
-            os.utime(path, (member.mtime, member.mtime))
+            with suppress(OverflowError, ValueError):  # a time that no file can have
+                os.utime(path, (member.mtime, member.mtime))
         # A compressed file has its checksum at the end, behind the last member: read on, so that it is looked at.
         for _ in range(1024):
             if tar.fileobj is None or not tar.fileobj.read(1 << 20):
                 break
 
 
+class _Member(tarfile.TarInfo):
+    """A header whose extension is not read into memory before its size has been looked at."""
+
+    @classmethod
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> _Member:
+        member = super().frombuf(buf, encoding, errors)
+        if member.type not in (*tarfile.SUPPORTED_TYPES, b"x", b"g", b"X") or member.isreg():
+            return member
+        if member.size > MAX_HEADER:
+            raise UserError(f"the archive has a header of {member.size} bytes; such an archive is not unpacked")
+        return member
+
+
 def safe_name(archive: Path, name: str) -> PurePosixPath:
     """The member's path if it stays below the folder it is unpacked into; an error if it would climb out."""
     path = PurePosixPath(name)
+    if len(path.parts) > MAX_DEPTH:
+        raise UserError(f"{archive}: a path has more than {MAX_DEPTH} folders; such an archive is not unpacked")
     if path.is_absolute() or ".." in path.parts or "\\" in name or "\0" in name or ":" in name.split("/")[0]:
-        raise UserError(f"{archive}: the path '{name}' leads out of the archive; such an archive is not unpacked")
+        raise UserError(
+            f"{archive}: the path '{printable(name)}' leads out of the archive; such an archive is not unpacked"
+        )
     return path
 
 

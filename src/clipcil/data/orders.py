@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from clipcil.errors import UserError
+from clipcil.reading import read_text
 
 
 def class_order(spec: str, classes: list[str]) -> list[int]:
@@ -35,10 +36,7 @@ def class_order(spec: str, classes: list[str]) -> list[int]:
 def _from_file(path: Path, classes: list[str]) -> list[int]:
     if not path.is_file():
         raise UserError(f"class order '{path}' is neither natural, seed:N, icarl nor a file that is there")
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"class order {path} cannot be read as text ({error})") from error
+    text = read_text(path, links=True)
     place = {name: index for index, name in enumerate(classes)}
     order: list[int] = []
     for line in text.splitlines():

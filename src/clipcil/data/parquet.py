@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,13 @@ import torch
 from clipcil.data.names import clean_name
 from clipcil.data.pictures import PictureSet
 from clipcil.errors import UserError
+from clipcil.files import sha256
+from clipcil.reading import open_regular
+
+MOST_GROWTH = 50
+"""How many times its own size a file may grow when it is read: pictures are compressed already."""
+ROWS = 64
+"""Rows read at a time, so that a file that grows too much is noticed before it has grown."""
 
 
 class ArrowPictures(Sequence[bytes]):
@@ -74,7 +82,8 @@ def read_parquet(
         column = pa.chunked_array([chunk.field("bytes") for chunk in column.chunks], type=kind)
     labels, names = _labels(table[label], features.get(label, {}).get("names"), files[0], label)
     pictures = PictureSet(name, ArrowPictures(column), labels, identity_of_tables(files))
-    others = {key: table[key].to_pylist() for key in table.column_names if key not in (image, label)}
+    small = [field.name for field in table.schema if not pa.types.is_nested(field.type)]
+    others = {key: table[key].to_pylist() for key in small if key not in (image, label)}
     text = not pa.types.is_integer(table[label].type)
     return ParquetTable(pictures, names, others, text)
 
@@ -85,10 +94,25 @@ def _read(file: Path) -> Any:
 
     try:
         # ParquetFile, not read_table: that would take a folder such as split=train/ for a column.
-        with pq.ParquetFile(file) as reader:
-            return reader.read()
+        with open_regular(file, links=True) as raw, pq.ParquetFile(raw) as reader:
+            most = max(MOST_GROWTH * os.fstat(raw.fileno()).st_size, 2**28)
+            schema, total = reader.schema_arrow, 0
+            groups = [reader.metadata.row_group(place) for place in range(reader.metadata.num_row_groups)]
+            if sum(group.total_byte_size for group in groups) > most:
+                raise _too_large(file, most)
+            batches = []
+            for batch in reader.iter_batches(batch_size=ROWS):
+                total += batch.nbytes
+                if total > most:
+                    raise _too_large(file, most)
+                batches.append(batch)
+            return pa.Table.from_batches(batches, schema)
     except (OSError, pa.ArrowException) as error:
         raise UserError(f"{file} is not a parquet file that can be read ({_line(error)})") from error
+
+
+def _too_large(file: Path, most: int) -> UserError:
+    return UserError(f"{file} unpacks to more than {most / 2**20:.0f} MiB; pictures do not, so it is not read")
 
 
 def _line(error: BaseException) -> str:
@@ -96,13 +120,10 @@ def _line(error: BaseException) -> str:
 
 
 def identity_of_tables(files: Sequence[Path]) -> str:
-    """Fingerprint by size and last bytes: a parquet footer holds the offsets and statistics of every column chunk."""
+    """Fingerprint of all bytes: files may agree in size and in the footer and still hold other pictures."""
     digest = hashlib.sha256()
     for path in files:
-        with path.open("rb") as file:
-            size = path.stat().st_size
-            file.seek(max(0, size - 65536))
-            digest.update(f"{size}|".encode() + file.read())
+        digest.update(bytes.fromhex(sha256(path)))
     return digest.hexdigest()[:24]
 
 

@@ -6,8 +6,10 @@ import hashlib
 import io
 import stat
 import struct
+import threading
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from pathlib import Path
@@ -24,6 +26,11 @@ Picture = Path | bytes | Image.Image
 
 MAX_PIXELS = 100_000_000
 """A picture that claims more pixels than this is refused before it is decoded (a decompression bomb)."""
+LARGE = 8_000_000
+"""Pixels above which a picture is decoded while no other such picture is."""
+_one_at_a_time = threading.RLock()
+STRIP = 2**20
+"""Pixels converted at a time where a conversion needs many bytes for each."""
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM", "JPEG2000", "AVIF")
 """What a picture file may hold, whatever its ending. Not everything PIL can open: some formats start other programs."""
 
@@ -75,6 +82,22 @@ class PictureSet:
 
 def decode(picture: Picture, called: str) -> Image.Image:
     """Decode to RGB: the first frame of an animation, turned upright by its EXIF tag, transparency laid on white."""
+    with decoded(picture, called) as image:
+        return image
+
+
+@contextmanager
+def decoded(picture: Picture, called: str) -> Iterator[Image.Image]:
+    """`decode` for a picture that is made small inside the block.
+
+    Pictures of more than `LARGE` pixels take turns, so that threads that decode at the same time need the memory of
+    one of them: about 8 bytes per pixel.
+    """
+    with ExitStack() as turn:
+        yield _decode(picture, called, turn)
+
+
+def _decode(picture: Picture, called: str, turn: ExitStack) -> Image.Image:
     if isinstance(picture, Image.Image):
         return _to_rgb(picture)
     try:
@@ -84,6 +107,8 @@ def decode(picture: Picture, called: str) -> Image.Image:
             if image.width * image.height > MAX_PIXELS:
                 size = f"{image.width}×{image.height}"
                 raise UserError(f"{called}: {size} pixels is too large to decode safely; make it smaller")
+            if image.width * image.height > LARGE:
+                turn.enter_context(_one_at_a_time)
             image.load()
             return _to_rgb(_upright(image))
     except UserError:
@@ -111,10 +136,24 @@ def _to_rgb(image: Image.Image) -> Image.Image:
     if image.mode == "F" or image.mode.startswith("I"):
         image = _eight_bits(image)
     if image.mode in ("RGBA", "LA", "PA", "La", "RGBa") or "transparency" in image.info:
-        image = image.convert("RGBA")
-        page = Image.new("RGBA", image.size, "white")
-        image = Image.alpha_composite(page, image)
+        return _on_white(image)
     return image.convert("RGB")
+
+
+def _on_white(image: Image.Image) -> Image.Image:
+    page = Image.new("RGB", image.size)
+    for top, bottom in _strips(image):
+        part = image.crop((0, top, image.width, bottom)).convert("RGBA")
+        whole = Image.alpha_composite(Image.new("RGBA", part.size, "white"), part)
+        page.paste(whole.convert("RGB"), (0, top))
+    return page
+
+
+def _strips(image: Image.Image) -> Iterator[tuple[int, int]]:
+    """First row and the row behind the last of pieces of about `STRIP` pixels."""
+    step = max(1, STRIP // max(1, image.width))
+    for top in range(0, image.height, step):
+        yield top, min(image.height, top + step)
 
 
 def _eight_bits(image: Image.Image) -> Image.Image:
@@ -123,12 +162,20 @@ def _eight_bits(image: Image.Image) -> Image.Image:
     Mode I;16 always means 0…65535. Modes I and F do not say their range, so the smallest of 1 (floats only), 255 and
     65535 that holds the picture is taken.
     """
-    values = np.nan_to_num(np.asarray(image, dtype=np.float64))
+    raw = np.asarray(image)
+    strips = [slice(*rows) for rows in _strips(image)]
+
+    def values(rows: slice) -> np.ndarray:
+        return np.nan_to_num(raw[rows].astype(np.float64))
+
     top = 65535.0
     if not image.mode.startswith("I;16"):
-        peak = float(values.max(initial=0.0))
+        peak = max((float(values(rows).max(initial=0.0)) for rows in strips), default=0.0)
         top = next((t for t in ((1.0, 255.0) if image.mode == "F" else (255.0,)) if peak <= t), max(top, peak))
-    return Image.fromarray(np.clip(values * (255.0 / top), 0, 255).round().astype(np.uint8), "L")
+    grey = np.empty(raw.shape, dtype=np.uint8)
+    for rows in strips:
+        grey[rows] = np.clip(values(rows) * (255.0 / top), 0, 255).round()
+    return Image.fromarray(grey, "L")
 
 
 def _short(error: BaseException) -> str:

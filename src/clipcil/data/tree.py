@@ -32,11 +32,11 @@ SUFFIXES = frozenset(
 def list_files(folder: Path, suffixes: Iterable[str] = SUFFIXES) -> list[Path]:
     """Files below `folder` with one of the `suffixes`, sorted by name; hidden files and folders are left out.
 
-    Links to folders are followed, but a folder is never entered again from inside itself, so loops end. A link that
-    leads nowhere is listed like any file: reading it names it.
+    Links to folders are followed, but a folder is entered once, however many links lead to it: loops end, and no
+    picture counts twice. A link that leads nowhere is listed like any file: reading it names it.
     """
     wanted = frozenset(suffixes)
-    found = [path for path in _walk(folder, ()) if path.suffix.lower() in wanted]
+    found = [path for path in _walk(folder) if path.suffix.lower() in wanted]
     return sorted(found, key=lambda path: path.as_posix())
 
 
@@ -48,24 +48,29 @@ def list_folders(folder: Path) -> list[Path]:
         raise UserError(f"cannot look into {folder}: {error.strerror or error}") from error
 
 
-def _walk(folder: Path, above: tuple[tuple[int, int], ...]) -> Iterator[Path]:
-    try:
-        status = folder.stat()
-        entries = list(os.scandir(folder))
-    except OSError as error:
-        raise UserError(f"cannot look into {folder}: {error.strerror or error}") from error
-    here = (status.st_dev, status.st_ino)
-    if here in above:
-        return
-    for entry in entries:
-        if entry.name.startswith("."):
-            continue
-        path = Path(entry.path)
-        # Path.is_dir() says no to a link that leads to itself, where the entry's own test raises.
-        if path.is_dir():
-            yield from _walk(path, (*above, here))
-        else:
-            yield path
+def _walk(root: Path) -> Iterator[Path]:
+    seen: set[tuple[int, int]] = set()
+    links: list[Path] = []  # entered last: a folder that is really here is listed by its own path
+    waiting = [root]
+    while waiting or links:
+        folder = waiting.pop() if waiting else links.pop()
+        try:
+            status = folder.stat()
+            if (status.st_dev, status.st_ino) in seen:
+                continue
+            seen.add((status.st_dev, status.st_ino))
+            entries = sorted(os.scandir(folder), key=lambda entry: entry.name, reverse=True)
+        except OSError as error:
+            raise UserError(f"cannot look into {folder}: {error.strerror or error}") from error
+        for entry in entries:
+            if entry.name.startswith("."):
+                continue
+            path = Path(entry.path)
+            # Path.is_dir() says no to a link that leads to itself, where the entry's own test raises.
+            if path.is_dir():
+                (links if entry.is_symlink() else waiting).append(path)
+            else:
+                yield path
 
 
 def need_folder(root: Path, what: str) -> Path:

@@ -8,20 +8,23 @@ from __future__ import annotations
 import http.client
 import json
 import string
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Generator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
-from itertools import combinations, islice
+from itertools import combinations
 from pathlib import Path
-from threading import Event
+from queue import SimpleQueue
+from threading import Event, Lock, Thread
 from typing import Any
 from urllib.parse import urlsplit
 
+from clipcil.data.names import clean_name
 from clipcil.descriptions.file import Table, read_table
-from clipcil.errors import UserError
+from clipcil.errors import UserError, printable
 from clipcil.files import write_json
+from clipcil.reading import parse_json
 
 SAVE_EVERY = 20
 """Answers between two writes of the file: what a crash can lose."""
@@ -29,6 +32,8 @@ LARGEST = 1 << 20
 """Bytes of an answer that are read at the most."""
 LONGEST_WAIT = 60.0
 """Seconds waited between two attempts at the most, whatever the server asks for."""
+LONGEST = 300
+"""Characters of a feature that are kept."""
 HOPELESS = 10
 """Unusable answers in a row after which no more are asked for: the model does not do what is wanted."""
 
@@ -60,9 +65,16 @@ class Endpoint:
     """Seconds before the second attempt; doubled for each one after it."""
 
     def __post_init__(self) -> None:
-        parts = urlsplit(self.url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise UserError(f"endpoint '{self.url}' is not an address; give one such as http://localhost:8000/v1")
+        advice = "give one such as http://localhost:8000/v1"
+        if "@" in self.url:
+            raise UserError(f"the endpoint holds a name or a password (an @); {advice}, and the key with --key-from")
+        try:
+            parts = urlsplit(self.url)
+            good = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        except ValueError:
+            good = False
+        if not good or not (self.url.isascii() and self.url.isprintable() and " " not in self.url):
+            raise UserError(f"endpoint '{printable(self.url.partition('?')[0])}' is not an address; {advice}")
         if not set(self.key) <= set(string.ascii_letters + string.digits + string.punctuation):
             raise UserError("the key has blanks or other characters that no key has; set the variable again")
 
@@ -70,6 +82,11 @@ class Endpoint:
     def address(self) -> str:
         url = self.url.rstrip("/")
         return url if url.endswith("/chat/completions") else f"{url}/chat/completions"
+
+    @property
+    def shown(self) -> str:
+        """The address as messages show it: what stands behind a question mark can be a key."""
+        return self.address.partition("?")[0]
 
     def ask(self, first: str, second: str, stop: Event | None = None) -> tuple[list[str], list[str]]:
         """Features of `first` against `second`, and of `second` against `first`; tries again where that can help.
@@ -82,23 +99,23 @@ class Endpoint:
         for attempt in range(1, self.attempts + 1):
             delay = min(LONGEST_WAIT, self.pause * 2 ** (attempt - 1))
             try:
-                return parse_answer(self._post(body))
+                return parse_answer(self._post(body, stop))
             except AnswerError:
                 if attempt == self.attempts:
                     raise
             except urllib.error.HTTPError as error:
                 if (error.code < 500 and error.code not in (408, 409, 429)) or attempt == self.attempts:
-                    raise UserError(self._refusal(error)) from None
+                    raise UserError(self._refusal(error, stop)) from None
                 delay = max(delay, _asked_delay(error))
             except (OSError, http.client.HTTPException) as error:
                 if attempt == self.attempts:
                     reason = getattr(error, "reason", error)
-                    raise UserError(f"{self.address} cannot be reached: {self._clean(str(reason))}") from None
+                    raise UserError(f"{self.shown} cannot be reached: {self._clean(str(reason))}") from None
             if stop.wait(delay):
                 break
         raise AnswerError("stopped before an answer came")
 
-    def _post(self, body: dict[str, Any]) -> str:
+    def _post(self, body: dict[str, Any], stop: Event) -> str:
         headers = {"Content-Type": "application/json", "Accept": "application/json"}
         if self.key:
             headers["Authorization"] = f"Bearer {self.key}"
@@ -106,24 +123,29 @@ class Endpoint:
         # A redirect would carry the key to another host: it is refused like any other error.
         opener = urllib.request.build_opener(_NoRedirect)
         with opener.open(request, timeout=self.timeout) as response:
-            return str(response.read(LARGEST).decode("utf-8", "replace"))
+            return self._read(response, stop)
 
-    def _refusal(self, error: urllib.error.HTTPError) -> str:
+    def _read(self, response: Any, stop: Event) -> str:
+        """What the server sends, up to `LARGEST` bytes; one that sends it drop by drop is given up on."""
+        until, data = time.monotonic() + self.timeout, bytearray()
+        while len(data) < LARGEST and (part := response.read1(LARGEST - len(data))):
+            data += part
+            if stop.is_set() or time.monotonic() > until:
+                raise TimeoutError("the answer takes too long")
+        return data.decode("utf-8", "replace")
+
+    def _refusal(self, error: urllib.error.HTTPError, stop: Event) -> str:
         hints = {401: "; check the key (--key-from)", 403: "; check the key (--key-from)", 404: "; check --endpoint"}
         try:
-            said = error.read(LARGEST).decode("utf-8", "replace")
-        except (OSError, http.client.HTTPException):
+            said = parse_json(self._read(error.fp, stop), "the answer")["error"]["message"]
+        except (OSError, http.client.HTTPException, UserError, KeyError, TypeError, IndexError, AttributeError):
             said = ""
-        try:
-            said = json.loads(said)["error"]["message"]
-        except (ValueError, KeyError, TypeError, IndexError):
-            said = ""
-        reason = self._clean(f" ({said})") if said else ""
-        return f"{self.address} answered {error.code} {error.reason}{reason}{hints.get(error.code, '')}"
+        reason = f" ({self._clean(str(said))})" if said else ""
+        return f"{self.shown} answered {error.code} {self._clean(error.reason)}{reason}{hints.get(error.code, '')}"
 
     def _clean(self, text: str) -> str:
         """One line of at most 200 characters, without the key: some servers repeat it."""
-        text = " ".join(text.split())
+        text = printable(" ".join(str(text).split()))
         return (text.replace(self.key, "***") if self.key else text)[:200]
 
 
@@ -135,11 +157,11 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
 def parse_answer(text: str) -> tuple[list[str], list[str]]:
     """The two lists of features in a chat completion; words or a code fence around the JSON do no harm."""
     try:
-        content = json.loads(text)["choices"][0]["message"]["content"]
+        content = parse_json(text, "the answer")["choices"][0]["message"]["content"]
         start, end = content.index("{"), content.rindex("}") + 1
-        found = json.loads(content[start:end])
-        lists = [[" ".join(str(one).split()) for one in found[side] if isinstance(one, str)] for side in _SIDES]
-    except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
+        found = parse_json(content[start:end], "the answer")
+        lists = [[clean_name(one[:LONGEST]) for one in found[side] if isinstance(one, str)] for side in _SIDES]
+    except (UserError, ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
         raise AnswerError(f"not the JSON that was asked for ({type(error).__name__})") from error
     first, second = ([one for one in side if one] for side in lists)
     if not first or not second:
@@ -205,26 +227,34 @@ Answer = tuple[list[str], list[str]]
 
 
 def _answers(pairs: Sequence[Pair], endpoint: Endpoint, jobs: int) -> Generator[tuple[Pair, Answer | AnswerError]]:
-    """Answers as they come, `jobs` questions under way at a time and none waiting: stopping is quick."""
-    coming, stop = iter(pairs), Event()
-    pool = ThreadPoolExecutor(max(1, jobs), thread_name_prefix="describe")
+    """Answers as they come, `jobs` questions under way at a time.
+
+    The threads are daemons: a server that never ends its answer does not keep the process from ending.
+    """
+    coming, stop, turn = iter(pairs), Event(), Lock()
+    results: SimpleQueue[tuple[Pair, Answer | Exception]] = SimpleQueue()
+
+    def work() -> None:
+        while not stop.is_set():
+            with turn:
+                pair = next(coming, None)
+            if pair is None:
+                return
+            try:
+                results.put((pair, endpoint.ask(*pair, stop)))
+            except Exception as error:  # handed over to whoever waits for the answer
+                results.put((pair, error))
+
+    for number in range(min(max(1, jobs), len(pairs))):
+        Thread(target=work, name=f"describe-{number}", daemon=True).start()
     try:
-        running: dict[Future[Answer], Pair] = {
-            pool.submit(endpoint.ask, *pair, stop): pair for pair in islice(coming, max(1, jobs))
-        }
-        while running:
-            ready, _ = wait(running, return_when=FIRST_COMPLETED)
-            for future in ready:
-                pair = running.pop(future)
-                if (following := next(coming, None)) is not None:
-                    running[pool.submit(endpoint.ask, *following, stop)] = following
-                error = future.exception()
-                if error is not None and not isinstance(error, AnswerError):
-                    raise error
-                yield pair, error if error is not None else future.result()
+        for _ in pairs:
+            pair, answer = results.get()
+            if isinstance(answer, Exception) and not isinstance(answer, AnswerError):
+                raise answer
+            yield pair, answer
     finally:
         stop.set()
-        pool.shutdown(wait=False, cancel_futures=True)
 
 
 def _asked_delay(error: urllib.error.HTTPError) -> float:

@@ -7,7 +7,6 @@ The file is JSON, D[a][b] = a list of short phrases about class a that tell it f
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from itertools import permutations
 from pathlib import Path
@@ -18,6 +17,7 @@ from torch import Tensor
 
 from clipcil.clip import CLIP
 from clipcil.errors import UserError
+from clipcil.reading import MissingFileError, read_json
 
 Table = dict[str, dict[str, list[str]]]
 
@@ -25,12 +25,9 @@ Table = dict[str, dict[str, list[str]]]
 def read_table(path: Path) -> Table:
     """D[a][b] from a file; a file of another shape is a one-line error that says where."""
     try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
+        return check_table(read_json(path, links=True), str(path))
+    except MissingFileError as error:
         raise UserError(f"there is no file of descriptions {path}; make one with `clipcil describe`") from error
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path} is not a JSON file of descriptions ({_first_line(error)})") from error
-    return check_table(raw, str(path))
 
 
 def check_table(raw: Any, called: str) -> Table:

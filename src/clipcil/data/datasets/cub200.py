@@ -14,6 +14,7 @@ from clipcil.data.datasets.folder import picture_files
 from clipcil.data.names import clean_name
 from clipcil.data.splits import split_whole
 from clipcil.errors import UserError
+from clipcil.reading import read_text
 
 TEMPLATES = ("a photo of a {}, a type of bird.",)
 """The one sentence that OpenAI published for birds, and the only one of PROOF and ENGINE on this dataset."""
@@ -115,7 +116,4 @@ def _numbers(path: Path) -> dict[str, int]:
 
 
 def _lines(path: Path) -> list[str]:
-    try:
-        return path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{path} cannot be read as text ({error})") from error
+    return read_text(path, links=True).splitlines()

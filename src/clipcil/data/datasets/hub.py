@@ -8,7 +8,9 @@ from typing import Any
 
 from clipcil.data.dataset import Dataset, register
 from clipcil.data.datasets.parquet import ParquetOptions, from_files
+from clipcil.data.tree import list_files
 from clipcil.errors import UserError
+from clipcil.network import ASK_FIRST, downloads_allowed
 
 CONVERTED = "refs/convert/parquet"
 """The branch where the hub keeps the parquet form of datasets that come in another one."""
@@ -31,7 +33,7 @@ def open_hub(root: Path | None, options: HubOptions) -> Dataset:
         raise UserError(f"dataset hub: the data option repo is '{options.repo}'; write repo=owner/name")
     for revision in [options.revision] if options.revision else [None, CONVERTED]:
         folder = _download(options, revision, root)
-        files = sorted(folder.glob("**/*.parquet"))
+        files = list_files(folder, (".parquet",))
         if options.config:
             files = [path for path in files if options.config in path.relative_to(folder).parts]
         if files:
@@ -59,9 +61,16 @@ def _download(options: HubOptions, revision: str | None, root: Path | None) -> P
     where: dict[str, Any] = {"local_dir": root} if root is not None else {}
     try:
         found = snapshot_download(
-            options.repo, repo_type="dataset", revision=revision, allow_patterns=["*.parquet"], **where
+            options.repo,
+            repo_type="dataset",
+            revision=revision,
+            allow_patterns=["*.parquet"],
+            local_files_only=not downloads_allowed(),
+            **where,
         )
     except Exception as error:  # gated, misspelt, offline: the library has a class for each
+        if not downloads_allowed():
+            raise UserError(f"hub dataset '{options.repo}' is not on this machine; {ASK_FIRST}") from error
         line = (str(error).strip().splitlines() or [type(error).__name__])[0][:160]
         raise UserError(
             f"cannot get dataset '{options.repo}' from the hub ({line}); download its parquet files by hand and use"

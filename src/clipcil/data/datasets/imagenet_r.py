@@ -19,6 +19,7 @@ from clipcil.data.names import clean_name
 from clipcil.data.splits import split_whole
 from clipcil.data.tree import SUFFIXES, list_files, list_folders
 from clipcil.errors import UserError
+from clipcil.reading import read_bytes, read_text
 
 TEMPLATES = (
     "itap of a {}.",
@@ -119,7 +120,7 @@ def _read_names(path: Path) -> dict[str, str]:
     """`n01443537 goldfish` lines of the dataset's own README; the rest of it is prose."""
     if not path.is_file():
         raise UserError(f"{path} is missing: it has the class names of ImageNet-R; {_PUT}")
-    text = path.read_text(encoding="utf-8", errors="replace")
+    text = read_bytes(path, links=True).decode(errors="replace")
     return {wnid: name.strip() for wnid, name in re.findall(r"^[ \t]*(n\d{8})[ \t]+(\S[^\n]*)$", text, re.MULTILINE)}
 
 
@@ -182,7 +183,4 @@ def _entries(path: Path, text: str) -> tuple[dict[str, None], list[str]]:
 
 
 def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"the list {path} cannot be read ({getattr(error, 'strerror', None) or error})") from error
+    return read_text(path, links=True)

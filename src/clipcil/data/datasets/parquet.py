@@ -15,7 +15,9 @@ from clipcil.data.names import clean_name
 from clipcil.data.parquet import ParquetTable, read_parquet
 from clipcil.data.pictures import PictureSet
 from clipcil.data.splits import split_by_class
+from clipcil.data.tree import list_files
 from clipcil.errors import UserError
+from clipcil.reading import read_text
 from clipcil.settings import within
 
 TRAIN, TEST = ("train",), ("test", "validation", "valid", "val")
@@ -45,7 +47,7 @@ class ParquetOptions:
 def open_parquet(root: Path | None, options: ParquetOptions) -> Dataset:
     if root is None:
         raise UserError("dataset parquet: name the folder that holds the parquet files with --data-root")
-    files = [root] if root.is_file() else sorted(root.glob("**/*.parquet"))
+    files = [root] if root.is_file() or not root.is_dir() else list_files(root, (".parquet",))
     if not files:
         raise UserError(f"dataset parquet: there are no *.parquet files in {root}; name their folder with --data-root")
     return from_files(root.stem, root if root.is_dir() else root.parent, files, options)
@@ -93,12 +95,7 @@ def _read(name: str, files: Sequence[Path], options: ParquetOptions) -> ParquetT
 def _same_names(tables: Sequence[ParquetTable], options: ParquetOptions, file: Path) -> list[str]:
     """The class names of all parts together. Parts whose labels are text may each miss some classes."""
     if options.names is not None:
-        try:
-            names = [
-                clean_name(line) for line in options.names.read_text(encoding="utf-8").splitlines() if line.strip()
-            ]
-        except (OSError, UnicodeDecodeError) as error:
-            raise UserError(f"class names {options.names} cannot be read ({error})") from error
+        names = [clean_name(line) for line in read_text(options.names, links=True).splitlines() if line.strip()]
         top = max(int(table.pictures.labels.max()) for table in tables if len(table.pictures))
         if top >= len(names):
             raise UserError(f"{options.names} has {len(names)} names, but there is a label {top}")

@@ -16,6 +16,7 @@ from clipcil.data.splits import split_by_group, split_whole
 from clipcil.data.tree import SUFFIXES, list_files
 from clipcil.data.video import VIDEO, Clip, ClipPictures
 from clipcil.errors import UserError
+from clipcil.reading import read_text
 from clipcil.settings import within
 
 TEMPLATES = tuple(
@@ -134,10 +135,7 @@ def _listed(clips: list[Clip], home: Path, options: UcfOptions, part: str) -> to
             f"there is no {name} below {folder}: put the official folder ucfTrainTestlist there, name it with the data"
             " option lists=FOLDER, or choose split=random or split=groups"
         )
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"the list {path} cannot be read ({error})") from error
+    text = read_text(path, links=True)
     # Lines are "ApplyEyeMakeup/v_ApplyEyeMakeup_g08_c01.avi 1"; the number at the end is not always there.
     listed = {"_".join(match).lower() for match in _CLIP.findall(text)}
     rows = torch.tensor(["_".join(_CLIP.findall(clip.name)[0]).lower() in listed for clip in clips])
