@@ -1,13 +1,17 @@
 """Give the command line bad input of every kind, by seed, and see that it answers as promised.
 
-    python tools/fuzz.py --inputs 1000
+    python tools/fuzz.py --inputs 3000
     python tools/fuzz.py --inputs 1000 --seed 3 --family pictures
     python tools/fuzz.py --only 417            one input again, with all that it printed
 
-Each input must end in success, or in exit code 2 with exactly one line on stderr: never in a traceback, never in a
-process that hangs, never with a change to the files it was given. A run that is resumed with damaged files may also
-succeed, but then with the results of the run that was never stopped. Every input is a process of its own, forked from
-one that has loaded everything, so that a thousand take minutes.
+Each input (run, bench, learn, predict, forget, rename, show, export, report, describe) must end in success, or in exit
+code 2 with exactly one line on stderr: never in a traceback, never in a process that hangs or takes gigabytes, never
+with a change to files of the user, never with a control character or a key on the terminal. `predict` may also end with
+exit code 1 and one line, where some pictures cannot be read. A run that is resumed with damaged files may also succeed,
+but then with the results of the run that was never stopped. A model is usable after a command that succeeded, and as it
+was after one that was refused. Every input is a process of its own, forked from one that has loaded everything, so that
+a thousand take minutes; its stdout takes UTF-8 alone, its memory is bounded by the kernel, and where this process may
+mount one, some write to a file system of a few kilobytes.
 """
 
 from __future__ import annotations
@@ -18,8 +22,10 @@ import hashlib
 import io
 import json
 import os
+import resource
 import shutil
 import stat
+import subprocess
 import sys
 import tempfile
 import time
@@ -30,12 +36,20 @@ from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING
 
-from fuzz_inputs import FAMILIES, encoded, picture
+import fuzz_server
+from fuzz_inputs import FAMILIES as RUN_FAMILIES
+from fuzz_inputs import encoded, picture
+from fuzz_models import MODEL_FAMILIES
+from PIL import Image
 
 if TYPE_CHECKING:
     from clipcil.clip import CLIP
 
-PATIENCE = 120.0
+FAMILIES = {**RUN_FAMILIES, **MODEL_FAMILIES}
+PATIENCE = 300.0
+"""Seconds after which an input counts as hanging; generous, for a machine that does other things too."""
+MEMORY = 3 * 2**30
+"""Bytes that a command may take beside those of the process it was forked from."""
 SAME = ("results.json", "matrix.csv", "predictions.csv")
 
 
@@ -46,6 +60,8 @@ class Case:
     place: Path
     words: list[str]
     before: str
+    model: str
+    """Fingerprint of `place/model` before the command, and after it where the command was refused."""
     process: int
     since: float
 
@@ -95,6 +111,8 @@ def run_all(work: Path, stock: Path, numbers: object, given: argparse.Namespace)
                 print(
                     f"clipcil {case.words}\n{(case.place / 'stdout').read_text()}{(case.place / 'stderr').read_text()}"
                 )
+            if (case.place / "full").is_mount():
+                subprocess.run(["umount", case.place / "full"], check=True)
             shutil.rmtree(case.place, ignore_errors=True)
         time.sleep(0.002)
     return ended, failures
@@ -105,14 +123,24 @@ def begin(number: int, work: Path, stock: Path, given: argparse.Namespace) -> Ca
     family = given.family or chance.choices(list(FAMILIES), [share for _, share in FAMILIES.values()])[0]
     place = work / f"case-{number}"
     place.mkdir()
+    if family == "full":
+        (place / "full").mkdir()
+        mount(place / "full", chance.choice((0, 16, 40, 80, 120, 200, 400)))
     words = FAMILIES[family][0](place, chance, stock)
     if words[0] == "run" and not {"--out", "--resume"} & set(words):
         words += ["--out", str(place / "out")]
-    before = fingerprint(place / "in")
+    before, model = fingerprint(place / "in"), fingerprint(place / "model")
     process = os.fork()
     if process == 0:
         child(place, words)
-    return Case(number, family, place, words, before, process, time.monotonic())
+    return Case(number, family, place, words, before, model, process, time.monotonic())
+
+
+def mount(folder: Path, kilobytes: int) -> None:
+    """A file system of that size, where this process may mount one; else the kernel bounds every file (see `child`)."""
+    words = ["mount", "-t", "tmpfs", "-o", f"size={max(4, kilobytes)}k", "tmpfs", str(folder)]
+    if subprocess.run(words, capture_output=True, check=False).returncode:
+        (folder.parent / "small files").write_text(str(1024 * kilobytes))
 
 
 def child(place: Path, words: list[str]) -> None:
@@ -120,8 +148,13 @@ def child(place: Path, words: list[str]) -> None:
     code = 70
     for number, name in ((1, "stdout"), (2, "stderr")):
         os.dup2(os.open(place / name, os.O_WRONLY | os.O_CREAT), number)
-    sys.stdout, sys.stderr = (os.fdopen(n, "w", encoding="utf-8", errors="backslashreplace") for n in (1, 2))
+    sys.stdout, sys.stderr = (os.fdopen(n, "w", encoding="utf-8", errors="strict") for n in (1, 2))
     os.chdir(place)
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + MEMORY, used + MEMORY))
+    if (place / "small files").is_file():
+        size = int((place / "small files").read_text())
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
     try:
         from clipcil.cli import main as command
 
@@ -150,13 +183,20 @@ def poll(case: Case) -> object:
 
 def judge(case: Case, code: object, stock: Path) -> str:
     """What is wrong with how the case ended; empty if nothing is."""
-    lines = [line for line in (case.place / "stderr").read_text(errors="replace").splitlines() if line.strip()]
-    if code not in (0, 2):
+    said, errors = ((case.place / name).read_text(errors="replace") for name in ("stdout", "stderr"))
+    lines = [line for line in errors.splitlines() if line.strip()]
+    if code not in (0, 2) and (code, case.words[0]) != (1, "predict"):
         return f"ended with {code}"
-    if len(lines) != (1 if code == 2 else 0):
+    if len(lines) != (0 if code == 0 else 1):
         return f"exit code {code} with {len(lines)} lines on stderr"
+    if odd := {letter for letter in said + errors if ord(letter) < 32 or 127 <= ord(letter) < 160} - {"\n"}:
+        return f"printed control characters {odd}"
+    if fuzz_server.KEY in said + errors:
+        return "printed the key"
     if fingerprint(case.place / "in") != case.before:
         return "changed the files it was given"
+    if problem := judge_model(case, code):
+        return problem
     if case.family == "resumes" and code == 0:
         wrong = [
             name for name in SAME if (case.place / "run" / name).read_bytes() != (stock / "whole" / name).read_bytes()
@@ -166,13 +206,34 @@ def judge(case: Case, code: object, stock: Path) -> str:
     return ""
 
 
+def judge_model(case: Case, code: object) -> str:
+    """A model is as it was after a command that was refused, and usable after one that changed it."""
+    from clipcil.classifier.model_folder import load_model
+    from clipcil.errors import UserError
+
+    model = case.place / "model"
+    if not model.exists():
+        return ""
+    if code == 2 and fingerprint(model) != case.model:
+        return "changed a model that it refused to change"
+    if code == 0 and case.words[0] in ("learn", "forget", "rename"):
+        try:
+            load_model(model)
+        except UserError as error:
+            return f"left a model that cannot be read: {error}"
+    return ""
+
+
 def fingerprint(root: Path) -> str:
-    """Names, kinds, times and contents of all that lies below `root`."""
+    """Names, kinds, times and contents of all that lies below `root`, but for locks."""
     digest = hashlib.sha256()
+    root = root.resolve()
     for folder, folders, files in os.walk(root):
         folders.sort()
         for name in sorted([*files, *folders]):
             path = Path(folder) / name
+            if name == ".lock" and not path.lstat().st_size:
+                continue
             status = path.lstat()
             mark = f"{os.fsencode(path)!r} {status.st_mode} {status.st_mtime_ns if stat.S_ISREG(status.st_mode) else 0}"
             digest.update(mark.encode())
@@ -185,8 +246,10 @@ def make_stock(stock: Path) -> None:
     """What many inputs need, made once: good pictures, a backbone, a run never stopped and the same run stopped."""
     import torch
 
+    from clipcil.classifier import classifier
     from clipcil.cli import main as command
     from clipcil.clip import load_clip
+    from clipcil.descriptions import client
     from clipcil.experiment import checkpoint
     from clipcil.experiment import experiment as engine
     from clipcil.experiment.device import make_fabric
@@ -200,15 +263,29 @@ def make_stock(stock: Path) -> None:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_bytes(encoded(picture(chance, size=(16, 16)), "PNG"))
     small = write_backbone(stock / "backbone")
-    engine.load_clip = lambda name: small if name == "mini" else load_clip(name)
+    engine.load_clip = classifier.load_clip = lambda name: small if name == "mini" else load_clip(name)
     # Whatever a command imports late is to be imported here, once, and not in every child.
     import lightning_fabric  # noqa: F401
+    import matplotlib.pyplot  # noqa: F401
     import pyarrow.parquet  # noqa: F401
+
+    import clipcil.report.page  # noqa: F401
 
     make_fabric("cpu", "32-true")
     for warm in (["methods"], ["datasets"]):
         with contextlib.redirect_stdout(io.StringIO()):
             command(warm)
+    for name, colours in (("red", ("red", "darkred", "maroon")), ("blue", ("blue", "navy", "teal"))):
+        (stock / "week" / name).mkdir(parents=True)
+        for colour in colours:
+            Image.new("RGB", (16, 16), colour).save(stock / "week" / name / f"{colour}.png")
+    with contextlib.redirect_stdout(io.StringIO()):
+        command(["learn", str(stock / "model"), str(stock / "week"), "--quiet"])
+    client.LONGEST_WAIT = 0.02
+    usual = client.Endpoint.__init__.__defaults__ or ()
+    client.Endpoint.__init__.__defaults__ = tuple(1.0 if value == 60.0 else value for value in usual)
+    os.environ["FUZZ_KEY"] = fuzz_server.KEY
+    (stock / "server").write_text(fuzz_server.start())
     words = ["run", "rapf", "--quiet", "--data", "folder", "--data-root", str(stock / "pictures"), "--increment", "1"]
     words += ["--set", "adapter.epochs=2"]
     save = checkpoint.save_tensors

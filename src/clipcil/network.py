@@ -12,17 +12,31 @@ from contextvars import ContextVar
 
 ASK_FIRST = "nothing is fetched on behalf of a folder: give --allow-download, or name the backbone with --backbone"
 _allowed: ContextVar[bool] = ContextVar("downloads allowed", default=True)
+_told: ContextVar[bool] = ContextVar("told to download", default=False)
 
 
 @contextmanager
-def downloads(allowed: bool) -> Iterator[None]:
-    """Inside the block nothing is fetched unless `allowed`, nor if a block around this one forbids it.
+def allow_downloads(told: bool = True) -> Iterator[None]:
+    """Inside the block the user has said (`told`) that what folders name may be fetched too."""
+    token = _told.set(told or _told.get())
+    try:
+        yield
+    finally:
+        _told.reset(token)
 
-    >>> with downloads(False), downloads(True):
+
+@contextmanager
+def on_behalf_of_a_folder(named: bool = False) -> Iterator[None]:
+    """Inside the block nothing is fetched, unless the user `named` it or has said so with `allow_downloads`.
+
+    >>> with on_behalf_of_a_folder():
     ...     downloads_allowed()
     False
+    >>> with allow_downloads(), on_behalf_of_a_folder():
+    ...     downloads_allowed()
+    True
     """
-    token = _allowed.set(allowed and _allowed.get())
+    token = _allowed.set(_told.get() or (named and _allowed.get()))
     try:
         yield
     finally:

@@ -59,7 +59,7 @@ def test_what_is_wrong_is_said_in_one_line(tmp_path: Path) -> None:
         (home / "images.txt").write_text(whole + line)
         says(text, home)
     (home / "images.txt").write_bytes(b"\xff\xfe")
-    says("cannot be read as text", home)
+    says("is not UTF-8 text", home)
     (home / "images.txt").write_text(whole)
     write_lines(home / "image_class_labels.txt", [f"{i} 9" for i in range(1, 16)])
     says("class 9, not in classes.txt", home)

@@ -75,7 +75,7 @@ def test_what_is_wrong_is_said_in_one_line(tmp_path: Path) -> None:
     says("has 3 classes and 15 pictures, but ImageNet-R has 200 and 30000", check="yes")
     says("go together", train_list="x")
     says("not all three", train_list="x", test_list="y", split_list="z")
-    says("cannot be read (No such file or directory)", split_list=tmp_path / "none.txt")
+    says("none.txt is missing", split_list=tmp_path / "none.txt")
 
     def wrong(text: str, *lines: str) -> None:
         says(text, split_list=write_lines(tmp_path / "list.txt", list(lines)))

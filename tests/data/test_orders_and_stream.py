@@ -44,7 +44,7 @@ def test_orders_from_files(tmp_path: Path, text: str) -> None:
         (b"0\n1\n1\n2\n", "'b' (1) stands there 2 times"),
         (b"0\n1\n3\n", "'3' is neither a class name nor an index below 3"),
         (b"0\n1\nzebra\n", "'zebra'"),
-        (b"\xff\xfe\x00", "cannot be read as text"),
+        (b"\xff\xfe\x00", "is not UTF-8 text"),
         (b"", "'a' (0) stands there 0 times"),
     ],
 )

@@ -51,7 +51,7 @@ def test_missing_or_damaged_file(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="clipcil describe"):
         read_table(tmp_path / "none.json")
     (tmp_path / "half.json").write_text('{"cat": {', encoding="utf-8")
-    with pytest.raises(UserError, match="not a JSON file"):
+    with pytest.raises(UserError, match="cannot be read as JSON"):
         read_table(tmp_path / "half.json")
 
 

@@ -5,7 +5,9 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 from short_runs import Runner, few_classes
+from small_models import plain
 
+import clipcil
 from clipcil.clip import CLIP
 
 # A busy machine is no reason to fail.
@@ -29,3 +31,16 @@ def picture_cache(tmp_path_factory: pytest.TempPathFactory) -> object:
 @pytest.fixture
 def out(tmp_path: Path) -> Path:
     return tmp_path / "run"
+
+
+@pytest.fixture(scope="session")
+def made() -> clipcil.Classifier:
+    model = clipcil.Classifier("simplecil")
+    model.learn({"red": plain("red", "darkred"), "blue": plain("blue", "navy")})
+    return model
+
+
+@pytest.fixture
+def saved(made: clipcil.Classifier, tmp_path: Path) -> Path:
+    made.save(tmp_path / "m")
+    return tmp_path / "m"

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 from finished_runs import write_run
-from PIL import Image
 from short_runs import Told, tree
+from small_models import plain, refused, week
 
 import clipcil
 from clipcil.classifier import model_folder
@@ -25,39 +25,6 @@ from clipcil.errors import UserError
 from clipcil.experiment.checkpoint import CheckpointFolder, SnapshotFolder
 from clipcil.experiment.monitor import RunMonitor
 from clipcil.files import LOCK, run_lock, write_json, write_text, write_toml
-
-
-def plain(*colours: str) -> list[Image.Image]:
-    return [Image.new("RGB", (32, 32), colour) for colour in colours]
-
-
-@pytest.fixture(scope="module")
-def made() -> clipcil.Classifier:
-    model = clipcil.Classifier("simplecil")
-    model.learn({"red": plain("red", "darkred"), "blue": plain("blue", "navy")})
-    return model
-
-
-@pytest.fixture
-def saved(made: clipcil.Classifier, tmp_path: Path) -> Path:
-    made.save(tmp_path / "m")
-    return tmp_path / "m"
-
-
-def week(folder: Path) -> Path:
-    for name, colours in (("green", ("green", "lime")), ("grey", ("grey", "silver"))):
-        (folder / name).mkdir(parents=True)
-        for place, image in enumerate(plain(*colours)):
-            image.save(folder / name / f"{place}.png")
-    return folder
-
-
-def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
-    with pytest.raises(SystemExit) as stop:
-        main(list(words))
-    said = capsys.readouterr().err
-    assert stop.value.code == 2 and said.count("\n") == 1, said
-    return said
 
 
 @pytest.mark.parametrize("name", ["weights.safetensors", "weights-best.safetensors", ".thesis.pdf.part", ".notes"])

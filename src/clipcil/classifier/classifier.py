@@ -33,6 +33,7 @@ from clipcil.experiment.device import make_fabric
 from clipcil.experiment.spec import RunSpec, method_settings
 from clipcil.methods.base import Method
 from clipcil.methods.registry import find_method
+from clipcil.network import allow_downloads, on_behalf_of_a_folder
 from clipcil.settings import nested, override, to_dict
 from clipcil.training.loop import Session
 
@@ -394,7 +395,7 @@ class Classifier:
         return Facts(
             method=self._kind.name,
             settings=to_dict(self.config),
-            backbone=self._backbone,
+            backbone=self._clip.pinned if self._backbone == self._clip.name else self._backbone,
             fingerprint=self._fingerprint(),
             seed=self.seed,
             templates=self._templates,
@@ -458,13 +459,16 @@ class Classifier:
         self._method.eval()
 
 
-def load(folder: str | Path, *, backbone: str | None = None, device: str = "cpu") -> Classifier:
+def load(
+    folder: str | Path, *, backbone: str | None = None, device: str = "cpu", allow_download: bool = False
+) -> Classifier:
     """Load the model saved in `folder`.
 
     Args:
         folder: Where it was saved.
         backbone: Where the backbone lies on this machine, if elsewhere than on the one that made the model.
         device: cpu, cuda, mps or auto.
+        allow_download: Fetch a backbone that the folder names and this machine lacks; one named here is fetched anyway.
 
     Raises:
         UserError: There is no model, it is damaged, or the backbone is another.
@@ -484,8 +488,11 @@ def load(folder: str | Path, *, backbone: str | None = None, device: str = "cpu"
     name = backbone or facts.backbone
     spec = RunSpec(method=facts.method, data="folder", backbone=name, seed=facts.seed)
     kind = find_method(spec.method)
+    config = override(kind.Config(), facts.settings)
+    with allow_downloads(allow_download), on_behalf_of_a_folder(named=backbone is not None):
+        clip = load_clip(name)
     model = Classifier.__new__(Classifier)
-    model._open(kind, override(kind.Config(), facts.settings), load_clip(name), name, spec.seed, device)
+    model._open(kind, config, clip, name, spec.seed, device)
     if model._fingerprint() != facts.fingerprint:
         raise UserError(
             f"{folder} was made with a backbone of fingerprint {facts.fingerprint}, but '{name}' here is"

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
 from clipcil.classifier.model_folder import Facts, load_model, size_on_disk
+from clipcil.errors import printable
 from clipcil.memory.gaussians import GaussianMemory
 from clipcil.methods.registry import find_method
 
@@ -75,7 +76,8 @@ def print_description(folder: Path) -> None:
     console = Console(highlight=False, markup=False, soft_wrap=True)
     kept = facts["exemplars_kept"]
     console.print(
-        f"{folder}: {facts['method']} on {facts['backbone']} ({facts['fingerprint']}), {len(facts['classes'])} classes"
+        f"{printable(folder)}: {facts['method']} on {printable(facts['backbone'])} ({facts['fingerprint']}),"
+        f" {len(facts['classes'])} classes"
         f" from {facts['lessons']} lessons, {facts['bytes'] / 1e6:.1f} MB on disk"
     )
     console.print(
@@ -97,7 +99,7 @@ def print_description(folder: Path) -> None:
     for row in facts["classes"]:
         name = row["name"] if row["name"] == row["taught_as"] else f"{row['name']} (taught as {row['taught_as']})"
         cells = [name, row["learnt"], row["newest"], str(row["pictures"]), str(row["task"])]
-        table.add_row(*cells, *([f"{row['moved']:.4f}"] if with_moved else []))
+        table.add_row(*map(printable, cells), *([f"{row['moved']:.4f}"] if with_moved else []))
     console.print(table)
     if with_moved:
         console.print("moved: how far calibration has carried the class's mean since it was learnt (1 − cosine)")

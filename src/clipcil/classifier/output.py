@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any, TextIO
 
 from clipcil.classifier.predicting import Prediction
+from clipcil.errors import printable
 
 
 class Printer:
@@ -24,7 +26,7 @@ class Printer:
             guesses = f"cannot be read: {prediction.error}"
         elif prediction.unknown:
             guesses = f"none of these (nearest: {guesses})"
-        print(f"{picture}: {guesses}", file=self.out)
+        print(printable(f"{picture}: {guesses}"), file=self.out)
 
 
 class JsonPrinter(Printer):
@@ -38,7 +40,12 @@ class JsonPrinter(Printer):
             pairs = zip(prediction.names, prediction.probabilities, strict=True)
             value |= {"name": prediction.name, "unknown": prediction.unknown}
             value["classes"] = [{"name": name, "probability": round(p, 6)} for name, p in pairs]
-        print(json.dumps(value, ensure_ascii=False), file=self.out)
+        # JSON escapes control characters below a blank; terminals know some above it too.
+        text = json.dumps(value, ensure_ascii=False)
+        print(
+            re.sub("[\x7f-\x9f\u2028-\u202e\u2066-\u2069]", lambda found: f"\\u{ord(found[0]):04x}", text),
+            file=self.out,
+        )
 
 
 class CsvPrinter(Printer):
@@ -54,9 +61,10 @@ class CsvPrinter(Printer):
     def line(self, picture: Path, prediction: Prediction) -> None:
         pairs: list[str] = []
         for name, probability in zip(prediction.names, prediction.probabilities, strict=True):
-            pairs += [name, f"{probability:.6f}"]
+            pairs += [printable(name), f"{probability:.6f}"]
         unknown = "" if prediction.error is not None else str(prediction.unknown).lower()
-        row = [str(picture), prediction.name or "", unknown, prediction.error or "", *pairs]
+        texts = [printable(text or "") for text in (picture, prediction.name, prediction.error)]
+        row = [*texts[:2], unknown, texts[2], *pairs]
         self._writer.writerow(row + [""] * (4 + 2 * self.top - len(row)))
 
 

@@ -14,7 +14,7 @@ from clipcil.classifier.classifier import Classifier, load
 from clipcil.classifier.lesson import Lesson
 from clipcil.classifier.model_folder import MODEL, hold_model, refuse_other_folders
 from clipcil.classifier.sources import loose_pictures, read_source
-from clipcil.errors import UserError
+from clipcil.errors import UserError, printable
 from clipcil.experiment.display import Display
 
 
@@ -76,42 +76,47 @@ def _print_classes(model: Classifier, names: list[str], counts: list[int]) -> No
     table.columns[1].justify = "right"
     known = {name.casefold() for name in model.classes}
     for name, count in zip(names, counts, strict=True):
-        table.add_row(name, str(count), "known: more pictures" if name.casefold() in known else "new")
+        table.add_row(printable(name), str(count), "known: more pictures" if name.casefold() in known else "new")
     Console(highlight=False, markup=False).print(table)
 
 
 def report(model: Classifier, lesson: Lesson, folder: Path) -> None:
     """The closing lines."""
     for line in lesson.left_out:
-        print(f"left out: {line}")
+        say(f"left out: {line}")
     total = sum(lesson.new.values()) + sum(lesson.again.values())
     more = f", and more pictures of {count(len(lesson.again), 'known class', 'known classes')}" if lesson.again else ""
     known = count(len(model.classes), "class", "classes")
-    print(f"learnt {count(len(lesson.new), 'new class', 'new classes')}{more}; the model knows {known} now")
+    say(f"learnt {count(len(lesson.new), 'new class', 'new classes')}{more}; the model knows {known} now")
     held = f"; {lesson.held_out} held out" if lesson.held_out else ""
-    print(f"trained on {total - lesson.held_out} of {count(total, 'picture')}{held}")
+    say(f"trained on {total - lesson.held_out} of {count(total, 'picture')}{held}")
     found, how = lesson.evaluation, lesson.calibration
     if found.accuracy is None:
-        print("no picture was kept to measure on, so nothing is known about how well new pictures are told")
+        say("no picture was kept to measure on, so nothing is known about how well new pictures are told")
     else:
         low, high = found.interval
-        print(
+        say(
             f"accuracy over all {known}: {found.accuracy:.1%} (95 % interval {low:.0%} to {high:.0%}), measured on"
             f" {count(found.pictures, 'picture')} {'left out one by one' if lesson.left_one_out else 'held out'}"
         )
     if found.confused:
         pairs = ", ".join(f"{c.true} taken for {c.guess} ({c.pictures})" for c in found.confused[:3])
-        print(f"most confused: {pairs}")
+        say(f"most confused: {pairs}")
     if how.threshold is not None:
-        print(
+        say(
             f"'none of these' where the likeliest class is below {how.threshold:.1%}; expected for"
             f" {how.false_alarms or 0:.1%} of pictures of known classes"
         )
     for warning in lesson.warnings:
-        print(f"note: {warning}")
-    print(f"model in {folder}; ask it: clipcil predict {shlex.quote(str(folder))} PICTURE")
+        say(f"note: {warning}")
+    say(f"model in {folder}; ask it: clipcil predict {shlex.quote(str(folder))} PICTURE")
 
 
 def count(number: int, one: str, many: str | None = None) -> str:
     """`1 picture`, `2 pictures`."""
     return f"{number} {one if number == 1 else many or one + 's'}"
+
+
+def say(line: str) -> None:
+    """Print a line; names in it may hold anything."""
+    print(printable(line))

@@ -30,7 +30,8 @@ def load_clip(name: str = "mini") -> CLIP:
             a folder: Hugging Face's layout (config.json, model.safetensors, tokenizer), or open_clip's;
             a .safetensors file: its config and tokenizer beside it;
             a .pt file: OpenAI's ViT-B-16.pt, the tokenizer beside it;
-            a hub id: "openai/clip-vit-base-patch16", "laion/CLIP-ViT-B-16-laion2B-s34B-b88K".
+            a hub id: "openai/clip-vit-base-patch16", "laion/CLIP-ViT-B-16-laion2B-s34B-b88K"; with
+            "@revision" behind it, that commit, tag or branch.
 
     Raises:
         UserError: There is no such backbone, or its files are damaged.
@@ -49,7 +50,10 @@ def load_clip(name: str = "mini") -> CLIP:
     if path.is_file():
         return _from_file(path, name)
     if hub.is_id(name) and path.suffix not in (".pt", ".safetensors"):
-        return _from_folder(hub.download(name), name)
+        folder = hub.download(name)
+        clip = _from_folder(folder, name)
+        clip.pinned = hub.pinned(name, folder)
+        return clip
     raise UserError(f"no backbone '{name}': not 'mini', a folder, a .pt or .safetensors file, or a hub id owner/name")
 
 

@@ -24,6 +24,8 @@ class CLIP(nn.Module):
     def __init__(self, config: CLIPConfig, tokenizer: Tokenizer, preprocess: Preprocess, name: str) -> None:
         super().__init__()
         self.name = name
+        self.pinned = name
+        """The name with the commit of the hub that the weights are of, where they come from there."""
         self.config = config
         self.tokenizer = tokenizer
         self.preprocess = preprocess

@@ -11,7 +11,7 @@ from clipcil.commands.learn import Choice, Model
 ClassName = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="CLASS")]
 
 
-def forget(model: Model, name: ClassName, backbone: Choice = None) -> None:
+def forget(model: Model, name: ClassName, backbone: Choice = None, allow_download: bool = False) -> None:
     """Take a class out of a model, with all that is kept of it.
 
     Example: clipcil forget birds/ "house sparrow".
@@ -20,11 +20,15 @@ def forget(model: Model, name: ClassName, backbone: Choice = None) -> None:
         model: Folder of the model.
         name: The class.
         backbone: Where the model's backbone lies on this machine, if elsewhere.
+        allow_download: Fetch a backbone that the folder names and this machine lacks.
     """
     from clipcil.classifier.change import change
+    from clipcil.errors import printable
+    from clipcil.network import allow_downloads
 
-    change(model, backbone, lambda classifier: classifier.forget(name))
-    print(f"{model} has forgotten '{name}'")
+    with allow_downloads(allow_download):
+        change(model, backbone, lambda classifier: classifier.forget(name))
+    print(printable(f"{model} has forgotten '{name}'"))
 
 
 def rename(
@@ -32,6 +36,7 @@ def rename(
     old: ClassName,
     new: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="NEW")],
     backbone: Choice = None,
+    allow_download: bool = False,
 ) -> None:
     """Call a class of a model something else. Its scores stay as they are.
 
@@ -42,8 +47,12 @@ def rename(
         old: The class.
         new: What to call it.
         backbone: Where the model's backbone lies on this machine, if elsewhere.
+        allow_download: Fetch a backbone that the folder names and this machine lacks.
     """
     from clipcil.classifier.change import change
+    from clipcil.errors import printable
+    from clipcil.network import allow_downloads
 
-    change(model, backbone, lambda classifier: classifier.rename(old, new))
-    print(f"'{old}' of {model} is called '{new}' now")
+    with allow_downloads(allow_download):
+        change(model, backbone, lambda classifier: classifier.rename(old, new))
+    print(printable(f"'{old}' of {model} is called '{new}' now"))

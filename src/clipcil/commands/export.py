@@ -15,6 +15,7 @@ def export(
     out: Folder = None,
     format: Annotated[Literal["pt2", "onnx"], tyro.conf.arg(help_behavior_hint="(default: pt2)")] = "pt2",
     backbone: Choice = None,
+    allow_download: bool = False,
 ) -> None:
     """Write a model as one file that runs without clipcil: vision tower and classifier in one.
 
@@ -27,9 +28,14 @@ def export(
         out: Folder for the files. Default: the model's name with -export behind it.
         format: pt2 or onnx.
         backbone: Where the model's backbone lies on this machine, if elsewhere.
+        allow_download: Fetch a backbone that the folder names and this machine lacks.
     """
     from clipcil.classifier.classifier import load
     from clipcil.classifier.export import export as write
+    from clipcil.errors import printable
+    from clipcil.network import allow_downloads
 
     folder = out if out is not None else model.resolve().with_name(f"{model.resolve().name}-export")
-    print(f"written: {write(load(model, backbone=backbone), folder, format)}, classes.json beside it")
+    with allow_downloads(allow_download):
+        classifier = load(model, backbone=backbone)
+    print(printable(f"written: {write(classifier, folder, format)}, classes.json beside it"))

@@ -25,6 +25,7 @@ def learn(
     skip_broken: bool = False,
     device: Name = "cpu",
     quiet: bool = False,
+    allow_download: bool = False,
 ) -> None:
     """Teach a model the classes in a folder; the pictures of earlier lessons are not needed.
 
@@ -44,11 +45,14 @@ def learn(
         skip_broken: Leave out pictures that cannot be decoded, and list them, instead of stopping.
         device: cpu, cuda, mps or auto.
         quiet: Print the closing lines only.
+        allow_download: Fetch a backbone that the folder names and this machine lacks.
     """
     from clipcil.classifier.teach import teach
     from clipcil.experiment.display import open_display
+    from clipcil.network import allow_downloads
     from clipcil.settings import parse_words
 
     choices = {"method": method, "seed": seed}
     display = open_display(quiet)
-    teach(model, folder, choices, parse_words(set), hold_out, skip_broken, backbone, device, display)
+    with allow_downloads(allow_download):
+        teach(model, folder, choices, parse_words(set), hold_out, skip_broken, backbone, device, display)

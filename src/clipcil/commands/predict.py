@@ -22,6 +22,7 @@ def predict(
     by: Literal["link", "copy"] = "link",
     backbone: Choice = None,
     device: Name = "cpu",
+    allow_download: bool = False,
 ) -> None:
     """Tell what pictures show, with probabilities.
 
@@ -40,6 +41,7 @@ def predict(
         by: Sort by symbolic link or by copy.
         backbone: Where the model's backbone lies on this machine, if elsewhere.
         device: cpu, cuda, mps or auto.
+        allow_download: Fetch a backbone that the folder names and this machine lacks.
     """
     from rich.console import Console
     from rich.progress import track
@@ -49,6 +51,7 @@ def predict(
     from clipcil.classifier.sorting import Sorter
     from clipcil.classifier.sources import expand
     from clipcil.errors import UserError
+    from clipcil.network import allow_downloads
 
     if json and csv:
         raise UserError("give --json or --csv, not both")
@@ -56,8 +59,9 @@ def predict(
         raise UserError("name a picture or a folder of pictures")
     files = expand(pictures)
     sorter = Sorter(folder_out, by) if folder_out is not None else None
-    classifier = load(model, backbone=backbone, device=device)
-    printer = open_printer(json, csv, top)
+    with allow_downloads(allow_download):
+        classifier = load(model, backbone=backbone, device=device)
+    printer = open_printer(json, csv, min(top, len(classifier.classes)))
     broken = 0
     console = Console(stderr=True)
     quiet = not console.is_terminal or len(files) < 50

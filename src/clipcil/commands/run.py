@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from clipcil.commands.types import Folder, RunOptions, Words, given
+from clipcil.errors import printable
 
 
 def run(
@@ -17,6 +18,7 @@ def run(
     out: Folder = None,
     resume: Folder = None,
     quiet: bool = False,
+    allow_download: bool = False,
 ) -> None:
     """Learn a dataset task by task with one method, and evaluate after each task.
 
@@ -31,11 +33,13 @@ def run(
         out: Folder for the results; must be new. Default: a dated folder under runs/.
         resume: Folder of a run that was stopped; continues with the options kept there.
         quiet: Print the closing lines only.
+        allow_download: Fetch a backbone that the folder names and this machine lacks.
     """
     from clipcil.distributed import from_first, rank
     from clipcil.experiment.display import open_display
     from clipcil.experiment.experiment import Experiment
     from clipcil.experiment.folder import finished_run, fresh_folder
+    from clipcil.network import allow_downloads
     from clipcil.settings import parse_words
 
     chosen = {**given(options), "settings": parse_words(set)}
@@ -44,7 +48,7 @@ def run(
     if resume is not None:
         experiment, folder = Experiment.resume(resume, chosen), resume
         if (done := finished_run(folder, experiment.table)) is not None:
-            print(f"{folder} is complete; nothing is left to do")
+            print(printable(f"{folder} is complete; nothing is left to do"))
             close(done.values, folder)
             return
     else:
@@ -52,7 +56,8 @@ def run(
         experiment.launch()
         folder = from_first(out or fresh_folder(f"{experiment.spec.method}-{experiment.spec.data}"))
     try:
-        results = experiment.run(folder, display=open_display(quiet), resume=resume is not None)
+        with allow_downloads(allow_download):
+            results = experiment.run(folder, display=open_display(quiet), resume=resume is not None)
     except KeyboardInterrupt as stop:
         if not (folder / "config.toml").is_file():
             raise KeyboardInterrupt("stopped before anything was learnt") from stop
@@ -72,5 +77,5 @@ def close(results: Mapping[str, Any], folder: Path) -> None:
             f" {drift['cosine_floor']:.4f} if it were perfect"
         )
     for note in results["notes"]:
-        print(f"note: {note}")
-    print(f"results in {folder}; clipcil report {folder} makes a page of them")
+        print(printable(f"note: {note}"))
+    print(printable(f"results in {folder}; clipcil report {folder} makes a page of them"))

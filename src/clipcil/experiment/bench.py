@@ -10,11 +10,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from clipcil.errors import UserError
 from clipcil.experiment.display import Display
 from clipcil.experiment.folder import finished_run
 from clipcil.experiment.grid import Planned
 from clipcil.experiment.results import NUMBERS
 from clipcil.experiment.workers import in_processes, in_this_process
+from clipcil.files import open_log
+from clipcil.reading import MissingFileError, parse_json, read_bytes
 from clipcil.report.compare import Group, Spread, group_runs
 from clipcil.report.console import Line
 from clipcil.report.runs import RunResult
@@ -149,26 +152,30 @@ class ResultLog:
             line |= {"tasks": result.tasks, **{key: result.values[key] for key in NUMBERS}}
             line |= {"seconds": round(result.seconds, 3), "after": result.values["after"]}
             self._known.add(planned.folder.name)
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        with self.path.open("ab+") as file:
-            file.seek(0, os.SEEK_END)
-            if file.tell():  # a process killed while it wrote left half a line: do not lengthen it
-                file.seek(-1, os.SEEK_END)
-                torn = file.read(1) != b"\n"
-                file.write(b"\n" * torn)
-            file.write((json.dumps(line, ensure_ascii=False) + "\n").encode())
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with open_log(self.path) as file:
+                # A process killed while it wrote left half a line: do not lengthen it.
+                torn = file.seek(0, os.SEEK_END) and os.pread(file.fileno(), 1, file.tell() - 1) != b"\n"
+                file.write(b"\n" * bool(torn) + json.dumps(line).encode() + b"\n")
+        except OSError as error:
+            raise UserError(f"cannot write {self.path}: {error.strerror or error}") from error
 
 
 def read_log(path: Path) -> list[dict[str, Any]]:
     """The lines of `results.jsonl`; half a line, left by a process that was killed, is skipped."""
-    if not path.is_file():
+    try:
+        data = read_bytes(path)
+    except MissingFileError:
         return []
+    if data and not data.startswith(b'{"run": '):
+        raise UserError(f"{path} is there already and no log of a bench; name another folder with --out")
     lines = []
-    for text in path.read_text(encoding="utf-8", errors="replace").splitlines():
+    for text in data.decode(errors="replace").splitlines():
         try:
-            value = json.loads(text)
-        except ValueError:
+            value = parse_json(text, str(path))
+        except UserError:
             continue
-        if isinstance(value, dict):
+        if isinstance(value, dict) and isinstance(value.get("run"), str):
             lines.append(value)
     return lines

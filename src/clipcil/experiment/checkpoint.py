@@ -23,9 +23,10 @@ from torch import Tensor
 from clipcil.errors import UserError
 from clipcil.files import refuse_links, sha256, sweep_parts, uninterrupted, whole_file, write_json
 from clipcil.methods.base import Method
-from clipcil.reading import Between, read_json, read_tensors, typed
+from clipcil.reading import Between, Count, Text, read_json, read_tensors, typed
 from clipcil.training.loop import Snapshot
 
+Size = Annotated[int, Between(1, 10**6)]
 KEEP = 2
 """Whole checkpoints kept: the newest, and the one before it in case the newest is damaged."""
 
@@ -66,10 +67,13 @@ def method_state(method: Method) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 def restore_method(method: Method, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
     """Make a fresh method what it was: replay `grow` for every task, then fill in the values."""
+    names, sizes = typed(facts.get("names"), list[Text], "names"), typed(facts.get("sizes"), list[Size], "sizes")
+    if sum(sizes) != len(names):
+        raise UserError(f"the checkpoint does not fit {method.name}: {len(names)} names for {sum(sizes)} classes")
     try:
         start = 0
-        for size in facts["sizes"]:
-            method.grow(facts["names"][start : start + size])
+        for size in sizes:
+            method.grow(names[start : start + size])
             start += size
         method.load_state_dict(tensors)
     except (RuntimeError, LookupError, TypeError, ValueError, AttributeError) as error:
@@ -126,9 +130,12 @@ class CheckpointFolder:
         """Make a fresh method and the random state what they were at the checkpoint."""
         own = {key[7:]: value for key, value in loaded.tensors.items() if key.startswith("method.")}
         restore_method(method, own, loaded.facts)
-        torch.set_rng_state(loaded.tensors["random.cpu"])
-        if "random.cuda" in loaded.tensors and torch.cuda.is_available():
-            torch.cuda.set_rng_state(loaded.tensors["random.cuda"])
+        try:
+            torch.set_rng_state(loaded.tensors["random.cpu"])
+            if "random.cuda" in loaded.tensors and torch.cuda.is_available():
+                torch.cuda.set_rng_state(loaded.tensors["random.cuda"])
+        except (RuntimeError, LookupError, TypeError) as error:
+            raise UserError(f"the checkpoint after task {loaded.tasks} has no random state; start anew") from error
 
     def _check(self, path: Path, facts: dict[str, Any]) -> None:
         found = facts.get("belongs")
@@ -174,7 +181,8 @@ class SnapshotFolder:
                 tensors, facts = load_tensors(path)
                 if facts.get("mark") != self.mark:
                     raise UserError(f"{path} belongs to another run")
-                return Snapshot(int(facts["epoch"]), tensors), int(facts["log_size"])
+                epoch, size = (typed(facts.get(key), Count, f"{key} in {path}") for key in ("epoch", "log_size"))
+                return Snapshot(epoch, tensors), size
             except UserError as error:
                 self.tell(f"{error}; going back to the one before it")
         return None

@@ -10,6 +10,8 @@ from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from clipcil.errors import printable
+
 
 class Display:
     """Says nothing. The base of the two that do, and what a library user gets."""
@@ -40,15 +42,15 @@ class PlainDisplay(Display):
     """A line per task, for logs and pipes."""
 
     def __init__(self, console: Console | None = None) -> None:
-        self.console = console or Console(highlight=False, soft_wrap=True)
+        self.console = console or Console(highlight=False, soft_wrap=True, markup=False)
         self._header = False
 
     def start(self, title: str, tasks: int) -> None:
         self._header = False
-        self.console.print(title)
+        self.console.print(printable(title), markup=False)
 
     def tell(self, line: str) -> None:
-        self.console.print(line, markup=False)
+        self.console.print(printable(line), markup=False)
 
     def row(self, row: Sequence[str], header: Sequence[str]) -> None:
         widths = [max(8, len(name)) for name in header]
@@ -63,7 +65,12 @@ class LiveDisplay(Display):
 
     def __init__(self, console: Console | None = None) -> None:
         self.console = console or Console()
-        columns = (TextColumn("{task.description:<28}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        columns = (
+            TextColumn("{task.description:<28}", markup=False),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+        )
         self._bars = Progress(*columns, console=self.console)
         self._table: Table | None = None
         self._live: Live | None = None
@@ -71,14 +78,14 @@ class LiveDisplay(Display):
         self._stage: Any = None
 
     def start(self, title: str, tasks: int) -> None:
-        self.console.print(title)
+        self.console.print(printable(title), markup=False)
         self._tasks = self._bars.add_task("tasks", total=tasks)
         self._stage = self._bars.add_task("", total=None)
         self._live = Live(self._bars, console=self.console, refresh_per_second=8)
         self._live.start()
 
     def tell(self, line: str) -> None:
-        self.console.print(line, markup=False)
+        self.console.print(printable(line), markup=False)
 
     def stage(self, name: str, steps: int) -> None:
         if self._stage is not None:

@@ -34,6 +34,8 @@ from clipcil.files import cache_folder, run_lock
 from clipcil.memory.gaussians import GaussianMemory
 from clipcil.methods.base import Method
 from clipcil.methods.registry import find_method
+from clipcil.network import on_behalf_of_a_folder
+from clipcil.reading import Count, typed
 from clipcil.settings import build, merge, nested, to_dict
 from clipcil.training.loop import Session
 
@@ -136,6 +138,7 @@ class Experiment:
         check_same(Path(folder), {"run": before}, {"run": now})  # first: the settings of another method do not fit
         experiment = cls.of(spec, method_settings(spec, merge(kept["method"], settings), preset=False))
         check_same(Path(folder), kept, experiment.table)
+        experiment._named = "backbone" in given
         return experiment
 
     def _set_up(
@@ -148,6 +151,7 @@ class Experiment:
         self._before: GaussianMemory | None = None
         self._loaded: _Loaded | None = None
         self._fabric: Any = None
+        self._named = True  # whether what is loaded was named by the user, not by a folder
 
     @property
     def table(self) -> dict[str, Any]:
@@ -259,8 +263,8 @@ class Experiment:
         checkpoints, snapshots.mark = CheckpointFolder(folder / "checkpoint", belongs), run_mark(belongs)
         kept = checkpoints.newest(display.tell) if resume else None
         snapshots.clear(keep=kept.tasks if kept else 0 if resume else None)
-        write_start(folder, self.table)  # only now: a run that could not begin has claimed nothing
-        for note in ready.notes:
+        # Only now: a run that could not begin has claimed nothing.
+        for note in (*write_start(folder, self.table, ready.method.clip), *ready.notes):
             display.tell(note)
         kept = from_first(kept)
         if kept is not None:
@@ -303,10 +307,12 @@ class Experiment:
 
     def _restore(self, kept: Loaded) -> None:
         CheckpointFolder.restore(kept, self.method)
-        self._records = [Record(**record) for record in kept.facts["records"]]
-        self._drift = kept.facts["drift"]
+        facts: _Kept = typed(kept.facts, _Kept)
+        if not len(facts.records) == len(facts.drift) == kept.tasks:
+            raise UserError(f"the checkpoint after task {kept.tasks} has {len(facts.records)} records; start anew")
+        self._records, self._drift = facts.records, facts.drift
         monitor = self._ready().monitor
-        monitor.log_size, monitor.seconds = kept.facts["log_size"], kept.facts["seconds"]
+        monitor.log_size, monitor.seconds = facts.log_size, facts.seconds
 
     def _identity(self) -> dict[str, Any]:
         """What a checkpoint belongs to: every choice, and the very weights, pictures and class order they led to."""
@@ -333,10 +339,11 @@ class Experiment:
         spec, shared = self.spec, self._shared
         self.launch()
         session = Session(self._fabric, monitor)
-        if spec.backbone not in shared.backbones:
-            shared.backbones[spec.backbone] = load_clip(spec.backbone)
-        clip = shared.backbones[spec.backbone].to(session.device)
-        dataset, notes = self._open_dataset()
+        with on_behalf_of_a_folder(self._named):
+            if spec.backbone not in shared.backbones:
+                shared.backbones[spec.backbone] = load_clip(spec.backbone)
+            clip = shared.backbones[spec.backbone].to(session.device)
+            dataset, notes = self._open_dataset()
         if spec.shots is not None:
             dataset = dataset.shrink(spec.shots, spec.seed)
         if self._kind.tunes_tower:
@@ -377,6 +384,16 @@ def _lost_processes(folder: Path) -> Iterator[None]:
             f"another process of this run ended or did not answer ({first_line(error)});"
             f" continue with: clipcil run --resume {shlex.quote(str(folder))}"
         ) from error
+
+
+@dataclass
+class _Kept:
+    """What a checkpoint holds beside the method, as `_facts` wrote it."""
+
+    records: list[Record]
+    drift: list[dict[str, float] | None]
+    log_size: Count
+    seconds: dict[str, float]
 
 
 @dataclass

@@ -17,14 +17,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from clipcil import __version__
-from clipcil.errors import UserError
+from clipcil.errors import UserError, printable
 from clipcil.experiment.checkpoint import RUN_FILES, first_difference
 from clipcil.experiment.monitor import RunMonitor, peak_megabytes
 from clipcil.files import LOCK, part_names, write_json, write_text, write_toml
-from clipcil.reading import read_toml
+from clipcil.reading import read_json, read_toml
 from clipcil.report.runs import RunResult, read_run
 
 if TYPE_CHECKING:
+    from clipcil.clip import CLIP
     from clipcil.data.stream import TaskStream
     from clipcil.experiment.results import Results
 
@@ -51,11 +52,22 @@ def check_same(folder: Path, found: dict[str, Any], asked: dict[str, Any]) -> No
         raise UserError(f"{folder} holds another run ({difference}); name another folder with --out")
 
 
-def write_start(folder: Path, table: dict[str, Any]) -> None:
-    """Claim the folder for this run."""
+def write_start(folder: Path, table: dict[str, Any], clip: CLIP) -> list[str]:
+    """Claim the folder for this run; returns what a person should know about it."""
     if not (folder / "config.toml").exists():
         write_toml(folder / "config.toml", table)
-    write_json(folder / "environment.json", environment())
+    now = {**environment(), "backbone": clip.pinned, "fingerprint": clip.fingerprint}
+    try:
+        before = read_json(folder / "environment.json")["threads"]
+    except (UserError, LookupError, TypeError):
+        before = now["threads"]
+    write_json(folder / "environment.json", now)
+    if before == now["threads"]:
+        return []
+    return [
+        f"begun with {printable(before)} threads, continued with {now['threads']}: sums are added in another order, so"
+        f" losses and drift can differ in their last digits; OMP_NUM_THREADS={printable(before)} gives the same bytes"
+    ]
 
 
 def write_results(folder: Path, results: Results, stream: TaskStream, monitor: RunMonitor) -> None:

@@ -30,6 +30,10 @@ class PromptTexts(nn.Module):
         super().__init__()
         ids, ends = clip.tokenizer([name + suffix for name in names])
         context = clip.config.text.context
+        if length + 2 >= context:  # beside the marks of beginning and end there has to be room for a name
+            raise UserError(
+                f"a prompt of {length} vectors does not fit the {context} tokens of the text tower; lower prompt_length"
+            )
         if length + 2 > context:
             raise UserError(
                 f"a prompt of {length} vectors does not fit the {context} tokens of the text tower; make it shorter"

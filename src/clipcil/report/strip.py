@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from clipcil.errors import UserError
+from clipcil.network import on_behalf_of_a_folder
 from clipcil.report.answers import Prediction, confident_mistakes, read_predictions
 from clipcil.report.runs import RunResult
 
@@ -70,7 +71,8 @@ class Strips:
         key = f"{run.data}|{root}|{sorted(options.items())}"
         if key not in self._datasets:
             try:
-                self._datasets[key] = open_dataset(run.data, Path(root) if root else None, options)
+                with on_behalf_of_a_folder():
+                    self._datasets[key] = open_dataset(run.data, Path(root) if root else None, options)
             except UserError as error:
                 self._datasets[key] = error
         found = self._datasets[key]

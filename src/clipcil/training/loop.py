@@ -164,7 +164,12 @@ class Session:
         first = 0
         self.monitor.begin(stage, how.epochs, steps)
         if (snapshot := self.monitor.restore(stage)) is not None:
-            _put_back(snapshot, trained, optimizer)
+            try:
+                _put_back(snapshot, trained, optimizer)
+            except (RuntimeError, LookupError, TypeError, ValueError) as error:
+                raise UserError(
+                    f"the snapshot of stage '{stage}' does not fit it; delete checkpoint/stages-*"
+                ) from error
             first = snapshot.epoch
         for epoch in range(first, how.epochs):
             if each_epoch is not None:
