@@ -1,11 +1,12 @@
 """Kill runs with SIGKILL at random moments, resume them until they end, and compare with runs never stopped.
 
-    python tools/kill_test.py --kills 50
-    python tools/kill_test.py --kills 10 --methods dmc-ot,rapf --seed 7
+    python tools/kill_test.py --kills 100
+    python tools/kill_test.py --kills 10 --what runs --methods dmc-ot,rapf --seed 7
 
 Every run is a process of its own, forked from one that has imported everything, on a handful of the embedded pictures
 written out as files. Most kills fall into learning, some into starting up. The files compared are those that a seed
-decides. Exit code 1 if any of them differs by a byte.
+decides. Exit code 1 if any of them differs by a byte. A third of the kills strikes the other commands that write
+(learn, forget, rename, export, report, describe, bench): see `kill_commands`.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ import time
 import traceback
 from pathlib import Path
 
+from kill_commands import kill_commands, quiet_child
+
 SAME = ("config.toml", "results.json", "matrix.csv", "predictions.csv", "steps.jsonl")
 CLASSES, INCREMENT, PATIENCE = 6, 2, 300.0
 
@@ -31,6 +34,7 @@ CLASSES, INCREMENT, PATIENCE = 6, 2, 300.0
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--kills", type=int, default=50, help="how many kills in all")
+    parser.add_argument("--what", choices=("all", "runs", "commands"), default="all", help="what is killed")
     parser.add_argument("--methods", default="all", help="names with commas between, or all")
     parser.add_argument("--seed", type=int, default=0, help="seed of the moments")
     parser.add_argument("--epochs", type=int, default=3, help="epochs of every stage")
@@ -46,11 +50,30 @@ def main() -> int:
     names = sorted(methods()) if given.methods == "all" else given.methods.split(",")
     settings = {name: short_settings(find_method(name).Config(), given.epochs) for name in names}
     with tempfile.TemporaryDirectory(prefix="clipcil-kill-") as work:
-        return test(Path(work), settings, given.kills, random.Random(given.seed))
+        write_pictures(Path(work) / "pictures")
+        commands = {"all": given.kills // 3, "runs": 0, "commands": given.kills}[given.what]
+        chance = random.Random(given.seed)
+        bad = kill_others(Path(work), commands, chance) if commands else 0
+        return int(bad > 0) | test(Path(work), settings, given.kills - commands, chance)
+
+
+def kill_others(work: Path, kills: int, chance: random.Random) -> int:
+    """Kill the other commands; returns how many left something wrong."""
+    # Imported here, once, and not in every child.
+    import clipcil.classifier.export
+    import clipcil.report.page  # noqa: F401
+
+    os.environ["CLIPCIL_CACHE"] = str(work / "cache")
+
+    def end(process: int, kill: bool) -> int:
+        if kill:
+            os.kill(process, signal.SIGKILL)
+        return os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
+
+    return kill_commands(work, kills, chance, lambda words: quiet_child(words, work, command), end)[1]
 
 
 def test(work: Path, settings: dict[str, list[str]], kills: int, chance: random.Random) -> int:
-    write_pictures(work / "pictures")
     started, done, runs, bad = time.monotonic(), 0, 0, 0
     whole: dict[str, float] = {}
     while done < kills:
@@ -67,6 +90,8 @@ def test(work: Path, settings: dict[str, list[str]], kills: int, chance: random.
         verdict = f"DIFFERENT: {', '.join(wrong)}" if wrong else "the same bytes"
         print(f"{name}: {count} kills, {verdict}", flush=True)
         shutil.rmtree(cut)
+    if not runs:
+        return 0
     print(
         f"{done} kills in {runs} runs of {len(whole)} methods, {time.monotonic() - started:.0f} s:"
         f" {runs - bad} of {runs} runs ended with the same bytes"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import signal
@@ -18,17 +19,22 @@ def start(folder: Path, *words: str) -> subprocess.Popen[str]:
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
     command = [sys.executable, "-m", "clipcil", *words]
     pipe = subprocess.PIPE
-    return subprocess.Popen(command, cwd=folder, env=environment, stdout=pipe, stderr=pipe, text=True)
+    # A background job has SIGINT ignored, and hands that on: here it is what a terminal would have it be.
+    restore = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    return subprocess.Popen(
+        command, cwd=folder, env=environment, stdout=pipe, stderr=pipe, text=True, preexec_fn=restore
+    )
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_stopped_run_says_how_to_go_on(number: signal.Signals, tmp_path: Path) -> None:
     child = start(tmp_path, "run", "coop", "--out", "my run", "--increment", "2", "--set", "train.epochs=500")
     assert child.stdout is not None
     assert "100 classes in 50 tasks" in child.stdout.readline()
     child.send_signal(number)
+    child.send_signal(number)  # a second Ctrl-C, while the first is being seen to
     _, errors = child.communicate(timeout=120)
-    assert errors == "clipcil: stopped; go on with: clipcil run --resume 'my run'\n"
+    assert errors == "clipcil: stopped; continue with: clipcil run --resume 'my run'\n"
     assert child.returncode == 130
     assert (tmp_path / "my run" / "config.toml").is_file()
     assert not list((tmp_path / "my run").rglob("*.part"))
@@ -36,7 +42,8 @@ def test_a_stopped_run_says_how_to_go_on(number: signal.Signals, tmp_path: Path)
 
 def test_runs_killed_at_random_moments_end_with_the_same_bytes(tmp_path: Path) -> None:
     """The short form of `tools/kill_test.py --kills 50`."""
-    command = [sys.executable, str(ROOT / "tools/kill_test.py"), "--kills", "3", "--methods", "rapf", "--seed", "1"]
+    command = [sys.executable, str(ROOT / "tools/kill_test.py"), "--kills", "3", "--seed", "1"]
+    command += ["--what", "runs", "--methods", "rapf"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "TMPDIR": str(tmp_path)}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -8,8 +8,10 @@ names, the preprocessing, the temperature and the threshold; `classifier.safeten
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import io
 import os
+import tempfile
 import warnings
 from importlib.util import find_spec
 from pathlib import Path
@@ -23,7 +25,7 @@ import clipcil
 from clipcil.classifier.classifier import Classifier
 from clipcil.data.batch import TensorBatch
 from clipcil.errors import UserError
-from clipcil.files import refuse_links, whole_file, write_bytes, write_json
+from clipcil.files import refuse_links, sweep_parts, uninterrupted, write_bytes, write_json
 from clipcil.reading import read_json
 
 Format = Literal["pt2", "onnx"]
@@ -62,17 +64,11 @@ def export(model: Classifier, out: Path, form: Format = "pt2") -> Path:
     file = out / f"model.{form}"
     with torch.no_grad():
         program = _to_onnx(network, example) if form == "onnx" else _trace(network, example)
-    with whole_file(file) as part:
-        if form == "onnx":
-            program.save(str(part))
-        else:
-            buffer = io.BytesIO()  # it wants a file called .pt2, or no file
-            torch.export.save(program, buffer)
-            part.write_bytes(buffer.getbuffer())
+    files = {file.name: _onnx_bytes(program) if form == "onnx" else _pt2_bytes(program)}
     vectors = next((getattr(model._method, name) for name in VECTORS if hasattr(model._method, name)), None)
     if vectors is not None:
         unit = nn.functional.normalize(vectors.detach().float().cpu(), dim=-1)
-        write_bytes(out / VECTORS_FILE, save({"class_vectors": unit.contiguous()}))
+        files[VECTORS_FILE] = save({"class_vectors": unit.contiguous()})
     facts = {
         "made_by": f"clipcil {clipcil.__version__}",
         "classes": model.classes,
@@ -82,9 +78,26 @@ def export(model: Classifier, out: Path, form: Format = "pt2") -> Path:
         "inputs": "pictures (B, 3, height, width): RGB, resized, × rescale, − mean, ÷ std",
         "outputs": "logits (B, classes), features (B, dim); probabilities are softmax(temperature × logits)",
         "unknown": "none of the classes where the highest probability < threshold",
+        "sha256": {name: hashlib.sha256(data).hexdigest() for name, data in files.items()},
     }
-    write_json(out / CLASSES, facts)
+    with uninterrupted():
+        write_json(out / CLASSES, facts)  # first: it says that the folder is ours, and which files belong to it
+        for name, data in files.items():
+            write_bytes(out / name, data)
+        sweep_parts(out, lambda name: name in (CLASSES, VECTORS_FILE, "model.pt2", "model.onnx"))
     return file
+
+
+def _pt2_bytes(program: Any) -> bytes:
+    buffer = io.BytesIO()
+    torch.export.save(program, buffer)
+    return buffer.getvalue()
+
+
+def _onnx_bytes(program: Any) -> bytes:
+    with tempfile.TemporaryDirectory(prefix="clipcil-") as folder:
+        program.save(str(Path(folder) / "model.onnx"))
+        return (Path(folder) / "model.onnx").read_bytes()
 
 
 def _refuse_others_files(out: Path) -> None:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
 from clipcil.errors import UserError
+from clipcil.reading import MissingFileError, parse_json, read_text
 from clipcil.report.runs import RunResult
 
 
@@ -38,7 +38,10 @@ def write_tensorboard(runs: Sequence[RunResult], folder: Path) -> None:
 
 
 def _losses(path: Path) -> list[tuple[str, float]]:
-    if not path.is_file():
+    try:
+        lines = [parse_json(line, str(path)) for line in read_text(path).splitlines() if line]
+        return [(str(line["stage"]), float(line["loss"])) for line in lines]
+    except MissingFileError:
         return []
-    lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line]
-    return [(str(line["stage"]), float(line["loss"])) for line in lines]
+    except (LookupError, TypeError, ValueError) as error:
+        raise UserError(f"{path} is not the log of a run ({type(error).__name__})") from error
