@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import resource
@@ -203,11 +204,18 @@ def test_mutated_results_are_used_or_refused_in_one_line(tmp_path: Path, capsys:
     assert "deeper than" in refused(capsys, "report", str(run))
 
 
-def test_runs_are_found_at_any_depth(tmp_path: Path) -> None:
-    deep = tmp_path
+@pytest.fixture
+def deep(tmp_path: Path) -> Iterator[Path]:
+    """A folder 1,200 folders down. Python's own functions cannot delete it: they recurse."""
+    folder = tmp_path
     for _ in range(1200):
-        os.mkdir(deep / "d")  # noqa: PTH102  (parents=True would recurse)
-        deep = deep / "d"
+        folder = folder / "d"
+        folder.mkdir()
+    yield folder
+    subprocess.run(["rm", "-rf", tmp_path / "d"], check=True)
+
+
+def test_runs_and_pictures_are_looked_for_at_any_depth(deep: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="holds no finished run"):
         find_runs([tmp_path])
     Image.new("RGB", (4, 4)).save(deep / "a.png")
@@ -365,11 +373,12 @@ def test_a_revision_is_pinned_and_recorded(monkeypatch: pytest.MonkeyPatch, tmp_
 
     calls: list[tuple[Any, ...]] = []
 
-    def fetch(repository: str, file: str, revision: str | None, local_files_only: bool) -> str:
-        calls.append((repository, revision, local_files_only))
+    def fetch(repository: str, file: str, revision: str | None, how: str = "fetched") -> str:
+        calls.append((repository, revision, how))
         return str(tmp_path / "snapshots" / "0a1b2c" / file)
 
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", fetch)
+    monkeypatch.setattr(huggingface_hub, "try_to_load_from_cache", functools.partial(fetch, how="looked for"))
     assert hub.is_id("owner/name@v1.0") and not hub.is_id("owner/name@") and not hub.is_id("a/b/c")
     folder = hub.download("owner/name@v1.0")
     assert hub.pinned("owner/name", folder) == "owner/name@0a1b2c"
@@ -379,9 +388,9 @@ def test_a_revision_is_pinned_and_recorded(monkeypatch: pytest.MonkeyPatch, tmp_
     with allow_downloads(), on_behalf_of_a_folder():
         hub.download("owner/name")
     assert list(dict.fromkeys(calls)) == [
-        ("owner/name", "v1.0", False),
-        ("owner/name", None, True),
-        ("owner/name", None, False),
+        ("owner/name", "v1.0", "fetched"),
+        ("owner/name", None, "looked for"),
+        ("owner/name", None, "fetched"),
     ]
 
 

@@ -45,6 +45,8 @@ def download(name: str) -> Path:
         config = _file(repository, open_clip.CONFIG)
         weights = config and _file(repository, open_clip.WEIGHTS[0])
     if not weights or not config:
+        if not downloads_allowed():
+            raise UserError(f"'{repository}' is not on this machine; {ASK_FIRST}")
         raise UserError(f"hub repository '{repository}' has no safetensors weights of a CLIP; {_by_hand()}")
     for file in (*_TOKENIZER_FILES, "preprocessor_config.json"):
         _file(repository, file)
@@ -67,15 +69,15 @@ def openai_tokenizer(folder: Path, context: int) -> Tokenizer:
 def _file(repository: str, file: str) -> Path | None:
     """A file of `owner/name[@revision]`, from the cache or the hub; None where the repository has none."""
     repository, _, revision = repository.partition("@")
-    may_fetch = downloads_allowed()
-    from huggingface_hub import hf_hub_download
+    from huggingface_hub import hf_hub_download, try_to_load_from_cache
     from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 
     try:
-        return Path(hf_hub_download(repository, file, revision=revision or None, local_files_only=not may_fetch))
+        if not downloads_allowed():  # hf_hub_download(local_files_only=True) would still ask the hub something else
+            found = try_to_load_from_cache(repository, file, revision=revision or None)
+            return Path(found) if isinstance(found, str) else None
+        return Path(hf_hub_download(repository, file, revision=revision or None))
     except LocalEntryNotFoundError as error:
-        if not may_fetch:
-            raise UserError(f"'{repository}' is not on this machine; {ASK_FIRST}") from error
         raise UserError(f"cannot get {file} of '{repository}' from the hub; {_by_hand()}") from error
     except EntryNotFoundError:
         return None

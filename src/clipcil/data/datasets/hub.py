@@ -56,6 +56,8 @@ def _refuse_mixture(options: HubOptions, folder: Path, files: list[Path]) -> Non
 
 def _download(options: HubOptions, revision: str | None, root: Path | None) -> Path:
     """Offline mode (HF_HUB_OFFLINE=1) is honoured by the library: it then answers from its cache alone."""
+    if not downloads_allowed():
+        return root if root is not None else _cached(options, revision)
     from huggingface_hub import snapshot_download
 
     where: dict[str, Any] = {"local_dir": root} if root is not None else {}
@@ -65,15 +67,25 @@ def _download(options: HubOptions, revision: str | None, root: Path | None) -> P
             repo_type="dataset",
             revision=revision,
             allow_patterns=["*.parquet"],
-            local_files_only=not downloads_allowed(),
             **where,
         )
     except Exception as error:  # gated, misspelt, offline: the library has a class for each
-        if not downloads_allowed():
-            raise UserError(f"hub dataset '{options.repo}' is not on this machine; {ASK_FIRST}") from error
         line = (str(error).strip().splitlines() or [type(error).__name__])[0][:160]
         raise UserError(
             f"cannot get dataset '{options.repo}' from the hub ({line}); download its parquet files by hand and use"
             " --data parquet"
         ) from error
     return Path(found)
+
+
+def _cached(options: HubOptions, revision: str | None) -> Path:
+    """The snapshot in the hub's cache on this machine, found without asking anybody."""
+    from huggingface_hub.constants import HF_HUB_CACHE
+
+    home = Path(HF_HUB_CACHE) / f"datasets--{options.repo.replace('/', '--')}"
+    mark = home / "refs" / (revision or "main")
+    commit = mark.read_text().strip() if mark.is_file() else revision or ""
+    found = home / "snapshots" / Path(commit).name
+    if not commit or not found.is_dir():
+        raise UserError(f"hub dataset '{options.repo}' is not on this machine; {ASK_FIRST}")
+    return found
