@@ -351,6 +351,7 @@ def test_nothing_is_fetched_on_behalf_of_a_folder(
     saved: Path,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     text = (saved / "model.toml").read_text()
     (saved / "model.toml").write_text(text.replace('backbone = "mini"', 'backbone = "stranger/private"'))
@@ -364,8 +365,14 @@ def test_nothing_is_fetched_on_behalf_of_a_folder(
     main(["report", str(run)])
     assert "not on this machine" in (run / "report.html").read_text()
     assert not asked
+
+    def fetch(repository: str, file: str, revision: str | None) -> str:
+        asked.append(repository)
+        raise OSError("no network in tests")
+
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", fetch)
     assert "from the hub" in refused(capsys, "predict", str(saved), str(tmp_path / "a.png"), "--allow-download")
-    assert asked
+    assert asked == ["stranger/private"]
 
 
 def test_a_revision_is_pinned_and_recorded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
