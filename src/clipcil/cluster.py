@@ -1,0 +1,45 @@
+"""Ray, for grids of runs and for predicting many pictures. It is an extra and is imported only when asked for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from clipcil.errors import UserError, first_line
+
+
+def need_ray() -> Any:
+    """The module `ray`.
+
+    Raises:
+        UserError: It is not installed.
+    """
+    try:
+        import ray
+    except ImportError as error:
+        raise UserError("this needs Ray; install it with: pip install 'clipcil[ray]'") from error
+    return ray
+
+
+def connect(address: str | None = None, **local: Any) -> Any:
+    """Connect to a Ray cluster, unless this process is connected already.
+
+    Args:
+        address: Address of the cluster, or `auto`. Without one a Ray is started here and ends with the process.
+        local: Options of `ray.init` for the Ray that is started here, such as num_cpus.
+
+    Returns:
+        The module `ray`.
+
+    Raises:
+        UserError: Ray is not installed, or there is no cluster at the address.
+    """
+    ray = need_ray()
+    if not ray.is_initialized():
+        try:
+            options: dict[str, Any] = (
+                {"address": address} if address else {"address": "local", "include_dashboard": False, **local}
+            )
+            ray.init(log_to_driver=False, logging_level="ERROR", **options)
+        except (ConnectionError, ValueError, RuntimeError, TimeoutError) as error:
+            raise UserError(f"there is no Ray cluster at '{address or 'this machine'}': {first_line(error)}") from error
+    return ray

@@ -1,0 +1,109 @@
+"""Predicting many pictures on Ray: the same answers as in one process, finished parts are not done again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from picture_helpers import pictures, write_tree
+
+import clipcil
+from clipcil.classifier import bulk
+from clipcil.errors import UserError
+
+NAMES = ["airplane", "ant", "banana", "ladybug"]
+
+
+@pytest.fixture(scope="module")
+def ray() -> Iterator[Any]:
+    module = pytest.importorskip("ray", reason="the extra 'ray' is not installed")
+    yield module
+    module.shutdown()
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("model") / "model"
+    classifier = clipcil.Classifier("simplecil")
+    classifier.learn(pictures(NAMES[:3]), hold_out=False)
+    classifier.save(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = write_tree(tmp_path_factory.mktemp("source"), pictures(NAMES))
+    (root / NAMES[0] / "broken.png").write_bytes(b"no picture")
+    return root
+
+
+def rows(out: Path) -> dict[str, dict[str, Any]]:
+    import pyarrow.parquet as pq
+
+    found = [row for file in sorted(out.glob("part-*.parquet")) for row in pq.read_table(file).to_pylist()]
+    assert len({row["path"] for row in found}) == len(found)  # nothing twice
+    return {row["path"]: row for row in found}
+
+
+def test_the_same_answers_and_only_what_is_missing(
+    ray: Any, model: Path, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bulk, "PART", 7)
+    out, seen = tmp_path / "out", []
+    counts = bulk.predict_on_ray(
+        model, source, out, actors=2, on_progress=lambda done, total: seen.append((done, total))
+    )
+    files = sorted(path for path in source.rglob("*.png"))
+    assert counts == {"pictures": len(files), "errors": 1, "parts": -(-len(files) // 7)}
+    assert seen[0] == (0, counts["parts"]) and seen[-1] == (counts["parts"], counts["parts"])
+    found = rows(out)
+    assert set(found) == {str(path.resolve()) for path in files}
+    classifier = clipcil.load(model)
+    for path, expected in classifier.predict_stream(files):
+        row = found[str(path.resolve())]
+        assert (row["class"], row["unknown"]) == (expected.name or "", expected.unknown)
+        assert row["classes"] == expected.names and bool(row["error"]) == (expected.error is not None)
+        assert row["probabilities"] == pytest.approx(expected.probabilities, abs=1e-5)
+
+    kept = {path.name: path.stat().st_mtime_ns for path in out.glob("part-*.parquet")}
+    (out / "part-000001.parquet").unlink()  # as if stopped before this part was done
+    bulk.predict_on_ray(model, source, out, actors=1)
+    again = {path.name: path.stat().st_mtime_ns for path in out.glob("part-*.parquet")}
+    assert {name for name in kept if again[name] != kept[name]} == {"part-000001.parquet"}
+    assert rows(out) == found
+    with pytest.raises(UserError, match="another top"):
+        bulk.predict_on_ray(model, source, out, top=2)
+
+
+def test_pictures_inside_parquet_files(ray: Any, model: Path, source: Path, tmp_path: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    files = sorted(source.rglob("*.png"))[:9]
+    table = pa.table({"img": [{"bytes": path.read_bytes(), "path": path.name} for path in files], "label": [0] * 9})
+    (tmp_path / "data").mkdir()
+    pq.write_table(table, tmp_path / "data" / "a.parquet", row_group_size=4)
+    counts = bulk.predict_on_ray(model, tmp_path / "data", tmp_path / "out", actors=1)
+    assert counts["pictures"] == 9 and counts["parts"] == 3
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda root: root / "nothing", "is not there"),
+        (lambda root: (root / "empty").mkdir() or root / "empty", "there are no pictures"),
+        (lambda root: (root / "x.parquet").write_bytes(b"no") and root / "x.parquet", "not a parquet file"),
+    ],
+)
+def test_a_source_without_pictures(make: Any, message: str, model: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=message):
+        bulk.predict_on_ray(model, make(tmp_path), tmp_path / "out")
+
+
+def test_parquet_files_of_something_else_are_not_touched(model: Path, source: Path, tmp_path: Path) -> None:
+    (tmp_path / "mine.parquet").write_bytes(b"precious")
+    with pytest.raises(UserError, match="something else"):
+        bulk.predict_on_ray(model, source, tmp_path)
+    assert (tmp_path / "mine.parquet").read_bytes() == b"precious"
