@@ -102,10 +102,9 @@ def _run(
     ray_data.DataContext.get_current().enable_progress_bars = False
     logging.getLogger("ray.data").setLevel(logging.ERROR)
     data = ray_data.from_items([vars(part) for part in parts], override_num_blocks=len(parts))
-    results = data.map_batches(
-        _Predictor, fn_constructor_args=settings, batch_size=1, compute=ray_data.ActorPoolStrategy(size=min(actors, len(parts))), num_cpus=1,
-        num_gpus=gpus or None,
-    )  # fmt: skip
+    pool = ray_data.ActorPoolStrategy(size=min(actors, len(parts)))
+    options = {"batch_size": 1, "num_cpus": 1, "num_gpus": gpus or None}
+    results = data.map_batches(_Predictor, fn_constructor_args=settings, compute=pool, **options)
     for count, _ in enumerate(results.iter_rows(), start=1):
         on_part(count)
 
