@@ -13,6 +13,7 @@ import clipcil
 from clipcil.classifier import model_folder
 from clipcil.classifier.describe import describe
 from clipcil.classifier.model_folder import read_model
+from clipcil.clip.loading import MINI_1
 from clipcil.errors import UserError
 from clipcil.files import run_lock
 
@@ -90,7 +91,10 @@ def test_refusals(model: clipcil.Classifier, tmp_path: Path) -> None:
     edit(folder, fingerprint, "0" * 12)
     with pytest.raises(UserError, match="fingerprint"):
         clipcil.load(folder)
-    edit(folder, "0" * 12, fingerprint)
+    edit(folder, "0" * 12, MINI_1)
+    with pytest.raises(UserError, match=r"version 1 of the backbone mini, which clipcil 0\.1\.x reads"):
+        clipcil.load(folder)
+    edit(folder, MINI_1, fingerprint)
     weights = next(folder.glob("weights-*"))
     whole = weights.read_bytes()
     weights.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))

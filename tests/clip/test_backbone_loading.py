@@ -110,8 +110,8 @@ def test_position_ids_of_old_files_are_ignored(mini: CLIP, folder: Path) -> None
 
 
 def test_wrong_shape(folder: Path) -> None:
-    edit(folder, lambda tensors: tensors.update({"visual_projection.weight": torch.zeros(256, 255)}))
-    refused(folder, "'visual_projection.weight' has shape (256, 255)", "(256, 256)")
+    edit(folder, lambda tensors: tensors.update({"visual_projection.weight": torch.zeros(384, 383)}))
+    refused(folder, "'visual_projection.weight' has shape (384, 383)", "(384, 384)")
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
@@ -121,7 +121,7 @@ def test_not_finite(value: float, folder: Path) -> None:
 
 
 def test_quantised(folder: Path) -> None:
-    edit(folder, lambda tensors: tensors.update({"visual_projection.weight": torch.zeros(256, 256, dtype=torch.int8)}))
+    edit(folder, lambda tensors: tensors.update({"visual_projection.weight": torch.zeros(384, 384, dtype=torch.int8)}))
     refused(folder, "'visual_projection.weight' is torch.int8")
 
 
@@ -169,14 +169,14 @@ def test_trunk_json_without_its_keys(folder: Path) -> None:
 
 def test_missing_trunk_is_noticed(folder: Path) -> None:
     (folder / "trunk.json").unlink()
-    refused(folder, "320 channels", "trunk.json")
+    refused(folder, "384 channels", "trunk.json")
 
 
 def test_config_that_does_not_fit_the_weights(folder: Path) -> None:
     raw = json.loads((folder / "config.json").read_text())
-    raw["vision_config"]["num_hidden_layers"] = 3
+    raw["vision_config"]["num_hidden_layers"] = 2
     (folder / "config.json").write_text(json.dumps(raw))
-    refused(folder, "layers.3")
+    refused(folder, "layers.2")
 
 
 def test_tokenizer_larger_than_the_text_tower(folder: Path) -> None:

@@ -24,7 +24,7 @@ def test_mini_gives_the_reference_trunk_output(mini: CLIP) -> None:
     reference = load_file(REFERENCE)
     images = [Image.fromarray(picture.permute(1, 2, 0).numpy()) for picture in reference["pictures_uint8"]]
     out = mini.preprocess(images)
-    assert out.shape == (4, *mini.preprocess.shape) == (4, 320, 4, 4)
+    assert out.shape == (4, *mini.preprocess.shape) == (4, 384, 4, 4)
     assert (out - reference["trunk_output"]).abs().max() < 1e-3
     assert not out.requires_grad
 

@@ -148,11 +148,11 @@ def test_encode_texts_is_each_text_on_its_own(mini: CLIP) -> None:
     texts = [f"a photo of {'a very ' * (n % 5)}big {word}" for n, word in enumerate(["cat", "tree", "mud"] * 100)]
     texts[7] = ""
     together = mini.encode_texts(texts)
-    assert together.shape == (300, 256)
+    assert together.shape == (300, 384)
     assert not together.requires_grad
     for row in (0, 7, 11, 150, 299):
         torch.testing.assert_close(together[row : row + 1], mini.encode_texts([texts[row]]), atol=2e-5, rtol=0)
-    assert mini.encode_texts([]).shape == (0, 256)
+    assert mini.encode_texts([]).shape == (0, 384)
 
 
 def test_touch_makes_a_new_version_each_time() -> None:

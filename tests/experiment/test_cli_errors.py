@@ -95,7 +95,7 @@ KEY = "visual_projection.weight"
 WEIGHTS = {
     "missing": (lambda path: save_file(without(KEY), path), KEY),
     "shape": (lambda path: save_file({**without(KEY), KEY: torch.zeros(3, 3)}, path), "(3, 3)"),
-    "nan": (lambda path: save_file({**without(KEY), KEY: torch.full((256, 256), torch.nan)}, path), "NaN"),
+    "nan": (lambda path: save_file({**without(KEY), KEY: torch.full((384, 384), torch.nan)}, path), "NaN"),
     "cut": (lambda path: path.write_bytes((MINI / "model.safetensors").read_bytes()[:9000]), "model.safetensors"),
     "pickle": (lambda path: path.write_bytes(b"\x80\x02}q\x00."), "model.safetensors"),
 }

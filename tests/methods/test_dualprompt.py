@@ -121,8 +121,8 @@ def test_a_picture_is_scored_for_itself() -> None:
 def test_layers_the_tower_lacks_are_left_out_and_noted(mini: CLIP) -> None:
     method = DualPrompt(DualPromptConfig(), mini, Session())
     method.grow(["a"])
-    assert method.experts[0].shape == (2, 10, 256)
-    assert method.notes() == ["the tower has 4 layers: no prompts at layer 4"]
+    assert method.experts[0].shape == (1, 10, 384)
+    assert method.notes() == ["the tower has 3 layers: no prompts at layer 3, 4"]
 
 
 def test_a_layer_below_zero_is_refused() -> None:

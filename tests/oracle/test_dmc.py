@@ -160,10 +160,10 @@ def test_replay_weighs_every_class_alike(method: DMC, monkeypatch: pytest.Monkey
 
     def sample(classes: torch.Tensor) -> torch.Tensor:
         seen.append(classes)
-        return normalize(torch.ones(len(classes), 256), dim=-1)
+        return normalize(torch.ones(len(classes), 384), dim=-1)
 
     monkeypatch.setattr(method.memory, "sample", sample)
-    features = normalize(torch.ones(3, 256), dim=-1)
+    features = normalize(torch.ones(3, 384), dim=-1)
     values: list[float] = []
 
     def fit(stage, parameters, data, loss, how, each_epoch) -> None:  # type: ignore[no-untyped-def]

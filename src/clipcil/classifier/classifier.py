@@ -21,6 +21,7 @@ from clipcil.classifier.predicting import Prediction, rank, stream_logits
 from clipcil.classifier.sources import TEMPLATE, Source, read_source
 from clipcil.classifier.unknown import ENOUGH, Calibration, calibrate
 from clipcil.clip import CLIP, load_clip
+from clipcil.clip.loading import MINI_1
 from clipcil.data.batch import TensorBatch
 from clipcil.data.broken import drop_broken
 from clipcil.data.dataset import Dataset
@@ -494,6 +495,11 @@ def load(
     model = Classifier.__new__(Classifier)
     model._open(kind, config, clip, name, spec.seed, device)
     if model._fingerprint() != facts.fingerprint:
+        if facts.fingerprint == MINI_1:
+            raise UserError(
+                f"{folder} was taught with version 1 of the backbone mini, which clipcil 0.1.x reads:"
+                " pip install 'clipcil<0.2', or teach it again from its pictures"
+            )
         raise UserError(
             f"{folder} was made with a backbone of fingerprint {facts.fingerprint}, but '{name}' here is"
             f" {model._fingerprint()}; name the right one with backbone"

@@ -18,6 +18,8 @@ from clipcil.clip.weights import fill, read_json, read_safetensors
 from clipcil.errors import UserError
 
 MINI = Path(__file__).parent / "mini"
+MINI_1 = "cf5c7e696f30/237319a126c6"
+"""Fingerprints (weights/preprocessing) of version 1 of `mini`, which clipcil 0.1 shipped."""
 _HF_WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin")
 
 

@@ -1,9 +1,12 @@
-"""The frozen trunk of the embedded backbone: EfficientNet-Lite0 without its head, batch norm folded into the kernels.
+"""The frozen trunk of the embedded backbone: an EfficientNet-Lite, batch norm folded into the kernels.
 
     stem: 3×3 convolution, stride 2, ReLU6
     block: [1×1 expand, ReLU6] → k×k depthwise, ReLU6 → 1×1 project [+ input]
+    head: 1×1 convolution, ReLU6 (the last layer before EfficientNet's pooling and classifier)
+    reduce: 1×1 convolution without activation, the principal axes of the head's output
 
-`trunk.json` holds the list of blocks; padding is TensorFlow's "same": ⌈n/stride⌉ outputs, the odd pixel at the end.
+`trunk.json` holds the list of blocks and may leave out head and reduce; padding is TensorFlow's "same": ⌈n/stride⌉
+outputs, the odd pixel at the end.
 """
 
 from __future__ import annotations
@@ -58,7 +61,7 @@ class MobileBlock(nn.Module):
 
 
 class Trunk(nn.Module):
-    """(B, 3, 128, 128) normalised pixels → (B, 320, 4, 4)."""
+    """(B, 3, 128, 128) normalised pixels → (B, channels, 4, 4)."""
 
     def __init__(self, spec: Mapping[str, Any]) -> None:
         super().__init__()
@@ -66,10 +69,17 @@ class Trunk(nn.Module):
         self.stem = Convolution(3, width, spec["stem"]["kernel"], spec["stem"]["stride"])
         blocks = []
         for block in spec["blocks"]:
-            expand = 6 if block["expand"] else 1  # EfficientNet-Lite0 widens by 6 wherever it widens
+            expand = 6 if block["expand"] else 1  # EfficientNet-Lite widens by 6 wherever it widens
             blocks.append(MobileBlock(width, block["out"], block["kernel"], block["stride"], expand, block["skip"]))
             width = block["out"]
         self.blocks = nn.Sequential(*blocks)
+        self.head: nn.Module = nn.Identity()
+        self.reduce: nn.Module = nn.Identity()
+        if "head" in spec:
+            self.head = Convolution(width, spec["head"]["out"], 1)
+            width = spec["head"]["out"]
+        if "reduce" in spec:
+            self.reduce = Convolution(width, spec["reduce"]["out"], 1, relu=False)
 
     @torch.no_grad()
     def forward(self, pixels: Tensor) -> Tensor:
@@ -77,5 +87,5 @@ class Trunk(nn.Module):
         parts = []
         for start in range(0, max(len(pixels), 1), _AT_ONCE):
             part = pixels[start : start + _AT_ONCE].contiguous(memory_format=torch.channels_last)
-            parts.append(self.blocks(self.stem(part)).contiguous())
+            parts.append(self.reduce(self.head(self.blocks(self.stem(part)))).contiguous())
         return torch.cat(parts)

@@ -1,0 +1,108 @@
+"""Towers, trunk and tokenizer as one folder that clipcil and transformers load; the reference for the tests."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from safetensors.torch import save_file
+from tools.train_mini.lite import Lite
+from tools.train_mini.vision import SCALE
+from torch import Tensor
+
+from clipcil.clip import CLIP
+from clipcil.clip.config import TextConfig, VisionConfig
+
+TOKENIZER = ("tokenizer.json", "tokenizer_config.json")
+_REFERENCE_TEXTS = [
+    "a photo of a octopus",
+    "a photo of an apple",
+    "a photo of a pickup truck",
+    "Café, naïve 3D — a photo of 2 dogs!",
+]
+
+
+def write(
+    folder: Path,
+    lite: Lite,
+    reduce: tuple[Tensor, Tensor],
+    vision: tuple[VisionConfig, dict[str, Tensor]],
+    text: tuple[TextConfig, dict[str, Tensor]],
+    dim: int,
+    tokenizer: Path,
+) -> None:
+    """Write the folder. Weights are stored in half precision."""
+    folder.mkdir(parents=True, exist_ok=True)
+    towers = vision[1] | text[1] | {"logit_scale": torch.tensor(SCALE).log()}
+    save_file(_half(towers), folder / "model.safetensors", {"format": "pt"})
+    kernel, bias = lite.head
+    trunk = lite.tensors | {"head.weight": kernel[:, :, None, None], "head.bias": bias}
+    trunk |= {"reduce.weight": reduce[0][:, :, None, None], "reduce.bias": reduce[1]}
+    save_file(_half(trunk), folder / "trunk.safetensors")
+    spec = lite.spec | {"head": {"out": len(bias)}, "reduce": {"out": len(reduce[1])}}
+    (folder / "trunk.json").write_text(json.dumps(spec, indent=1) + "\n", encoding="utf-8")
+    (folder / "config.json").write_text(json.dumps(_config(vision[0], text[0], dim), indent=1) + "\n", encoding="utf-8")
+    for name in TOKENIZER:
+        if (tokenizer / name).resolve() != (folder / name).resolve():
+            shutil.copyfile(tokenizer / name, folder / name)
+
+
+def write_reference(clip: CLIP, file: Path, seed: int = 0) -> None:
+    """Four made-up pictures and four texts with what each stage gives, for the tests."""
+    rng = np.random.default_rng(seed)
+    coarse = rng.integers(0, 256, (4, 8, 8, 3), dtype=np.uint8)
+    pictures = [Image.fromarray(grid).resize((128, 128), Image.Resampling.BICUBIC) for grid in coarse]
+    pixels = torch.from_numpy(np.stack([np.array(picture) for picture in pictures]))
+    with torch.no_grad():
+        trunk = clip.preprocess(pictures)
+        tensors = {
+            "pictures_uint8": pixels.permute(0, 3, 1, 2),
+            "trunk_output": trunk,
+            "image_features": clip.vision(trunk).features,
+            "token_ids": clip.tokenizer(_REFERENCE_TEXTS)[0],
+            "text_features": clip.encode_texts(_REFERENCE_TEXTS),
+        }
+    metadata = {"texts": json.dumps(_REFERENCE_TEXTS)}
+    save_file({name: value.contiguous() for name, value in tensors.items()}, file, metadata)
+
+
+def _half(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor.detach().half().contiguous() for name, tensor in tensors.items()}
+
+
+def _config(vision: VisionConfig, text: TextConfig, dim: int) -> dict[str, Any]:
+    common = {"hidden_act": "gelu", "projection_dim": dim, "layer_norm_eps": 1e-5}
+    return {
+        "architectures": ["CLIPModel"],
+        "model_type": "clip",
+        "projection_dim": dim,
+        "text_config": common
+        | {
+            "model_type": "clip_text_model",
+            "vocab_size": text.vocab,
+            "hidden_size": text.width,
+            "intermediate_size": text.mlp,
+            "num_hidden_layers": text.layers,
+            "num_attention_heads": text.heads,
+            "max_position_embeddings": text.context,
+            "bos_token_id": text.bos,
+            "eos_token_id": text.eos,
+            "pad_token_id": text.pad,
+        },
+        "vision_config": common
+        | {
+            "model_type": "clip_vision_model",
+            "hidden_size": vision.width,
+            "intermediate_size": vision.mlp,
+            "num_hidden_layers": vision.layers,
+            "num_attention_heads": vision.heads,
+            "num_channels": vision.channels,
+            "image_size": vision.image_size,
+            "patch_size": vision.patch_size,
+        },
+    }
