@@ -44,10 +44,10 @@ class WordNet:
         self.usage: dict[str, int] = {}
         """Name → how often WordNet's own texts use it as a noun."""
         for line in _lines(folder / "index.sense"):
-            key, _, _, count = line.split()
+            key, _, _, times = line.split()
             if "%1:" in key:
                 name = key.partition("%")[0].replace("_", " ")
-                self.usage[name] = self.usage.get(name, 0) + int(count)
+                self.usage[name] = self.usage.get(name, 0) + int(times)
 
     def match(self, names: Iterable[str]) -> int | None:
         """The meaning that shares most names with `names`."""
