@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,8 +13,10 @@ from clipcil.checks import Fixture, set_up
 from clipcil.clip import CLIP
 from clipcil.data.dataset import Dataset, open_dataset
 from clipcil.data.stream import Task
+from clipcil.heads.stacked import fit_ridge
 from clipcil.methods.dmc import DMCOT
-from clipcil.methods.strata import NOVELTY, Strata
+from clipcil.methods.strata import NOVELTY, Strata, StrataConfig
+from clipcil.training.loop import Session
 
 SIZES = (4, 3, 5)
 
@@ -57,25 +60,61 @@ def test_two_lessons_are_one_to_the_bit(mini: CLIP, data: Dataset, cache: Path) 
     assert_same(whole.method, parts.method)
 
 
-def test_a_forgotten_class_was_never_learnt(mini: CLIP, data: Dataset, cache: Path) -> None:
-    fixture = learnt(mini, data, cache)
-    fixture.method.forget(5)
-    keep = [label for label in range(sum(SIZES)) if label != 5]
-    moved = {label: place for place, label in enumerate(keep)}
-    train = data.train.subset(torch.nonzero(data.train.labels != 5).flatten())
-    train = replace(train, labels=torch.tensor([moved[int(label)] for label in train.labels]))
-    test = data.test.subset(torch.nonzero(data.test.labels != 5).flatten())
-    test = replace(test, labels=torch.tensor([moved[int(label)] for label in test.labels]))
-    rest = replace(data, classes=[data.classes[label] for label in keep], train=train, test=test)
-    never = set_up(Strata, mini, rest, (4, 2, 5), cache)
-    never.learn()
-    assert fixture.method.names == never.method.names and fixture.method.sizes == never.method.sizes
-    for name, value in state(fixture.method).items():
-        other = state(never.method)[name]
+def made_up(clip: CLIP, labels: list[int], moved: list[int]) -> SimpleNamespace:
+    """Pictures of classes `labels`, five each, called `moved`; a class looks the same by any name."""
+    count = sum(clip.vision.level_sizes)
+    levels = [torch.randn(5, count, generator=torch.Generator().manual_seed(label)) + label for label in labels]
+    return SimpleNamespace(levels=torch.cat(levels), labels=torch.tensor(moved).repeat_interleave(5))
+
+
+def test_a_forgotten_class_was_never_learnt(tiny_clip: CLIP) -> None:
+    method, never = (Strata(StrataConfig(random_features=50), tiny_clip, Session()) for _ in range(2))
+    names = ["dog", "cat", "tree", "boat", "house", "key"]
+    for first in (0, 3):
+        labels = list(range(first, first + 3))
+        method.learn(Task(0, names[first : first + 3], made_up(tiny_clip, labels, labels)))  # type: ignore[arg-type]
+    method.forget(4)
+    never.learn(Task(0, names[:3], made_up(tiny_clip, [0, 1, 2], [0, 1, 2])))  # type: ignore[arg-type]
+    never.learn(Task(1, ["boat", "key"], made_up(tiny_clip, [3, 5], [3, 4])))  # type: ignore[arg-type]
+    assert method.names == never.names and method.sizes == never.sizes
+    for name, value in state(method).items():
+        other = state(never)[name]
         if name in ("texts", "weights"):  # texts encoded in another company differ in their last bits
             torch.testing.assert_close(value, other, atol=1e-5, rtol=1e-3)
         else:
             assert torch.equal(value, other), name
+    for index in range(5):  # down to nothing
+        method.forget(0)
+        assert method.seen == 4 - index and len(method.memory) == 5 * method.seen
+
+
+def test_left_out_is_as_if_a_picture_had_not_been_learnt(mini: CLIP, data: Dataset, cache: Path) -> None:
+    """Against a method that was literally taught without it, with the penalties, weights and scales held fixed."""
+    fixture = learnt(mini, data, cache)
+    method = fixture.method
+    assert isinstance(method, Strata)
+    with fixture.stream.trained(1, 99) as pictures:
+        labels = pictures.labels
+        found = method.leave_one_out(pictures, labels)
+        plain = method.logits(pictures)
+        picked = 7
+        place = int(method.memory.find(pictures.levels, labels)[picked])
+    keep = torch.arange(len(method.memory)) != place
+    rows, own = method.memory.rows() - method.centre, method.memory.labels
+    ridge = method.penalties[1] * _level(method.expand(rows), own) / _level(method.expand(rows)[keep], own[keep])
+    head = fit_ridge(method.expand(rows)[keep], own[keep], method.seen, torch.arange(0), [float(ridge)])
+    expected = method.expand(rows[place : place + 1]).double() @ head.weight + head.bias
+    one = fit_ridge(method.expand(rows), own, method.seen, torch.tensor([place]), [float(method.penalties[1])])
+    torch.testing.assert_close(one.left_out, expected, atol=0.02, rtol=0)  # class weights change by one picture in six
+    assert not torch.allclose(found, plain)
+    right = lambda scores: (scores.argmax(1) == labels).double().mean()  # noqa: E731
+    assert right(found) < right(plain) == 1  # pictures that were learnt are known by heart
+
+
+def _level(features: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    weights = len(labels) / (12 * torch.bincount(labels, minlength=12).double())[labels]
+    centre = (weights[:, None] * features).sum(0) / weights.sum()
+    return (weights[:, None] * (features - centre).square()).sum()
 
 
 def test_fewer_bytes_than_dmc_ot(mini: CLIP, data: Dataset, cache: Path) -> None:

@@ -55,15 +55,28 @@ class FeatureRows(SizedByState):
     def add(self, features: Tensor, labels: Tensor) -> None:
         """More pictures: features (N, D), not normalised, and labels (N,). A label past the last class is a new class;
         new classes must come without gaps."""
-        parts = torch.split(self.unit(features.float()), self.sizes, dim=1)
-        steps = torch.stack([part.abs().amax(1) / LARGEST for part in parts], dim=1)
-        codes = [(part / step.clamp(min=1e-30)[:, None]).round() for part, step in zip(parts, steps.T, strict=True)]
+        codes, steps = self.encode(features)
         self._keep(
-            torch.cat([self.codes, torch.cat(codes, dim=1).to(self.codes)]),
+            torch.cat([self.codes, codes.to(self.codes)]),
             torch.cat([self.steps, steps.to(self.steps)]),
             torch.cat([self.labels, labels.to(self.counts.device)]),
             max(len(self.counts), int(labels.max()) + 1),
         )
+
+    def encode(self, features: Tensor) -> tuple[Tensor, Tensor]:
+        """Codes (N, D) and steps (N, number of vectors) of features (N, D), not normalised."""
+        parts = torch.split(self.unit(features.float()), self.sizes, dim=1)
+        steps = torch.stack([part.abs().amax(1) / LARGEST for part in parts], dim=1)
+        codes = [(part / step.clamp(min=1e-30)[:, None]).round() for part, step in zip(parts, steps.T, strict=True)]
+        return torch.cat(codes, dim=1).to(torch.int8), steps
+
+    def find(self, features: Tensor, labels: Tensor) -> Tensor:
+        """(N,): the row that keeps each picture, learnt as `labels` (N,); −1 where none does."""
+        own = zip(self.labels.tolist(), self.codes.cpu().numpy(), strict=True)
+        places = {(label, code.tobytes()): place for place, (label, code) in enumerate(own)}
+        asked = zip(labels.tolist(), self.encode(features)[0].cpu().numpy(), strict=True)
+        found = [places.get((label, code.tobytes()), -1) for label, code in asked]
+        return torch.tensor(found, dtype=torch.int64, device=self.codes.device)
 
     @torch.no_grad()
     def remove(self, index: int) -> None:

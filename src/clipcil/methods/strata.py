@@ -65,6 +65,7 @@ class Strata(Method):
     scale: Tensor  # (D,): 1 / (deviation · √D)
     weights: Tensor  # (3,): a, b, c
     directions: Tensor  # (D, F): R, the same everywhere
+    penalties: Tensor  # (2,) float64: of the discriminant and of the regression, as chosen
     background: Tensor  # (C, C): see `heads.novelty`
     novelty_kind: Tensor  # 0-d int64: index into NOVELTY
 
@@ -77,6 +78,7 @@ class Strata(Method):
         self.growing_buffer("ridge", 1 + levels + count)
         for name, value in (("centre", torch.zeros(levels)), ("scale", torch.ones(levels)), ("weights", torch.ones(3))):
             self.register_buffer(name, value.to(self.device))
+        self.register_buffer("penalties", torch.ones(2, dtype=torch.float64, device=self.device))
         self.register_buffer("background", torch.zeros(0, 0, device=self.device))
         self.register_buffer("novelty_kind", torch.zeros((), dtype=torch.int64, device=self.device))
         # The same numbers wherever the method is built: the directions are no part of a checkpoint.
@@ -143,11 +145,39 @@ class Strata(Method):
         discriminant = fit_discriminant(rows, labels, self.seen, looked_at)
         ridge = fit_ridge(self.expand(rows), labels, self.seen, looked_at)
         self.discriminant, self.ridge = as_rows(discriminant).to(rows), as_rows(ridge).to(rows)
-        pooled = (rows + self.centre)[looked_at, -self.clip.config.vision.width :]
-        texts = self.text_scores(self.clip.vision.visual_projection(pooled))
+        self.penalties = torch.tensor([discriminant.penalty, ridge.penalty]).to(self.penalties)
         if len(own) and self.seen > 1:
+            texts = self.kept_text_scores(rows[looked_at])
             self.weights = mix([discriminant.left_out, ridge.left_out, texts.double()], own).to(rows)
         self.choose_novelty(labels, looked_at, discriminant, ridge)
+
+    def kept_text_scores(self, rows: Tensor) -> Tensor:
+        """Text logits (B, C) of centred rows (B, D) of the memory, whose last part is projected to the joint space."""
+        pooled = (rows + self.centre)[:, -self.clip.config.vision.width :]
+        return self.text_scores(self.clip.vision.visual_projection(pooled))
+
+    @torch.no_grad()
+    def leave_one_out(self, batch: Batch, labels: Tensor) -> Tensor:
+        """(B, C): logits of pictures that were learnt as `labels` (B,), each by the heads without it.
+
+        Penalties and weights are those of all pictures. A picture that is alone in its class gets the lowest score for
+        it; one of more than the memory keeps was not used by the heads, and has the logits of any other picture.
+        """
+        scores = self.logits(batch)
+        places, counts = self.memory.find(batch.levels, labels), self.memory.counts
+        alone = torch.nonzero((places >= 0) & (counts[labels] < 2)).flatten()
+        scores[alone, labels[alone]] = scores[alone].amin(1) - 1
+        kept = torch.nonzero((places >= 0) & (counts[labels] > 1)).flatten()
+        if len(kept) and self.seen > 1:
+            rows, own, looked_at = self.memory.rows() - self.centre, self.memory.labels, places[kept]
+            first, second = self.penalties.tolist()
+            heads = (
+                fit_discriminant(rows, own, self.seen, looked_at, [first]).left_out,
+                fit_ridge(self.expand(rows), own, self.seen, looked_at, [second]).left_out,
+                self.kept_text_scores(rows[looked_at]).double(),
+            )
+            scores[kept] = torch.einsum("h,hbc->bc", self.weights.double(), torch.stack(heads)).to(scores)
+        return scores
 
     def choose_rows(self, labels: Tensor) -> Tensor:
         """(R,): the first rows of each class that has two or more. The memory is in the order of hashes, so these are a
