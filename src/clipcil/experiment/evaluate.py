@@ -49,8 +49,17 @@ def predict(method: Method, pictures: Pictures) -> tuple[Tensor, Tensor]:
 
 
 @torch.no_grad()
-def evaluate(method: Method, stream: TaskStream, last: int) -> Record:
-    """Predict every test picture of tasks 0…last among all classes seen."""
+def evaluate(method: Method, stream: TaskStream, last: int, sample: int | None = None) -> Record:
+    """Predict the test pictures of tasks 0…last among all classes seen.
+
+    Args:
+        method: The method after task `last`.
+        stream: The tasks.
+        last: Index of the newest task.
+        sample: Before the end of the stream, measure older tasks on at most this many of their test pictures, the same
+            ones every time; None: on all.
+    """
+    is_last = last + 1 == len(stream)
     seen, sizes = method.seen, torch.tensor(stream.sizes[: last + 1])
     task_of = torch.repeat_interleave(torch.arange(last + 1), sizes)
     correct, total = torch.zeros(seen, dtype=torch.int64), torch.zeros(seen, dtype=torch.int64)
@@ -58,6 +67,9 @@ def evaluate(method: Method, stream: TaskStream, last: int) -> Record:
     predictions, probabilities = [], []
     for index in range(last + 1):
         pictures = stream.test(index)
+        if sample is not None and index < last and not is_last and sample < len(pictures):
+            chosen = torch.randperm(len(pictures), generator=torch.Generator().manual_seed(index))[:sample]
+            pictures = pictures[chosen.sort().values]
         labels = pictures.labels.cpu()
         guess, sure = predict(method, pictures)
         correct += torch.bincount(labels[guess == labels], minlength=seen)
@@ -66,7 +78,7 @@ def evaluate(method: Method, stream: TaskStream, last: int) -> Record:
         predictions.append(guess.tolist())
         probabilities.append([round(value, 4) for value in sure.tolist()])
     counts = (correct.tolist(), total.tolist(), between.tolist())
-    return Record(*counts, predictions, probabilities) if last + 1 == len(stream) else Record(*counts)
+    return Record(*counts, predictions, probabilities) if is_last else Record(*counts)
 
 
 def _answer(logits: Tensor) -> tuple[Tensor, Tensor]:

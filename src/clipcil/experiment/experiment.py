@@ -219,7 +219,7 @@ class Experiment:
             raise UserError("no task is learnt yet; learn one before evaluating")
         if len(self._records) <= newest:
             with monitor.phase("evaluation"):
-                self._records.append(evaluate(method, stream, newest))
+                self._records.append(evaluate(method, stream, newest, self.spec.test_sample))
             with monitor.phase("drift"):
                 before = self._before
                 self._drift.append(measure_drift(before, method, stream, newest) if before is not None else None)

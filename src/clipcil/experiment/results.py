@@ -60,7 +60,8 @@ class Results:
     @cached_property
     def metrics(self) -> Metrics:
         """All numbers together."""
-        return compute_metrics(self.sizes, [record.correct for record in self.records], self.records[-1].total)
+        counts = ([getattr(record, name) for record in self.records] for name in ("correct", "total"))
+        return compute_metrics(self.sizes, *counts)
 
     @property
     def last(self) -> float:

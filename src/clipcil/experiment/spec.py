@@ -53,6 +53,8 @@ class RunSpec:
     """Seed of everything random."""
     shots: int | None = None
     """At most this many training pictures per class."""
+    test_sample: int | None = None
+    """Before the end, measure each old task on at most this many of its test pictures; the end is measured on all."""
     device: str = "auto"
     """cpu, cuda, mps, or auto: CUDA if there is one, else MPS, else the CPU."""
     precision: str = "32-true"
@@ -68,6 +70,8 @@ class RunSpec:
         within("nodes", self.nodes, 1, 4096)
         if self.shots is not None:
             within("shots", self.shots, 1)
+        if self.test_sample is not None:
+            within("test_sample", self.test_sample, 1)
         if self.tasks is None and self.increment is None:
             object.__setattr__(self, "tasks", TASKS)  # giving the default and leaving it out are the same setting
 

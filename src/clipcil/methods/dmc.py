@@ -31,6 +31,9 @@ from clipcil.training.loop import Training
 from clipcil.training.losses import clip_loss
 from clipcil.training.tuning import Tuned, tuned
 
+NEAREST = 32
+"""Old classes that compete with each replayed one, where the softmax is not over all classes."""
+
 
 @dataclass(frozen=True)
 class DMCConfig:
@@ -68,6 +71,12 @@ class DMCConfig:
     rows only if they may move."""
     max_replay: int = 512
     """Most replayed features per step. Old and new classes weigh the same whatever it is. The paper does not say."""
+    softmax_classes: int = 4096
+    """Above this many classes the softmax of a step is over the new classes, the replayed ones and the nearest old
+    classes of each, instead of over all; 0: always all. For streams of thousands of classes; not in the paper."""
+    max_spaces: int = 64
+    """Most maps that the memory keeps; the classes of older spaces are moved into today's (`GaussianMemory.fold`). One
+    map belongs to each task after which the tower moved."""
     calibration: CalibrationName = "none"
     """How stored Gaussians follow the tower. task: one optimal-transport map from the task's averaged statistics,
     Eq. (4); class: a map for each class, averaged (the paper's alternative). Not in the paper: pairs, least squares on
@@ -89,6 +98,8 @@ class DMCConfig:
         within("prompt_length", self.prompt_length, 1)
         within("prompt_std", self.prompt_std, 0)
         within("max_replay", self.max_replay, 1)
+        within("softmax_classes", self.softmax_classes, 0)
+        within("max_spaces", self.max_spaces, 1)
         within("lora_rank", self.lora_rank, 1)
         within("beta", self.beta, 0)
         within("ortho", self.ortho, 0)
@@ -145,6 +156,7 @@ class DMC(Method):
         if calibrate:
             with phase("calibration"):
                 CALIBRATIONS[self.config.calibration](self.memory, before, after)
+                self.memory.fold(self.config.max_spaces)
         if not self.config.simultaneous:
             self.train_prompts(pictures)
         self.memory.add(after)
@@ -249,7 +261,9 @@ class DMC(Method):
         share = new / (new + old)  # every class weighs the same, new or old
         how, replayed = self.budget(share)
         steps = -(-len(labels) // how.batch_size)
-        drawn: list[tuple[Tensor, Tensor]] = []
+        sampled = not again and bool(old) and 0 < self.config.softmax_classes < self.seen
+        near = nearest_classes(self.classifier[:old], NEAREST) if sampled else None
+        drawn: list[tuple[Tensor, Tensor, Tensor | None]] = []
 
         def draw() -> None:
             """The old classes' features for one epoch, each class as often as the others."""
@@ -257,15 +271,22 @@ class DMC(Method):
                 turns = -(-steps * replayed // old)
                 classes = torch.cat([torch.randperm(old) for _ in range(turns)])[: steps * replayed]
                 samples = normalize(self.memory.sample(classes), dim=-1)
-                classes = classes.to(self.device)
-                drawn[:] = zip(torch.split(samples, replayed), torch.split(classes, replayed), strict=True)
+                parts = [
+                    (part, None) if near is None else compete(part, near, self.seen)
+                    for part in torch.split(classes, replayed)
+                ]
+                drawn[:] = [
+                    (own, targets.to(self.device), rivals if rivals is None else rivals.to(self.device))
+                    for own, (targets, rivals) in zip(torch.split(samples, replayed), parts, strict=True)
+                ]
 
         def loss(rows: Tensor, *batch: Pictures) -> Tensor:
             texts, tasks = self.text_classifier(every)
-            weights = self.clip.scale * texts.T
-            value = share * cross_entropy(features(rows, *batch) @ weights, labels[rows])
-            if old:
-                samples, classes = drawn.pop()
+            samples, classes, rivals = drawn.pop() if old else (None, None, None)
+            weights = self.clip.scale * (texts if rivals is None else texts[rivals]).T
+            targets = labels[rows] if rivals is None else labels[rows] - (self.seen - len(rivals))
+            value = share * cross_entropy(features(rows, *batch) @ weights, targets)
+            if samples is not None and classes is not None:
                 value = value + (1 - share) * cross_entropy(samples @ weights, classes)
             if self.config.task_prompt:
                 value = value + self.config.ortho * orthogonality(tasks)
@@ -314,6 +335,27 @@ class DMCOT(DMC):
     name = "dmc-ot"
     title = "DMC-OT"
     Config = DMCOTConfig
+
+
+def nearest_classes(texts: Tensor, count: int) -> Tensor:
+    """Indices (C, min(count, C)) of the classes whose unit texts (C, dim) are nearest to each class and of itself."""
+    parts = [part @ texts.T for part in torch.split(texts, 1024)]
+    return torch.cat([part.topk(min(count, len(texts)), dim=1).indices for part in parts]).cpu()
+
+
+def compete(classes: Tensor, near: Tensor, seen: int) -> tuple[Tensor, Tensor]:
+    """The classes that a step's softmax is over, and where the replayed ones stand among them.
+
+    Args:
+        classes: (R,) old classes replayed in the step.
+        near: (C_old, k) from `nearest_classes`.
+        seen: Number of classes seen; those from C_old on are new and always take part, last.
+
+    Returns:
+        Targets (R,) and classes (S,), ascending: `classes == taking_part[targets]`.
+    """
+    taking_part = torch.cat([torch.unique(near[classes]), torch.arange(len(near), seen)])
+    return torch.searchsorted(taking_part, classes), taking_part
 
 
 def orthogonality(tasks: Tensor) -> Tensor:

@@ -32,15 +32,20 @@ class Metrics:
     """Accuracy of each class at the end (NaN for a class without test pictures)."""
 
 
-def compute_metrics(sizes: Sequence[int], correct: Sequence[Sequence[int]], total: Sequence[int]) -> Metrics:
-    """`sizes`: classes per task; `correct[k][c]`: right answers of class c after task k; `total[c]`: test pictures."""
+def compute_metrics(sizes: Sequence[int], correct: Sequence[Sequence[int]], total: Sequence[Sequence[int]]) -> Metrics:
+    """The metrics of a run.
+
+    Args:
+        sizes: Classes per task.
+        correct: `correct[k][c]`, right answers of class c after task k.
+        total: `total[k][c]`, test pictures of class c that were measured after task k.
+    """
     count = len(correct)
     bounds = np.cumsum([0, *sizes])
-    totals = np.asarray(total, dtype=np.float64)
     matrix = np.full((count, count), np.nan)
     weighted = []
-    for k, right in enumerate(correct):
-        hits = np.asarray(right, dtype=np.float64)
+    for k, (right, measured) in enumerate(zip(correct, total, strict=True)):
+        hits, totals = np.asarray(right, dtype=np.float64), np.asarray(measured, dtype=np.float64)
         for i in range(k + 1):
             inside = slice(bounds[i], bounds[i + 1])
             matrix[k, i] = 100 * _ratio(hits[inside].sum(), totals[inside].sum())
