@@ -34,7 +34,7 @@ class Browser:
         )
         self._base = f"http://127.0.0.1:{port}/session"
         options = {"args": self._arguments, "binary": CHROMIUM}
-        wanted = {"goog:chromeOptions": options, "goog:loggingPrefs": {"browser": "ALL"}}
+        wanted = {"goog:chromeOptions": options, "goog:loggingPrefs": {"browser": "ALL", "performance": "ALL"}}
         self._base += "/" + self._call("", {"capabilities": {"alwaysMatch": wanted}})["sessionId"]
         return self
 
@@ -67,10 +67,20 @@ class Browser:
             time.sleep(0.05)
         return value
 
-    def keys(self, text: str) -> None:
-        """Press keys, as a person does who has no mouse."""
-        pressed = [{"type": kind, "value": key} for key in text for kind in ("keyDown", "keyUp")]
+    def keys(self, text: str, hold: float = 0) -> None:
+        """Press keys, as a person does who has no mouse; each is held for so many seconds."""
+        pressed: list[dict[str, Any]] = []
+        for key in text:
+            pressed.append({"type": "keyDown", "value": key})
+            pressed += [{"type": "pause", "duration": int(1000 * hold)}] if hold else []
+            pressed.append({"type": "keyUp", "value": key})
         self._call("/actions", {"actions": [{"type": "key", "id": "keyboard", "actions": pressed}]})
+
+    def requests(self) -> list[str]:
+        """The address of every request that the page made since the last call."""
+        messages = [json.loads(entry["message"])["message"] for entry in self._call("/se/log", {"type": "performance"})]
+        sent = [message for message in messages if message["method"] == "Network.requestWillBeSent"]
+        return [message["params"]["request"]["url"] for message in sent]
 
     def drop(self, selector: str, *paths: Path) -> None:
         """Drop files or folders on an element."""

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import FileResponse, JSONResponse, Response
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
@@ -79,7 +79,12 @@ def build_app(api: Api, host: str, port: int, token: str | None) -> ASGIApp:
             page("docs.html"),
             Mount("/static", StaticFiles(directory=STATIC)),
         ],
-        exception_handlers={HTTPException: _http_error, UserError: _user_error, Exception: _unexpected},
+        exception_handlers={
+            HTTPException: _http_error,
+            UserError: _user_error,
+            ClientDisconnect: _gone,
+            Exception: _unexpected,
+        },
         lifespan=running,
     )
     return Guard(app, host, port, token, api.limits)
@@ -92,6 +97,10 @@ async def _http_error(request: Request, error: Exception) -> Response:
 
 async def _user_error(request: Request, error: Exception) -> Response:
     return JSONResponse({"error": " ".join(str(error).split())}, 400)
+
+
+async def _gone(request: Request, error: Exception) -> Response:
+    return JSONResponse({"error": "the request stopped in the middle"}, 400)  # which nobody reads
 
 
 async def _unexpected(request: Request, error: Exception) -> Response:

@@ -16,7 +16,7 @@ from clipcil.data.names import same_name
 from clipcil.errors import UserError
 from clipcil.serve.events import Hub
 from clipcil.serve.keeper import Keeper
-from clipcil.serve.small_pictures import SmallPictures
+from clipcil.serve.small_pictures import MOST, SmallPictures
 from clipcil.serve.staging import Staging, Waiting
 
 BETWEEN_SECONDS = 0.2
@@ -54,7 +54,7 @@ class Lessons:
                 raise HTTPException(409, "no picture is waiting; add some to a class first")
             self._stop.clear()
             state = {"id": secrets.token_hex(6), "state": "running", "stage": "starting", "done": 0, "total": 0}
-            classes = Counter(item.name for item in taken)
+            classes = Counter(item.name for item in taken if item.broken is None)
             self.state = state | {"seconds_left": None, "classes": classes, "error": None, "result": None}
             self._thread = threading.Thread(target=self._run, args=(taken,), name="lesson", daemon=True)
             self._thread.start()
@@ -93,22 +93,28 @@ class Lessons:
         else:
             self._staging.discard(taken)
             self._tell(state="done", result=result)
-        self._hub.publish("model", {})
-        self._hub.publish("waiting", {})
+        finally:
+            self._hub.publish("model", {})
+            self._hub.publish("waiting", {})
 
     def _teach(self, taken: list[Waiting]) -> dict[str, Any]:
-        source: dict[str, list[Any]] = {}
+        classes: dict[str, list[Waiting]] = {}
         spelt: dict[str, str] = {}
         for item in taken:
-            source.setdefault(spelt.setdefault(same_name(item.name), item.name), []).append(self._staging.file(item.id))
+            if item.broken is None:
+                classes.setdefault(spelt.setdefault(same_name(item.name), item.name), []).append(item)
+        source = {name: [self._staging.file(item.id) for item in items] for name, items in classes.items()}
         with self._keeper.changing() as model:
             lesson = model.learn(source, on_progress=_Progress(self._tell), should_stop=self._stop.is_set)
             self._tell(stage="saving", done=0, total=0, seconds_left=None)
         if self._small.on:
-            for name in source:
-                files = [self._staging.thumbnail(item.id) for item in taken if same_name(item.name) == same_name(name)]
-                self._small.add(name, [path.read_bytes() for path in files[:6]])
-        return lesson_json(lesson)
+            try:
+                for name, items in classes.items():
+                    self._small.add(name, [self._staging.thumbnail(item.id).read_bytes() for item in items[-MOST:]])
+            except (UserError, OSError) as error:  # the model is written and counts, whatever becomes of these
+                lesson.warnings.append(f"no small pictures are kept of this lesson: {error}")
+        broken = [f"{item.title}: {item.broken}" for item in taken if item.broken is not None]
+        return lesson_json(lesson, broken)
 
     def _tell(self, **news: Any) -> None:
         self.state = {**(self.state or {}), **news}
@@ -132,12 +138,12 @@ class _Progress:
             self._tell(stage=stage, done=done, total=total, seconds_left=left)
 
 
-def lesson_json(lesson: Lesson) -> dict[str, Any]:
-    """What came of a lesson."""
+def lesson_json(lesson: Lesson, broken: list[str]) -> dict[str, Any]:
+    """What came of a lesson; `broken`: a line for each picture that could not be read when it came."""
     return {
         "new": lesson.new,
         "again": lesson.again,
-        "left_out": lesson.left_out,
+        "left_out": [*broken, *lesson.left_out],
         "held_out": lesson.evaluation.pictures,
         "left_one_out": lesson.left_one_out,
         "accuracy": lesson.accuracy,

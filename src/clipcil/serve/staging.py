@@ -122,11 +122,12 @@ class Staging:
                     self._items[id] = Waiting(item.id, new, item.title, item.broken, item.bytes, item.digest)
 
     def take(self) -> list[Waiting]:
-        """All that can be taught, out of the list; `put_back` or `discard` them."""
+        """All that waits, the broken ones too, out of the list; `put_back` or `discard` them. None if none is whole."""
         with self._lock:
-            taken = [item for item in self._items.values() if item.broken is None]
-            for item in taken:
-                del self._items[item.id]
+            taken = list(self._items.values())
+            if all(item.broken for item in taken):
+                return []
+            self._items = {}
         return taken
 
     def put_back(self, taken: list[Waiting]) -> None:

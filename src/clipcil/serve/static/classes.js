@@ -50,9 +50,8 @@ function render() {
   setText(byId("classes-count"), classes.length ? `${plural(classes.length, "class", "classes")}` : "");
   byId("start-hint").hidden = classes.length > 0;
   for (const [key, card] of cards) if (!classes.some((each) => each.name.toLowerCase() === key)) { card.close(); cards.delete(key); }
-  // What waits stands first: that is what the person is busy with.
-  const busy = (each) => (each.known && !each.pictures.length && !each.uploading && !each.learning ? 1 : 0);
-  const sorted = classes.filter((each) => each.name.toLowerCase().includes(wanted)).sort((a, b) => busy(a) - busy(b) || b.index - a.index);
+  // The newest first, and never in another order: a card that moved would take focus and camera away from the person.
+  const sorted = classes.filter((each) => each.name.toLowerCase().includes(wanted)).reverse();
   sync(list, sorted, (each) => each.name.toLowerCase(), (each) => {
     const key = each.name.toLowerCase();
     if (!cards.has(key)) cards.set(key, makeCard(each.name));

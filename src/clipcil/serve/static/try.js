@@ -41,8 +41,12 @@ async function tryPicture(file) {
 }
 
 const askAgain = () => attempt(async () => {
+  const asked = picture;
   answeredBy = store.model?.revision ?? null;
-  render((await callPatiently("POST", "/api/predict", picture, { top: 5 })).predictions[0]);
+  const { predictions } = await callPatiently("POST", "/api/predict", asked, { top: 5 });
+  if (asked !== picture) return; // another picture was dropped meanwhile
+  render(predictions[0]);
+  byId("answer").dataset.picture = byId("try-picture").src;
 });
 
 async function toggleCamera() {

@@ -1,0 +1,274 @@
+"""The page of `clipcil serve` in a real browser, as a person uses it: one story, told in the order of the tests."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import time
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from browser import CHROMIUM, DRIVER, MISSING, Browser
+from picture_helpers import pictures, write_tree
+from server_process import Server, running
+
+pytestmark = [
+    pytest.mark.skipif(not (CHROMIUM and DRIVER), reason=MISSING),
+    pytest.mark.xdist_group("serve-page"),
+]
+
+TAB, ENTER, ESCAPE, SHIFT = "\ue004", "\ue007", "\ue00c", "\ue008"
+EVIL = "<img src=x onerror=\"document.title='taken over'\">"
+READY = "'ready' in document.documentElement.dataset"
+CARDS = "[...document.querySelectorAll('.class-name')].map(each => each.textContent).sort()"
+FOCUS = "return document.activeElement.getAttribute('aria-label') || document.activeElement.textContent.trim()"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("page")
+    write_tree(root / "first", pictures(["fox", "owl"]))
+    (root / "first" / "fox" / "broken.png").write_bytes(b"\x89PNG not really")
+    (root / "first" / "notes.txt").write_text("no picture")
+    write_tree(root / "later", pictures(["rocket"]))
+    write_tree(root / "new", pictures(["fox", "owl", "rocket"], test=True))
+    return root
+
+
+@pytest.fixture(scope="module")
+def server(folder: Path) -> Iterator[Server]:
+    with running(folder / "model", folder / "cache", method="simplecil") as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def browser(server: Server, folder: Path) -> Iterator[Browser]:
+    with Browser("--use-fake-device-for-media-stream", "--use-fake-ui-for-media-stream") as opened:
+        opened.cdp("Browser.setDownloadBehavior", {"behavior": "allow", "downloadPath": str(folder / "downloads")})
+        show(opened, server)
+        yield opened
+
+
+def show(browser: Browser, server: Server, width: int = 1440, scheme: str = "light", path: str = "") -> None:
+    browser.show(f"{server.address}/{path}", width, scheme=scheme)
+    browser.wait(READY)
+
+
+def click(browser: Browser, selector: str, text: str = "") -> None:
+    script = (
+        "const found = [...document.querySelectorAll(%s)].find(each => each.textContent.includes(%s)); found.click()"
+    )
+    browser.run(script % (json.dumps(selector), json.dumps(text)))
+
+
+def card(browser: Browser, name: str, script: str) -> object:
+    find = "const named = [...document.querySelectorAll('.class-name')].find(each => each.textContent === %s);"
+    find += "const card = named.closest('.class-card');"
+    return browser.run(find % json.dumps(name) + script)
+
+
+def teach(browser: Browser, learnt: str) -> None:
+    browser.wait("!document.getElementById('teach-button').disabled")
+    click(browser, "#teach-button")
+    browser.wait(f"document.querySelector('#outcome .chips')?.textContent.includes({json.dumps(learnt)})")
+    browser.wait("document.querySelector('#progress').hidden")
+
+
+def verdict(browser: Browser, path: Path) -> str:
+    """Drop a picture and wait for the answer to it, not to one before it."""
+    before = json.dumps(browser.run("return document.getElementById('try-picture').src"))
+    browser.drop("#try-stage", path)
+    shown = "document.getElementById('try-picture').src"
+    browser.wait(f"{shown} !== {before} && document.getElementById('answer').dataset.picture === {shown}")
+    return str(browser.run("return document.querySelector('.bars .name').textContent"))
+
+
+def answer_dialog(browser: Browser, text: str | None = None, times: int = 1) -> None:
+    browser.wait("document.getElementById('dialog').open")
+    if text is not None:
+        browser.run(f"document.getElementById('dialog-input').value = {json.dumps(text)}")
+    for _ in range(times):
+        click(browser, "#dialog-yes")
+    browser.wait("!document.getElementById('dialog').open")
+
+
+def test_two_classes_by_dropping_a_folder_of_folders(browser: Browser, server: Server, folder: Path) -> None:
+    browser.drop("#drop-many", folder / "first")
+    browser.wait("document.querySelectorAll('.thumbs img').length === 12")
+    assert browser.wait("[...document.querySelectorAll('.thumbs img')].every(each => each.naturalWidth > 30)")
+    assert browser.run(f"return {CARDS}") == ["fox", "owl"]
+    assert "broken.png" in browser.run("return document.querySelector('.broken').textContent")
+    assert "1 file passed over" in browser.run("return document.getElementById('toasts').textContent")
+    card(browser, "owl", "card.querySelector('.thumbs button').click()")  # taken out again
+    browser.wait("document.querySelectorAll('.thumbs img').length === 11")
+    teach(browser, "fox")
+    assert sorted(server.classes) == ["fox", "owl"]
+    assert "told right" in browser.run("return document.getElementById('outcome').textContent")
+    assert verdict(browser, folder / "new" / "owl" / "0.png") == "owl"
+    assert browser.console() == []
+
+
+def test_a_third_class_when_the_first_pictures_are_gone(browser: Browser, server: Server, folder: Path) -> None:
+    shutil.rmtree(folder / "first")
+    assert not list((folder / "cache" / "serve").rglob("*.picture")), "the server kept no picture either"
+    browser.drop("#drop-many", folder / "later" / "rocket")  # a folder of pictures is one class
+    teach(browser, "rocket")
+    for name in ("fox", "owl", "rocket"):
+        assert verdict(browser, folder / "new" / name / "0.png") == name
+    assert browser.run("return document.querySelectorAll('.lessons li').length") == 2
+
+
+def test_a_mistake_is_put_right_with_one_click(browser: Browser, server: Server, folder: Path) -> None:
+    verdict(browser, folder / "new" / "owl" / "0.png")
+    browser.wait("document.querySelector('#correct .chip')")
+    click(browser, "#correct .chip", "rocket")
+    browser.wait("document.querySelectorAll('.thumbs img').length === 1")
+    waiting = [each for each in server.call("GET", "/api/waiting").json["classes"] if each["name"] == "rocket"]
+    assert len(waiting[0]["pictures"]) == 1
+    teach(browser, "rocket · 1 more")
+    assert browser.run("return document.querySelectorAll('.lessons li').length") == 3
+
+
+def test_undo_rename_forget(browser: Browser, server: Server) -> None:
+    browser.wait("document.getElementById('undo-button').textContent === 'Undo the last lesson'")
+    click(browser, "#undo-button")
+    answer_dialog(browser)
+    browser.wait("document.querySelectorAll('.lessons li').length === 2")
+    card(
+        browser,
+        "fox",
+        "[...card.querySelectorAll('.menu-list button')].find(b => b.textContent.startsWith('Rename')).click()",
+    )
+    answer_dialog(browser, EVIL)
+    browser.wait(f"{CARDS}.includes({json.dumps(EVIL)})")
+    assert EVIL in server.classes
+    assert browser.run("return document.querySelector('img[src=x]')") is None, "a name is text"
+    card(browser, EVIL, "card.querySelector('.menu-list .bad').click()")
+    browser.wait("document.getElementById('dialog').open")
+    click(browser, "#dialog-yes")
+    assert len(server.classes) == 3, "it is asked twice"
+    answer_dialog(browser)
+    browser.wait(f"!{CARDS}.includes({json.dumps(EVIL)})")
+    assert server.classes == ["owl", "rocket"]
+    assert "taken over" not in browser.run("return document.title")
+
+
+def test_export_and_model_to_download(browser: Browser, folder: Path) -> None:
+    found = {"#download": "model.toml", "#export": "model.pt2"}
+    for button, inside in found.items():
+        click(browser, button)
+        pattern, end = f"model-{'model' if button == '#download' else 'pt2'}.zip", time.monotonic() + 180
+        while not (file := folder / "downloads" / pattern).is_file():
+            assert time.monotonic() < end, pattern
+            time.sleep(0.1)
+        with zipfile.ZipFile(file) as packed:
+            assert inside in packed.namelist()
+
+
+def test_the_camera_shoots_while_the_key_is_held(browser: Browser, server: Server) -> None:
+    card(browser, "owl", "card.querySelector('button[title=Camera]').click()")
+    browser.wait("document.activeElement.classList.contains('shoot')")
+    browser.wait("document.querySelector('.camera-box video').videoWidth > 0")
+    browser.keys(" ", hold=0.7)
+    browser.wait(
+        "document.querySelectorAll('.thumbs img').length >= 2 && !document.getElementById('teach-button').disabled"
+    )
+    card(browser, "owl", "card.querySelector('button[title=Camera]').click()")
+    click(browser, "#try-camera")
+    assert browser.wait("document.querySelector('.bars .name')?.textContent") in ("owl", "rocket")
+    click(browser, "#try-camera")
+    card(
+        browser,
+        "owl",
+        "[...card.querySelectorAll('.menu-list button')].find(b => b.textContent.startsWith('Take all')).click()",
+    )
+    browser.wait("document.querySelectorAll('.thumbs img').length === 0")
+
+
+def tab_to(browser: Browser, wanted: str) -> None:
+    for _ in range(60):
+        if wanted in browser.run(FOCUS):
+            return
+        browser.keys(TAB)
+    raise AssertionError(f"the Tab key never reaches {wanted}")
+
+
+def test_by_keyboard_alone(browser: Browser, server: Server, folder: Path) -> None:
+    show(browser, server)
+    browser.keys(TAB)
+    assert "Skip" in browser.run(FOCUS)
+    browser.keys(TAB)
+    browser.keys("pizza" + ENTER)
+    assert browser.run(FOCUS) == "Add pictures to pizza", "the new class is at hand at once"
+    server.add(
+        "pizza", [(f"{i}.png", path.read_bytes()) for i, path in enumerate((folder / "later" / "rocket").iterdir())]
+    )
+    browser.wait("document.querySelectorAll('.thumbs img').length === 6")
+    tab_to(browser, "Take out 0.png")
+    browser.keys(ENTER)
+    browser.wait("document.querySelectorAll('.thumbs img').length === 5")
+    assert "Take out" in browser.run(FOCUS), "focus stays among the pictures"
+    tab_to(browser, "More for owl")
+    browser.keys(ENTER)
+    tab_to(browser, "Rename")
+    browser.keys(ENTER)
+    browser.wait("document.activeElement.id === 'dialog-input'")
+    browser.keys(ESCAPE)
+    browser.wait("!document.getElementById('dialog').open")
+    assert browser.run(FOCUS) == "More for owl", "focus returns to where it was"
+    tab_to(browser, "Teach")
+    browser.keys(ENTER)
+    browser.wait("document.querySelector('#outcome .chips')?.textContent.includes('pizza')")
+    browser.wait("document.activeElement.id === 'outcome'")
+    assert "pizza" in server.classes
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1440, 900, 375])
+def test_every_width_in_light_and_dark(browser: Browser, server: Server, folder: Path, width: int, scheme: str) -> None:
+    show(browser, server, width, scheme)
+    verdict(browser, folder / "new" / "owl" / "0.png")
+    assert browser.run("return document.documentElement.scrollWidth") <= width
+    places = "[...document.querySelectorAll('.column')].map(each => Math.round(each.getBoundingClientRect().x))"
+    assert browser.run(f"return new Set({places}).size") == {1440: 3, 900: 2, 375: 1}[width]
+    red = "Number(getComputedStyle(document.body).backgroundColor.match(/\\d+/)[0])"
+    assert (browser.run(f"return {red}") > 200) == (scheme == "light")
+    assert browser.console() == []
+
+
+@pytest.fixture(scope="module")
+def axe(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The source of axe-core, fetched for the moment of the test."""
+    if not shutil.which("npm"):
+        pytest.skip("needs npm, to fetch axe-core")
+    folder = tmp_path_factory.mktemp("axe")
+    command = ["npm", "install", "--prefix", str(folder), "--no-audit", "--no-fund", "--ignore-scripts", "axe-core@4"]
+    if subprocess.run(command, capture_output=True, timeout=120).returncode:
+        pytest.skip("axe-core cannot be fetched with npm here")
+    return (folder / "node_modules" / "axe-core" / "axe.min.js").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1440, 375])
+def test_accessibility_audit(browser: Browser, server: Server, folder: Path, axe: str, width: int, scheme: str) -> None:
+    for path in ("", "docs"):
+        show(browser, server, width, scheme, path)
+        if not path:
+            server.add("owl", [("0.png", (folder / "new" / "owl" / "0.png").read_bytes()), ("bad.png", b"x")])
+            browser.wait("document.querySelectorAll('.thumbs img').length === 1")
+            verdict(browser, folder / "new" / "owl" / "0.png")
+        browser.run(axe + "; window.axe = axe")
+        browser.run("window.found = null; axe.run().then(result => { window.found = result.violations })")
+        broken = browser.wait("window.found && [window.found]")[0]
+        assert [(each["id"], [node["target"] for node in each["nodes"]]) for each in broken] == []
+    server.call("DELETE", "/api/waiting", name="owl")
+
+
+def test_no_request_to_anywhere_else(browser: Browser, server: Server) -> None:
+    """All requests of all tests above."""
+    sent = [url for url in browser.requests() if not url.startswith(("blob:", "data:", "about:", "chrome:"))]
+    assert len(sent) > 30
+    assert {url for url in sent if not url.startswith(f"{server.address}/")} == set()

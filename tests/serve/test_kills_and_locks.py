@@ -1,0 +1,88 @@
+"""A lesson that is cancelled or killed leaves the model whole, and nobody else changes a model that is served."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from picture_helpers import FAST, pictures, write_tree
+from server_process import Server, environment, running
+
+import clipcil
+
+pytestmark = pytest.mark.xdist_group("serve-kills")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A taught model whose next lesson would take hours."""
+    folder = tmp_path_factory.mktemp("killed") / "model"
+    classifier = clipcil.Classifier("dmc-ot", **FAST)
+    classifier.learn(pictures(["fox", "owl"]))
+    classifier.save(folder)
+    text = (folder / "model.toml").read_text()
+    slow = text.replace("[settings.stage1]\nepochs = 1\n", "[settings.stage1]\nepochs = 100000\n")
+    assert slow != text
+    (folder / "model.toml").write_text(slow)
+    return folder
+
+
+def start_long_lesson(server: Server, emoji: dict[str, list[bytes]]) -> None:
+    server.add("rocket", [(f"{i}.png", picture) for i, picture in enumerate(emoji["rocket"])])
+    assert server.call("POST", "/api/lesson").status == 202
+    end = time.monotonic() + 120
+    while not (state := server.call("GET", "/api/lesson").json)["total"] > 1000:  # the tower is being trained
+        assert state["state"] == "running" and time.monotonic() < end, state
+        time.sleep(0.1)
+
+
+def test_cancel_then_kill(
+    model: Path, tmp_path: Path, emoji: dict[str, list[bytes]], fresh_emoji: dict[str, bytes]
+) -> None:
+    cache = tmp_path / "cache"
+    with running(model, cache) as server:
+        before = server.predict(fresh_emoji["fox"])
+        start_long_lesson(server, emoji)
+        assert server.predict(fresh_emoji["fox"]) == before, "the model of before goes on answering"
+        for method, path, query in [
+            ("POST", "/api/lesson", {}),
+            ("POST", "/api/undo", {}),
+            ("DELETE", "/api/classes", {"name": "fox"}),
+        ]:
+            answer = server.call(method, path, **query)
+            assert answer.status == 409, (path, answer.body)
+        server.add("tiger", [("0.png", emoji["tiger"][0])])
+        assert server.call("DELETE", "/api/lesson").status == 202
+        assert server.wait_for_lesson()["state"] == "cancelled"
+        waiting = {each["name"]: len(each["pictures"]) for each in server.call("GET", "/api/waiting").json["classes"]}
+        assert waiting == {"rocket": 6, "tiger": 1}
+        assert server.predict(fresh_emoji["fox"]) == before
+        start_long_lesson(server, emoji)
+        server.kill()
+    left = list((cache / "serve").iterdir())
+    assert len(left) == 1 and any(left[0].glob("*.picture")), "a killed process cannot clean up"
+    with running(model, cache) as server:
+        assert not left[0].exists(), "the next one does"
+        assert server.classes == ["fox", "owl"] and server.predict(fresh_emoji["fox"]) == before
+        assert server.call("GET", "/api/waiting").json["classes"] == []
+    assert list((cache / "serve").iterdir()) == []
+
+
+def test_the_second_is_told_who_holds_the_model(model: Path, tmp_path: Path) -> None:
+    tree = write_tree(tmp_path / "tree", pictures(["tiger"]))
+    with running(model, tmp_path / "cache") as server:
+        weights = sorted(path.name for path in model.iterdir())
+        for words in (["serve", str(model), "--port", "0", "--no-open"], ["learn", str(model), str(tree)]):
+            command = [sys.executable, "-m", "clipcil", *words]
+            done = subprocess.run(
+                command, capture_output=True, text=True, env=environment(tmp_path / "cache"), timeout=120
+            )
+            assert done.returncode == 2 and done.stderr.count("\n") == 1, done.stderr
+            assert f"process {server.process.pid}" in done.stderr and f"127.0.0.1:{server.port}" in done.stderr
+        assert sorted(path.name for path in model.iterdir()) == weights
+        assert server.call("GET", "/api/health").status == 200
+    shutil.rmtree(tmp_path / "tree")
