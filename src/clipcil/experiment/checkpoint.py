@@ -21,6 +21,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from clipcil.errors import UserError
+from clipcil.experiment import shards
 from clipcil.files import refuse_links, sha256, sweep_parts, uninterrupted, whole_file, write_json
 from clipcil.methods.base import Method
 from clipcil.reading import Between, Count, Text, read_json, read_tensors, typed
@@ -29,6 +30,9 @@ from clipcil.training.loop import Snapshot
 Size = Annotated[int, Between(1, 10**6)]
 KEEP = 2
 """Whole checkpoints kept: the newest, and the one before it in case the newest is damaged."""
+
+SHARDS = "shards"
+"""Folder of the shards, inside the folder of the checkpoints."""
 
 
 def save_tensors(path: Path, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
@@ -101,6 +105,7 @@ class CheckpointFolder:
     def __init__(self, folder: Path, belongs: dict[str, Any]) -> None:
         refuse_links(folder)
         self.folder, self.belongs = folder, json.loads(json.dumps(belongs))
+        self._tables: dict[int, shards.Table] = {}
 
     def save(self, tasks: int, method: Method, facts: dict[str, Any]) -> None:
         tensors, shape = method_state(method)
@@ -108,20 +113,27 @@ class CheckpointFolder:
         tensors["random.cpu"] = torch.get_rng_state()
         if torch.cuda.is_available():
             tensors["random.cuda"] = torch.cuda.get_rng_state()
-        save_tensors(self._path(tasks), tensors, {**facts, **shape, "tasks": tasks, "belongs": self.belongs})
+        tensors, table = shards.split(self.folder / SHARDS, tensors)
+        facts = {**facts, **shape, "tasks": tasks, "belongs": self.belongs, "shards": table}
+        save_tensors(self._path(tasks), tensors, facts)
+        self._tables[tasks] = table
         for path in self._paths():
             if not tasks - KEEP < _number(path) <= tasks:
                 drop_tensors(path)
+                self._tables.pop(_number(path), None)
+        shards.keep_only(self.folder / SHARDS, self._tables.values())
 
     def newest(self, tell: Callable[[str], None]) -> Loaded | None:
         """The newest whole checkpoint; a damaged one is named and the one before it is used."""
         for path in self._paths():
             try:
                 tensors, facts = load_tensors(path)
+                tensors = shards.join(self.folder / SHARDS, tensors, facts.get("shards", {}))
             except UserError as error:
                 tell(f"{error}; going back to the checkpoint before it")
                 continue
             self._check(path, facts)
+            self._tables[int(facts["tasks"])] = facts.get("shards", {})
             return Loaded(int(facts["tasks"]), tensors, facts)
         return None
 
