@@ -28,6 +28,12 @@ from clipcil.errors import UserError, printable
 from clipcil.reading import parse_json, parse_toml
 
 LOCK = ".lock"
+
+
+class InUseError(UserError):
+    """Another process holds the folder."""
+
+
 STOPS = (SIGINT, SIGTERM, SIGHUP, SIGQUIT)
 """Signals that ask a process to stop."""
 _HELD = re.compile(rb"(process \d+ \(.*\)\n)?", re.DOTALL)
@@ -229,7 +235,7 @@ def _hold(folder: Path, who: str) -> Iterator[None]:
             if os.fstat(file.fileno()).st_ino != (folder / LOCK).stat().st_ino:
                 raise OSError("its last holder has just taken it away")
         except OSError as error:
-            raise UserError(f"{folder} is in use by {_holder(file)}; wait for it, or take another folder") from error
+            raise InUseError(f"{folder} is in use by {_holder(file)}; wait for it, or take another folder") from error
         with suppress(OSError):  # a full disk: the lock holds all the same
             file.truncate(0)
             os.pwrite(

@@ -235,7 +235,7 @@ def test_two_processes_give_the_same_bytes_also_when_they_are_killed(pictures: P
 
     killer = threading.Thread(target=kill, daemon=True)
     killer.start()
-    finished = run_grid(two, tmp_path / "two", told.append, jobs=2)
+    finished = run_grid(two, tmp_path / "two", told.append, grid=Grid(jobs=2))
     killer.join()
     assert all(each.result is not None for each in finished), told
     assert any("died; another continues" in line for line in told)
@@ -249,7 +249,7 @@ def test_a_run_whose_process_always_dies_fails_and_the_rest_go_on(
 ) -> None:
     monkeypatch.setattr(workers, "_Process", Mortal)
     planned = plan(small_grid(pictures, tmp_path, methods=("zero-shot", "simplecil"), seeds=1))
-    finished = run_grid(planned, tmp_path, jobs=2)
+    finished = run_grid(planned, tmp_path, grid=Grid(jobs=2))
     assert [each.error for each in finished] == ["its process died 3 times", "no pictures"]
 
 

@@ -98,12 +98,10 @@ def sweep(
 
 
 def _grid(options: Any, run: Any) -> Grid:
-    from dataclasses import replace
-
     from clipcil.experiment.spec import Grid
     from clipcil.settings import build
 
-    return replace(build(Grid, given(options)), run=given(run))
+    return build(Grid, {**given(options), "run": given(run)})
 
 
 def _do(planned: list[Planned], grid: Grid, quiet: bool, about: str = "") -> list[Finished]:
@@ -118,8 +116,8 @@ def _do(planned: list[Planned], grid: Grid, quiet: bool, about: str = "") -> lis
         console.print(line, markup=False)
 
     tell(f"{len(planned)} runs, in {grid.out}{about}")
-    make_display = open_display if console.is_terminal and not quiet else Display
-    return run_grid(planned, grid.out, tell, make_display, grid.jobs)
+    live = console.is_terminal and not quiet
+    return run_grid(planned, grid.out, tell, open_display if live else Display, grid, console if live else None)
 
 
 def _close(finished: list[Finished], grid: Grid, quiet: bool, lines: list[str]) -> None:

@@ -33,7 +33,7 @@ def options_of(kind: type, without: Collection[str] = (), positional: str = "") 
         if name in without:
             continue
         several, flag = "tuple" in hint or "dict" in hint, hints[name] is bool
-        metavar = METAVARS.get(name, "NAME…" if several else "N" if "int" in hint else "NAME")
+        metavar = METAVARS.get(name, "NAME…" if several else "N" if "int" in hint or "float" in hint else "NAME")
         metavar = f"[{name.upper()}]" if name == positional else metavar
         usual = "" if flag or item.default in (None, dataclasses.MISSING, ()) else f"(default: {item.default})"
         shown: Any = bool if flag else tuple[str, ...] | None if several else str | None

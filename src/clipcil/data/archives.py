@@ -11,7 +11,7 @@ import zlib
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
 
-from clipcil.errors import UserError, printable
+from clipcil.errors import UserError, first_line, printable
 from clipcil.files import cache_folder
 
 MAX_FILES = 2_000_000
@@ -53,14 +53,14 @@ def unpack(archive: Path) -> Path:
                     raise
         return target
     except (tarfile.TarError, EOFError, zlib.error) as error:
-        raise UserError(f"{archive} is not a whole archive ({_line(error)}); download it again") from error
+        raise UserError(f"{archive} is not a whole archive ({first_line(error)}); download it again") from error
     except OSError as error:
         if isinstance(error, PermissionError) or error.filename or error.errno:
             raise UserError(
                 f"cannot unpack {archive} ({error.strerror or error}); free some room, or set CLIPCIL_CACHE to a folder"
                 " that can be written"
             ) from error
-        raise UserError(f"{archive} is not a whole archive ({_line(error)}); download it again") from error
+        raise UserError(f"{archive} is not a whole archive ({first_line(error)}); download it again") from error
 
 
 def _extract(archive: Path, into: Path) -> None:
@@ -120,7 +120,3 @@ def safe_name(archive: Path, name: str) -> PurePosixPath:
             f"{archive}: the path '{printable(name)}' leads out of the archive; such an archive is not unpacked"
         )
     return path
-
-
-def _line(error: BaseException) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0][:120]

@@ -15,7 +15,7 @@ import torch
 
 from clipcil.data.names import clean_name
 from clipcil.data.pictures import PictureSet
-from clipcil.errors import UserError
+from clipcil.errors import UserError, first_line
 from clipcil.files import sha256
 from clipcil.reading import open_regular
 
@@ -72,7 +72,7 @@ def read_parquet(
         tables = [_read(file) for file in files]
         table = pa.concat_tables(tables) if len(tables) > 1 else tables[0]
     except pa.ArrowException as error:
-        raise UserError(f"{files[0]} and the files beside it have different columns ({_line(error)})") from error
+        raise UserError(f"{files[0]} and the files beside it have different columns ({first_line(error)})") from error
     features = _hub_features(table.schema.metadata)
     image = _pick(image, files[0], "image", _picture_columns(table), table.column_names)
     label = _pick(label, files[0], "label", _label_columns(table, features), table.column_names)
@@ -108,15 +108,11 @@ def _read(file: Path) -> Any:
                 batches.append(batch)
             return pa.Table.from_batches(batches, schema)
     except (OSError, pa.ArrowException) as error:
-        raise UserError(f"{file} is not a parquet file that can be read ({_line(error)})") from error
+        raise UserError(f"{file} is not a parquet file that can be read ({first_line(error)})") from error
 
 
 def _too_large(file: Path, most: int) -> UserError:
     return UserError(f"{file} unpacks to more than {most / 2**20:.0f} MiB; pictures do not, so it is not read")
-
-
-def _line(error: BaseException) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0][:160]
 
 
 def identity_of_tables(files: Sequence[Path]) -> str:

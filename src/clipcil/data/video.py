@@ -12,7 +12,7 @@ import numpy as np
 from PIL import Image
 
 from clipcil.data.pictures import Picture, decode
-from clipcil.errors import UserError
+from clipcil.errors import UserError, first_line
 from clipcil.files import cache_folder, whole_file
 
 VIDEO = frozenset({".avi", ".mp4", ".mkv", ".webm", ".mov", ".m4v"})
@@ -108,8 +108,7 @@ def read_frames(clip: Clip, count: int) -> list[Image.Image]:
                 raise ValueError("it holds no frames")
             last = frame.to_image()
     except Exception as error:  # PyAV has a class for each way a file can be damaged
-        line = (str(error).splitlines() or [type(error).__name__])[0]
-        raise UserError(f"{path} is not a video that can be read ({line[:120]}); mend or remove it") from error
+        raise UserError(f"{path} is not a video that can be read ({first_line(error)}); mend or remove it") from error
     return [found.get(place, last) for place in wanted]
 
 

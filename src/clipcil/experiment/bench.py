@@ -6,15 +6,21 @@ import json
 import os
 import time
 from collections.abc import Callable, Sequence
+from contextlib import closing, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
+
 from clipcil.errors import UserError
+from clipcil.experiment.board import Board
 from clipcil.experiment.display import Display
 from clipcil.experiment.folder import finished_run
 from clipcil.experiment.grid import Planned
+from clipcil.experiment.on_ray import on_ray
 from clipcil.experiment.results import NUMBERS
+from clipcil.experiment.spec import Grid
 from clipcil.experiment.workers import in_processes, in_this_process
 from clipcil.files import open_log
 from clipcil.reading import MissingFileError, parse_json, read_bytes
@@ -53,7 +59,8 @@ def run_grid(
     out: Path,
     tell: Callable[[str], None] = lambda line: None,
     make_display: Callable[[], Display] = Display,
-    jobs: int = 1,
+    grid: Grid | None = None,
+    console: Console | None = None,
 ) -> list[Finished]:
     """Do every run that is not done yet; a run that was stopped continues from its checkpoint.
 
@@ -62,17 +69,20 @@ def run_grid(
         out: Folder of the grid. Each run that ends adds a line to its `results.jsonl`.
         tell: Called with a line for each run that ends.
         make_display: Makes the display of a run, where runs are done in this process.
-        jobs: Number of runs at the same time.
+        grid: How runs are done: one after the other, in several processes, or on Ray. Default: one after the other.
+        console: A terminal for the live table of runs that are done at the same time. Default: none.
 
     Returns:
         How each of `planned` ended, in the same order.
     """
-    log, ended = ResultLog(out / RESULTS), dict[Path, Finished]()
+    grid, log, ended = grid or Grid(), ResultLog(out / RESULTS), dict[Path, Finished]()
     runs = list({each.folder: each for each in reversed(planned)}.values())[::-1]
+    board, together = Board(runs), grid.jobs > 1 or grid.on == "ray"
 
     def end(each: Planned, error: str, state: str) -> None:
         result = finished_run(each.folder, each.table) if not error else None
         ended[each.folder] = Finished(each, result, error)
+        board.ended[each.folder] = "done" if result else "failed"
         log.add(each, result, error)
         spec = each.spec
         order = f", {spec.order}" if len({run.spec.order for run in runs}) > 1 else ""
@@ -88,10 +98,14 @@ def run_grid(
             todo.append(each)
         else:
             end(each, "", "done before")
-    doing = in_this_process(todo, make_display) if jobs == 1 else in_processes(todo, jobs, tell)
+    if grid.on == "ray":
+        doing = on_ray(todo, grid)
+    else:
+        doing = in_processes(todo, grid.jobs, tell) if together else in_this_process(todo, make_display)
     try:
-        for each, error in doing:
-            end(each, error, "done")
+        with board.show(console) if console is not None and together else nullcontext(), closing(doing):
+            for each, error in doing:
+                end(each, error, "done")
     except KeyboardInterrupt as stop:
         raise KeyboardInterrupt(f"stopped after {len(ended)} of {len(runs)} runs; the same command continues") from stop
     return [replace(ended[each.folder], planned=each) for each in planned]

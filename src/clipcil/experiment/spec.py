@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from clipcil.errors import UserError
 from clipcil.settings import merge, override, read_toml, to_dict, within
@@ -102,12 +102,27 @@ class Grid:
     """Folder that holds a folder for each run, and results.jsonl."""
     jobs: int = 1
     """Runs at the same time, each in a process of its own with one thread; 1: one after the other in this process."""
-    run: Mapping[str, Any] = field(default_factory=dict)
+    on: Literal["here", "ray"] = "here"
+    """here: on this machine; ray: each run is a task of a Ray cluster (needs the extra ray), and --out a folder that
+    all its machines share."""
+    address: str | None = None
+    """Address of the Ray cluster, or auto. Default: a Ray is started on this machine."""
+    cpus_per_run: float = 1
+    """Cores, and with them threads, of each run on Ray."""
+    gpus_per_run: float = 0
+    """GPUs of each run on Ray; --device is cuda then."""
+    run: dict[str, Any] = field(default_factory=dict)
     """Options of `RunSpec` that all runs share."""
 
     def __post_init__(self) -> None:
         within("seeds", self.seeds, 1, 1000)
         within("jobs", self.jobs, 1, 1000)
+        within("cpus_per_run", self.cpus_per_run, 0.01, 10_000)
+        within("gpus_per_run", self.gpus_per_run, 0, 10_000)
+        if self.on == "ray" and self.jobs > 1:
+            raise UserError("give --jobs or --on ray, not both: Ray runs as many at a time as its machines hold")
+        if self.gpus_per_run and "device" not in self.run:
+            object.__setattr__(self, "run", {**self.run, "device": "cuda"})
         for name in ("methods", "only", "data", "orders"):  # `a,b c` → a, b, c
             parts = tuple(part for word in getattr(self, name) for part in word.split(",") if part)
             object.__setattr__(self, name, parts)

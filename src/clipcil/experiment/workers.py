@@ -8,7 +8,7 @@ import signal
 import threading
 import traceback
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
@@ -26,8 +26,11 @@ Ended = tuple[Planned, str]
 """A run that has ended, and why it failed; empty where it went well."""
 
 
-def attempt(planned: Planned, shared: Shared, display: Display) -> str:
-    """Do a run, or continue it from its checkpoint; returns why it failed, in one line."""
+def attempt(planned: Planned, shared: Shared, display: Display, raises: type[UserError] | None = None) -> str:
+    """Do a run, or continue it from its checkpoint; returns why it failed, in one line.
+
+    An error of the kind `raises` is raised instead.
+    """
     if planned.problem:
         return planned.problem
     try:
@@ -35,20 +38,22 @@ def attempt(planned: Planned, shared: Shared, display: Display) -> str:
         (planned.folder / ERROR).unlink(missing_ok=True)
         return ""
     except UserError as error:
+        if raises is not None and isinstance(error, raises):
+            raise
         return str(error)
     except Exception as error:  # whatever a method raises: the other runs do not depend on it
         write_text(planned.folder / ERROR, traceback.format_exc())
         return f"{type(error).__name__}: {first_line(error)} (see {planned.folder / ERROR})"
 
 
-def in_this_process(todo: Iterable[Planned], make_display: Callable[[], Display] = Display) -> Iterator[Ended]:
+def in_this_process(todo: Iterable[Planned], make_display: Callable[[], Display] = Display) -> Generator[Ended]:
     """One run after the other; backbones, datasets and features of towers that are not tuned are shared."""
     shared = Shared()
     for each in todo:
         yield each, attempt(each, shared, make_display())
 
 
-def in_processes(todo: Sequence[Planned], jobs: int, tell: Callable[[str], None]) -> Iterator[Ended]:
+def in_processes(todo: Sequence[Planned], jobs: int, tell: Callable[[str], None]) -> Generator[Ended]:
     """`jobs` runs at a time, each in a process with one thread. A run whose process dies is continued by another."""
     waiting, begun = deque(todo), dict.fromkeys((each.folder for each in todo), 0)
     idle: list[_Process] = []

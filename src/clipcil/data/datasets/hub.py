@@ -9,7 +9,7 @@ from typing import Any
 from clipcil.data.dataset import Dataset, register
 from clipcil.data.datasets.parquet import ParquetOptions, from_files
 from clipcil.data.tree import list_files
-from clipcil.errors import UserError
+from clipcil.errors import UserError, first_line
 from clipcil.network import ASK_FIRST, downloads_allowed
 
 CONVERTED = "refs/convert/parquet"
@@ -70,10 +70,9 @@ def _download(options: HubOptions, revision: str | None, root: Path | None) -> P
             **where,
         )
     except Exception as error:  # gated, misspelt, offline: the library has a class for each
-        line = (str(error).strip().splitlines() or [type(error).__name__])[0][:160]
         raise UserError(
-            f"cannot get dataset '{options.repo}' from the hub ({line}); download its parquet files by hand and use"
-            " --data parquet"
+            f"cannot get dataset '{options.repo}' from the hub ({first_line(error)});"
+            " download its parquet files by hand and use --data parquet"
         ) from error
     return Path(found)
 

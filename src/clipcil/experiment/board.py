@@ -1,0 +1,63 @@
+"""A live table of the runs of a grid: waiting, running with its task and accuracy, done, failed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+
+from clipcil.errors import UserError
+from clipcil.experiment.grid import Planned
+from clipcil.reading import read_json
+from clipcil.report.metrics import compute_metrics
+
+STATES = ("running", "failed", "done", "waiting")
+"""The order in which runs are shown where there are too many for the screen."""
+
+
+class Board:
+    """What is known of every run. Progress is read from the checkpoints, wherever the run takes place."""
+
+    def __init__(self, runs: Sequence[Planned]) -> None:
+        self.runs = runs
+        self.ended: dict[Path, str] = {}
+        """`done` or `failed`, for the runs that have ended."""
+        self._read: dict[Path, tuple[str, str]] = {}
+
+    def show(self, console: Console) -> AbstractContextManager[Live]:
+        """The table on a terminal, renewed every second; lines printed meanwhile appear above it."""
+        return Live(get_renderable=lambda: self.table(console.height - 4), console=console, refresh_per_second=1)
+
+    def table(self, most: int = 1000) -> Table:
+        """The table now, with at most `most` rows."""
+        rows = [(self.state(run), run, *self.progress(run)) for run in self.runs]
+        counts = {state: sum(row[0] == state for row in rows) for state in STATES}
+        title = ", ".join(f"{count} {state}" for state, count in counts.items())
+        table = Table("run", "data", "seed", "state", "task", "A_k", title=title, title_justify="left", box=None)
+        for state, run, task, accuracy in sorted(rows, key=lambda row: STATES.index(row[0]))[: max(1, most)]:
+            table.add_row(run.label, run.spec.data, str(run.spec.seed), state, task, accuracy)
+        return table
+
+    def state(self, run: Planned) -> str:
+        """waiting, running, done or failed."""
+        begun = (run.folder / "config.toml").is_file()
+        return self.ended.get(run.folder, "running" if begun else "waiting")
+
+    def progress(self, run: Planned) -> tuple[str, str]:
+        """The tasks learnt and the accuracy after them, from the newest checkpoint; empty before the first."""
+        newest = max((run.folder / "checkpoint").glob("task-????.json"), default=None)
+        if newest is None:
+            return "", ""
+        if newest not in self._read:
+            try:
+                facts = read_json(newest)
+                correct = [record["correct"] for record in facts["records"]]
+                metrics = compute_metrics(facts["sizes"], correct, facts["records"][-1]["total"])
+                self._read[newest] = (str(len(correct)), f"{metrics.last:.2f}")
+            except (UserError, LookupError, TypeError, ValueError):  # being replaced just now, or damaged
+                return "", ""
+        return self._read[newest]

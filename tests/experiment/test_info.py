@@ -1,0 +1,67 @@
+"""What `clipcil methods` and `clipcil datasets` print, and the live table of a grid."""
+
+from __future__ import annotations
+
+import io
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from clipcil.cli import main
+from clipcil.experiment.board import Board
+from clipcil.experiment.grid import plan
+from clipcil.experiment.spec import Grid
+from clipcil.methods.registry import methods
+
+
+@pytest.fixture(autouse=True)
+def wide(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "250")
+
+
+def rows(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, str]:
+    main(words)
+    return {line.split()[0]: line for line in capsys.readouterr().out.splitlines() if line.strip()}
+
+
+def test_every_method_says_what_it_keeps(capsys: pytest.CaptureFixture[str]) -> None:
+    found = rows(capsys, "methods")
+    for name, kind in methods().items():
+        assert kind.title in found[name] and kind.keeps in found[name]
+    assert methods()["zero-shot"].keeps == "nothing" and "statistics" not in found["l2p"]
+
+
+def test_groups_of_settings_have_their_reasons(capsys: pytest.CaptureFixture[str]) -> None:
+    found = rows(capsys, "methods", "dmc-ot", "--data", "emoji")
+    assert len(found["stage1.…"].split()) > 3 and len(found["stage2.…"].split()) > 3
+    assert "stage1.lr" in found and "beta" in found
+
+
+def test_options_of_a_dataset(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "a folder for each class" in rows(capsys, "datasets")["folder"]
+    assert "0.2" in rows(capsys, "datasets", "folder")["test_share"]
+
+
+def test_the_board_shows_each_run_where_it_stands(tmp_path: Path) -> None:
+    runs = plan(Grid(methods=("simplecil",), seeds=4, out=tmp_path))
+    board = Board(runs)
+    for run in runs[1:]:
+        (run.folder / "checkpoint").mkdir(parents=True)
+        (run.folder / "config.toml").touch()
+    records = [{"correct": [2], "total": [4]}, {"correct": [1, 4], "total": [4, 4]}]
+    facts = {"sizes": [1, 1], "records": records}
+    (runs[1].folder / "checkpoint/task-0001.json").write_text("{")  # an older one, half written
+    (runs[1].folder / "checkpoint/task-0002.json").write_text(json.dumps(facts))
+    (runs[2].folder / "checkpoint/task-0001.json").write_text("{")
+    board.ended[runs[3].folder] = "failed"
+    console = Console(width=100, record=True, file=io.StringIO())
+    console.print(board.table())
+    lines = [line.split() for line in console.export_text().splitlines()]
+    assert lines[0] == ["2", "running,", "1", "failed,", "0", "done,", "1", "waiting"]
+    found = {line[2]: line[3:] for line in lines[2:] if len(line) > 3}
+    assert found == {"0": ["waiting"], "1": ["running", "2", "62.50"], "2": ["running"], "3": ["failed"]}
+    assert board.table(2).row_count == 2, "no more rows than the screen has"
+    assert Board([replace(runs[0], label="a")]).table().row_count == 1

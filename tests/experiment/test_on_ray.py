@@ -1,0 +1,101 @@
+"""A grid on a Ray cluster of two machines, one of which is lost: every run ends, with the bytes of one process."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+from short_runs import digest
+
+from clipcil.errors import UserError
+from clipcil.experiment.bench import run_grid
+from clipcil.experiment.grid import plan
+from clipcil.experiment.spec import Grid
+
+ray = pytest.importorskip("ray")
+
+COLOURS = ("red", "green", "blue", "white")
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Any:
+    """Two machines of one core each, as processes of this one."""
+    from ray.cluster_utils import Cluster
+
+    memory = {"object_store_memory": 80 * 2**20, "include_dashboard": False}
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, **memory})
+    cluster.add_node(num_cpus=1, **memory)
+    yield cluster
+    ray.shutdown()
+    cluster.shutdown()
+
+
+def grid_for(tmp_path: Path, **changes: Any) -> Grid:
+    root = tmp_path / "pictures"
+    for colour in COLOURS:
+        (root / colour).mkdir(parents=True, exist_ok=True)
+        for size in range(40, 45):
+            if not (root / colour / f"{size}.png").exists():
+                Image.new("RGB", (size, 48), colour).save(root / colour / f"{size}.png")
+    options = {"methods": ("simplecil", "coop"), "data": ("folder",), "data_root": (f"folder={root}",), "seeds": 6}
+    return Grid(**{**options, "set": ("train.epochs=1",), "run": {"tasks": 2, "device": "cpu"}, **changes})
+
+
+def test_a_grid_survives_the_loss_of_a_machine(cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CLIPCIL_CACHE", str(tmp_path / "cache"))
+    here = grid_for(tmp_path, out=tmp_path / "here")
+    on_ray = grid_for(tmp_path, out=tmp_path / "ray", on="ray", address=cluster.address)
+    one, two, told = plan(here), plan(on_ray), list[str]()
+    run_grid(one, here.out)
+
+    def lose_a_machine() -> None:
+        while sum((each.folder / "results.json").exists() for each in two) < 3:
+            time.sleep(0.05)
+        (lost,) = cluster.worker_nodes
+        cluster.remove_node(lost, allow_graceful=False)
+
+    loser = threading.Thread(target=lose_a_machine, daemon=True)
+    loser.start()
+    finished = run_grid(two, on_ray.out, told.append, grid=on_ray)
+    loser.join()
+    assert [each.error for each in finished] == [""] * 12, told
+    assert len(told) == 12 and not cluster.worker_nodes
+    for first, second in zip(one, two, strict=True):
+        assert digest(first.folder) == digest(second.folder)
+    again = list[str]()
+    run_grid(two, on_ray.out, again.append, grid=on_ray)
+    assert all(line.endswith("(done before)") for line in again)
+
+
+def test_a_folder_that_a_machine_cannot_write_to_is_refused_before_anything_runs(
+    cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file that the machines look for is never made, as if theirs were another folder."""
+    real = Path.touch
+    monkeypatch.setattr(Path, "touch", lambda self, *more: None if self.name[:8] == ".shared-" else real(self, *more))
+    grid = grid_for(tmp_path, out=tmp_path / "out", on="ray", address=cluster.address)
+    with pytest.raises(UserError, match=r"of the cluster cannot be used: .*out is not the folder that it is here"):
+        run_grid(plan(grid), grid.out, grid=grid)
+    assert not list((tmp_path / "out").iterdir())
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"on": "ray", "jobs": 2}, "give --jobs or --on ray, not both"),
+        ({"cpus_per_run": 0.0}, "'cpus_per_run' is 0.0; it must be between 0.01"),
+        ({"gpus_per_run": -1.0}, "'gpus_per_run' is -1.0"),
+    ],
+)
+def test_wrong_words_are_refused(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        Grid(**options)
+
+
+def test_a_run_with_a_gpu_is_a_run_on_cuda() -> None:
+    assert Grid(on="ray", gpus_per_run=1).run == {"device": "cuda"}
+    assert Grid(on="ray", gpus_per_run=1, run={"device": "auto"}).run == {"device": "auto"}
