@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from pathlib import Path
@@ -16,6 +17,7 @@ from clipcil.experiment.bench import run_grid
 from clipcil.experiment.grid import plan
 from clipcil.experiment.spec import Grid
 
+os.environ.setdefault("RAY_worker_niceness", "0")  # Ray's own 15 would starve its workers while other tests run
 ray = pytest.importorskip("ray")
 
 COLOURS = ("red", "green", "blue", "white")
@@ -41,8 +43,8 @@ def grid_for(tmp_path: Path, **changes: Any) -> Grid:
         for size in range(40, 45):
             if not (root / colour / f"{size}.png").exists():
                 Image.new("RGB", (size, 48), colour).save(root / colour / f"{size}.png")
-    options = {"methods": ("simplecil", "coop"), "data": ("folder",), "data_root": (f"folder={root}",), "seeds": 6}
-    return Grid(**{**options, "set": ("train.epochs=1",), "run": {"tasks": 2, "device": "cpu"}, **changes})
+    options = {"methods": ("simplecil", "rapf"), "data": ("folder",), "data_root": (f"folder={root}",), "seeds": 6}
+    return Grid(**{**options, "set": ("adapter.epochs=2",), "run": {"tasks": 2, "device": "cpu"}, **changes})
 
 
 def test_a_grid_survives_the_loss_of_a_machine(cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -38,9 +38,10 @@ def on_ray(todo: Sequence[Planned], grid: Grid) -> Generator[Ended]:
     begun = need_ray().is_initialized()
     ray = connect(grid.address)
     try:
-        _check_storage(ray, grid.out, here)
+        surroundings = {"runtime_env": {"env_vars": given}}  # the same for all tasks: worker processes are used again
+        _check_storage(ray, grid.out, here, surroundings)
         resources = {"num_cpus": grid.cpus_per_run, "num_gpus": grid.gpus_per_run}
-        task = ray.remote(_attempt).options(**resources, max_retries=ATTEMPTS - 1, runtime_env={"env_vars": given})
+        task = ray.remote(_attempt).options(**resources, max_retries=ATTEMPTS - 1, **surroundings)
         waiting = {task.remote(each, here): each for each in todo}
         try:
             while waiting:
@@ -74,7 +75,7 @@ def _answer(ray: Any, done: Any) -> str:
         return f"its worker was lost: {first_line(error)}"
 
 
-def _check_storage(ray: Any, out: Path, here: str) -> None:
+def _check_storage(ray: Any, out: Path, here: str, surroundings: dict[str, Any]) -> None:
     """Have every machine find a file of ours in the folder of the grid and write one beside it."""
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -83,11 +84,9 @@ def _check_storage(ray: Any, out: Path, here: str) -> None:
     mark.touch()
     try:
         nodes = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]}
-        task, on = ray.remote(_try_writing), NodeAffinitySchedulingStrategy
-        asked = {
-            name: task.options(num_cpus=0, scheduling_strategy=on(name, soft=False)).remote(mark, here)
-            for name in nodes
-        }
+        task, at = ray.remote(_try_writing), NodeAffinitySchedulingStrategy
+        places = {name: {"num_cpus": 0, "scheduling_strategy": at(name, soft=False), **surroundings} for name in nodes}
+        asked = {name: task.options(**place).remote(mark, here) for name, place in places.items()}
         for name, answer in asked.items():
             if reason := _answer(ray, answer):
                 raise UserError(f"machine {nodes[name]} of the cluster cannot be used: {reason}; --out must be a folder"
