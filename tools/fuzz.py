@@ -73,6 +73,7 @@ def main() -> int:
     parser.add_argument("--family", choices=sorted(FAMILIES), help="one family only")
     parser.add_argument("--only", type=int, help="the number of one input")
     parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--lines", action="store_true", help="print what was said about each input")
     given = parser.parse_args()
     numbers = range(given.inputs) if given.only is None else [given.only]
     started = time.monotonic()
@@ -107,6 +108,9 @@ def run_all(work: Path, stock: Path, numbers: object, given: argparse.Namespace)
                 print(
                     "  " + (case.place / "stderr").read_text(errors="replace")[-1500:].replace("\n", "\n  "), flush=True
                 )
+            elif given.lines:
+                said = (case.place / "stderr").read_text(errors="replace").strip()
+                print(f"{case.number} {case.family} {code}: {' '.join(case.words)[:80]!r} {said[-160:]}", flush=True)
             elif given.only is not None:
                 print(
                     f"clipcil {case.words}\n{(case.place / 'stdout').read_text()}{(case.place / 'stderr').read_text()}"

@@ -88,6 +88,22 @@ def test_files_cut_short_are_filled_up(tmp_path: Path, kind: str) -> None:
     assert again.done > COUNT // 2
 
 
+@pytest.mark.parametrize("kind", ["f16", "crc", "both"])
+@pytest.mark.parametrize("grown", [False, True])
+def test_a_cache_cut_while_it_is_read(tmp_path: Path, kind: str, grown: bool) -> None:
+    """Cut, or cut and made as long as before by another process: what is read is never the zeros."""
+    made, preprocess = pictures(), Small()
+    store = PixelStore(made, preprocess, tmp_path)  # type: ignore[arg-type]
+    rows = torch.arange(COUNT)
+    assert torch.equal(store.read(made, rows, lambda done, total: None), expected())
+    for file in tmp_path.glob("pixels/*" if kind == "both" else f"pixels/*.{kind}"):
+        size = file.stat().st_size
+        os.truncate(file, 100)
+        if grown:
+            os.truncate(file, size)
+    assert torch.equal(store.read(made, rows, lambda done, total: None), expected())
+
+
 def _reader(folder: Path, wait: float, queue: multiprocessing.Queue[bool]) -> None:
     queue.put(bool(torch.equal(read(folder, Small(wait)), expected())))
 

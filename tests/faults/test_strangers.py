@@ -7,10 +7,12 @@ import functools
 import json
 import os
 import resource
+import signal
 import socket
 import subprocess
 import sys
 import tarfile
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -24,7 +26,9 @@ import torch
 from finished_runs import write_run
 from PIL import Image
 from safetensors.torch import save
-from small_models import plain, refused
+from short_runs import tree
+from small_models import plain, refused, week
+from test_disk import files_of_at_most
 
 import clipcil
 from clipcil.classifier.model_folder import load_model, read_model, write_model
@@ -36,6 +40,7 @@ from clipcil.data import archives, parquet, pictures
 from clipcil.data.names import same_name
 from clipcil.data.parquet import identity_of_tables, read_parquet
 from clipcil.data.pictures import decode
+from clipcil.data.store import PixelStore
 from clipcil.data.tree import list_files
 from clipcil.descriptions.client import Endpoint, describe, parse_answer
 from clipcil.descriptions.file import read_table
@@ -46,6 +51,7 @@ from clipcil.files import cache_folder, sha256
 from clipcil.network import allow_downloads, on_behalf_of_a_folder
 from clipcil.reading import open_regular, parse_json, parse_toml, read_bytes, read_json, read_tensors
 from clipcil.report.runs import find_runs, read_run
+from clipcil.terminal import stops_once
 
 DEEP = "[" * 100_000
 
@@ -553,3 +559,63 @@ def test_a_long_prompt_is_blamed_on_its_length(mini: clipcil.CLIP) -> None:
 
     with pytest.raises(UserError, match="lower prompt_length"):
         PromptTexts(mini, [""], 100)
+
+
+def test_another_number_of_threads_is_said(tmp_path: Path, mini: clipcil.CLIP) -> None:
+    from clipcil.experiment.folder import write_start
+
+    assert write_start(tmp_path, {"run": {}}, mini) == []
+    assert write_start(tmp_path, {"run": {}}, mini) == []
+    table = json.loads((tmp_path / "environment.json").read_text())
+    assert table["backbone"] == "mini" and table["fingerprint"] == mini.fingerprint
+    (tmp_path / "environment.json").write_text(json.dumps({**table, "threads": 77}))
+    (line,) = write_start(tmp_path, {"run": {}}, mini)
+    assert "begun with 77 threads" in line and "OMP_NUM_THREADS=77" in line
+
+
+# -- stopping ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_second_signal_is_passed_over() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(KeyboardInterrupt, match="stopped by SIGHUP"), stops_once(for_good=False):
+        try:
+            signal.raise_signal(signal.SIGHUP)
+        finally:
+            signal.raise_signal(signal.SIGINT)
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGQUIT, signal.SIGTERM])
+def test_a_stopped_lesson_leaves_no_picture_behind(
+    number: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "t").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "t"))
+    fill = PixelStore._fill
+
+    def stop(self: PixelStore, *args: Any) -> Any:
+        made = fill(self, *args)
+        assert list((tmp_path / "t").rglob("*.f16"))
+        signal.raise_signal(number)
+        return made
+
+    monkeypatch.setattr(PixelStore, "_fill", stop)
+    with pytest.raises(SystemExit) as ended:
+        main(["learn", str(tmp_path / "m"), str(week(tmp_path / "week")), "--quiet"])
+    assert ended.value.code == 130
+    assert not list((tmp_path / "t").iterdir()) and not (tmp_path / "m").exists()
+
+
+def test_no_room_for_a_model_or_for_temporary_pictures_is_one_line(
+    saved: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = tree(saved)
+    source = str(week(tmp_path / "week"))
+    with files_of_at_most(100):
+        assert "set TMPDIR" in refused(capsys, "learn", str(saved), source, "--quiet")
+    model = clipcil.load(saved)
+    model.rename("red", "crimson")
+    with files_of_at_most(100), pytest.raises(UserError, match=r"cannot write .*File too large"):
+        model.save(saved)
+    assert tree(saved) == before
