@@ -73,7 +73,9 @@ def _run(words: list[str]) -> None:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)
-    except MemoryError:
+    except (MemoryError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and "allocate memory" not in str(error):  # torch's own way of saying it
+            raise
         _fail("there is not enough memory for this")
     except OSError as error:  # a file that vanished, a disk that filled up, wherever nobody foresaw it
         _fail(f"{error.filename or 'a file'} cannot be read or written: {error.strerror or error}")

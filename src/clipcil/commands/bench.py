@@ -40,7 +40,7 @@ def bench(options: BenchOptions, run: GridRunOptions, quiet: bool = False) -> No
     grid = _grid(options, run)
     finished = _do(plan(grid), grid, quiet)
     table = read_table(grid.table) if grid.table else None
-    print_comparison(lines_of(finished, grid.table or ""), table.title if table else "", Console())
+    print_comparison(lines_of(finished, grid.table or ""), table.title if table else "", Console(markup=False))
     notes = [f"Note: {table.note}."] if table and table.note else []
     where = f"Each run is a line of {grid.out / RESULTS}; clipcil report {grid.out} makes a page of them"
     _close(finished, grid, quiet, [*notes, where])
@@ -86,7 +86,7 @@ def sweep(
     for point in points:
         row = (point.data, point.value, str(point.seeds), str(point.last), str(point.average), f"{point.seconds:.1f}")
         table.add_row(*row)
-    Console().print(table)
+    Console(markup=False).print(table)
     lines = []
     if points:
         names = dict.fromkeys(point.data for point in points)
@@ -107,13 +107,14 @@ def _grid(options: Any, run: Any) -> Grid:
 def _do(planned: list[Planned], grid: Grid, quiet: bool, about: str = "") -> list[Finished]:
     from rich.console import Console
 
+    from clipcil.errors import printable
     from clipcil.experiment.bench import run_grid
     from clipcil.experiment.display import Display, open_display
 
     console = Console(highlight=False, soft_wrap=True, quiet=quiet)
 
     def tell(line: str) -> None:
-        console.print(line, markup=False)
+        console.print(printable(line), markup=False)
 
     tell(f"{len(planned)} runs, in {grid.out}{about}")
     live = console.is_terminal and not quiet
@@ -121,10 +122,10 @@ def _do(planned: list[Planned], grid: Grid, quiet: bool, about: str = "") -> lis
 
 
 def _close(finished: list[Finished], grid: Grid, quiet: bool, lines: list[str]) -> None:
-    from clipcil.errors import UserError
+    from clipcil.errors import UserError, printable
     from clipcil.experiment.bench import RESULTS
 
     if not quiet:
-        print(*lines, sep="\n")
+        print(*map(printable, lines), sep="\n")
     if failed := sum(each.result is None for each in finished):
         raise UserError(f"{failed} of {len(finished)} runs failed; see the reasons above and in {grid.out / RESULTS}")

@@ -45,7 +45,7 @@ def claims(
     table.add_column("verdict")
     for row in summary(judged, stream_namer(list(dict.fromkeys(each.stream for each in judged)))):
         table.add_row(*row)
-    Console(highlight=False).print(table)
+    Console(highlight=False, markup=False).print(table)
     if keep is not None:
         print(f"{keep_runs(found, keep)} runs kept in {keep}")
     if out is not None:

@@ -64,7 +64,7 @@ class LiveDisplay(Display):
     """A table that grows task by task, with a bar for the tasks and one for what is under way."""
 
     def __init__(self, console: Console | None = None) -> None:
-        self.console = console or Console()
+        self.console = console or Console(markup=False)
         columns = (
             TextColumn("{task.description:<28}", markup=False),
             BarColumn(),
@@ -120,5 +120,5 @@ def open_display(quiet: bool = False) -> Display:
     """The display that suits where the output goes."""
     if quiet:
         return Display()
-    console = Console()
+    console = Console(markup=False)
     return LiveDisplay(console) if console.is_terminal else PlainDisplay()

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from rich.console import Console
 from rich.table import Table
 
+from clipcil.errors import printable
 from clipcil.paper import Printed
 from clipcil.paper.tables import BACKBONE
 from clipcil.report.compare import Group, Spread
@@ -27,7 +28,7 @@ class Line:
 
 def print_comparison(lines: Sequence[Line], title: str, console: Console | None = None) -> None:
     """A_B, Ā and seconds of each line, with the paper's numbers and the difference where it has them."""
-    console = console or Console()
+    console = console or Console(markup=False)
     with_paper = any(line.paper for line in lines)
     table = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="bold")
     table.add_column("method", overflow="fold")
@@ -37,7 +38,7 @@ def print_comparison(lines: Sequence[Line], title: str, console: Console | None 
     for header in headers:
         table.add_column(header, justify="right", no_wrap=True)
     for line in lines:
-        table.add_row(*_cells(line, with_paper))
+        table.add_row(*map(printable, _cells(line, with_paper)))
     console.print(table)
     backbones = {line.group.first.backbone for line in lines if line.group is not None} - {BACKBONE}
     if with_paper and backbones:
