@@ -300,14 +300,13 @@ def descriptions(place: Path, chance: Random, stock: Path) -> list[str]:
     """`describe` with servers, files and addresses of strangers."""
     root, own = place / "in", mine(place)
     names = root / "names.txt"
-    names.write_bytes(
-        chance.choice((b"cat\ndog\nbird\n", b"cat\n", b"", b"cat\ncat\n", b"\xff\n\xfe\n", b"a\x1b[2J\nb\n"))
-    )
+    bad = (b"cat\n", b"", b"cat\ncat\n", b"\xff\n\xfe\n", b"a\x1b[2J\nb\n")
+    names.write_bytes(chance.choice(bad) if chance.random() < 0.3 else b"cat\ndog\nbird\n")
     server = (stock / "server").read_text()
-    bad = ("http://[::1", "http://me:sk-fuzz-secret@localhost/v1", "x", "http://127.0.0.1:1/v1", "http://a b")
-    url = f"{server}/{chance.choice(KINDS)}" if chance.random() < 0.8 else chance.choice(bad)
+    wrong = ("http://[::1", "http://me:sk-fuzz-secret@localhost/v1", "x", "http://127.0.0.1:1/v1", "http://a b")
+    url = f"{server}/{chance.choice(KINDS)}" if chance.random() < 0.8 else chance.choice(wrong)
     out = place / "out.json"
-    kind = chance.randrange(6)
+    kind = chance.randrange(10)
     if kind == 0:
         out.write_text(chance.choice(("[1]", "{", '{"cat": {"dog": ["\\ud800"]}}', '{"cat": 1}', "[" * 50_000)))
     elif kind == 1:

@@ -8,7 +8,25 @@ import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 KEY = "sk-fuzz-secret"
-KINDS = ("good", "good", "401", "500", "echo", "html", "deep", "half", "empty", "huge", "moved", "cut", "drip", "odd")
+KINDS = (
+    "good",
+    "good",
+    "good",
+    "good",
+    "good",
+    "401",
+    "500",
+    "echo",
+    "html",
+    "deep",
+    "half",
+    "empty",
+    "huge",
+    "moved",
+    "cut",
+    "drip",
+    "odd",
+)
 
 
 def chat(content: str) -> bytes:

@@ -576,6 +576,16 @@ def test_another_number_of_threads_is_said(tmp_path: Path, mini: clipcil.CLIP) -
 # -- stopping ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.fixture
+def signals() -> Iterator[None]:
+    """Signals as a terminal has them: a background job is started with some of them ignored."""
+    old = {number: signal.signal(number, signal.SIG_DFL) for number in (signal.SIGHUP, signal.SIGQUIT, signal.SIGTERM)}
+    yield
+    for number, handler in old.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.usefixtures("signals")
 def test_a_second_signal_is_passed_over() -> None:
     before = signal.getsignal(signal.SIGTERM)
     with pytest.raises(KeyboardInterrupt, match="stopped by SIGHUP"), stops_once(for_good=False):
@@ -586,6 +596,7 @@ def test_a_second_signal_is_passed_over() -> None:
     assert signal.getsignal(signal.SIGTERM) is before
 
 
+@pytest.mark.usefixtures("signals")
 @pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGQUIT, signal.SIGTERM])
 def test_a_stopped_lesson_leaves_no_picture_behind(
     number: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
