@@ -14,7 +14,7 @@ from clipcil.methods.base import NoConfig
 from clipcil.methods.discriminant import Discriminant
 from clipcil.training.loop import Session
 
-DIM = 256
+DIM = 384
 
 
 class Made:
@@ -44,7 +44,7 @@ def rows(made: Made, keep: Tensor) -> Made:
     return Made(made.pooled[keep], made.labels[keep])
 
 
-@pytest.mark.parametrize("each", [8, 3, 300])  # 300 > 256: the rows are compressed
+@pytest.mark.parametrize("each", [8, 3, 400])  # 400 > 384: the rows are compressed
 def test_lessons_in_any_order_and_forgetting_are_exact(mini: CLIP, each: int) -> None:
     data, tests = made(4, each), made(4, 5, seed=7)
     whole = taught(mini, [data])

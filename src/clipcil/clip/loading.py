@@ -42,7 +42,7 @@ def load_clip(name: str = "mini") -> CLIP:
         >>> import clipcil
         >>> clip = clipcil.load_clip("mini")
         >>> clip.encode_texts(["a photo of a cat.", "a photo of a dog."]).shape
-        torch.Size([2, 256])
+        torch.Size([2, 384])
     """
     if name == "mini":
         return _from_folder(MINI, name)
