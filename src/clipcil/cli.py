@@ -15,10 +15,11 @@ import tyro
 
 from clipcil import __version__
 from clipcil.commands.bench import bench, sweep
-from clipcil.commands.change import forget, rename
+from clipcil.commands.change import forget, rename, undo
 from clipcil.commands.claims import claims
 from clipcil.commands.describe import describe
 from clipcil.commands.export import export
+from clipcil.commands.help import wrapped_help
 from clipcil.commands.info import datasets, methods
 from clipcil.commands.learn import learn
 from clipcil.commands.predict import predict
@@ -26,6 +27,7 @@ from clipcil.commands.report import report
 from clipcil.commands.run import run
 from clipcil.commands.serve import serve
 from clipcil.commands.show import show
+from clipcil.commands.test import test
 from clipcil.errors import UserError, nearest, printable
 from clipcil.terminal import escape_what_cannot_be_shown, stops_once
 
@@ -33,9 +35,11 @@ COMMANDS: dict[str, Callable[..., Any]] = {
     "learn": learn,
     "predict": predict,
     "serve": serve,
+    "test": test,
     "show": show,
     "forget": forget,
     "rename": rename,
+    "undo": undo,
     "export": export,
     "run": run,
     "bench": bench,
@@ -90,7 +94,7 @@ def _dispatch(words: list[str]) -> None:
     brief = words[0].startswith("-")  # the list of commands shows the first line of each
     held = io.StringIO()
     try:
-        with contextlib.redirect_stderr(held):
+        with contextlib.redirect_stderr(held), wrapped_help():
             chosen = tyro.extras.subcommand_cli_from_dict(
                 {name: _later(function, brief) for name, function in COMMANDS.items()},
                 prog="clipcil",

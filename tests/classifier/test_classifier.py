@@ -239,7 +239,7 @@ def test_predictions_do_not_depend_on_company(taught: clipcil.Classifier) -> Non
         ({"a": [3]}, "is no picture"),
         ({"a": [np.zeros((2, 2), dtype=np.int64)]}, "uint8"),
         ({"a": [np.full((2, 2), 7.0)]}, "divide by 255"),
-        ("nowhere", "no folder nowhere"),
+        ("nowhere", "nowhere does not exist"),
     ],
 )
 def test_sources_that_cannot_be(source: object, words: str) -> None:

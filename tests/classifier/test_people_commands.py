@@ -11,7 +11,11 @@ import pytest
 from picture_helpers import pictures, write_tree
 
 import clipcil
+from clipcil.classifier.output import Printer
+from clipcil.classifier.predicting import Prediction
+from clipcil.classifier.watching import watch
 from clipcil.cli import COMMANDS, main
+from clipcil.errors import UserError
 
 
 @pytest.fixture(scope="module")
@@ -53,22 +57,77 @@ def said(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> str:
 def test_learning_shows_what_it_does(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     week = write_tree(tmp_path / "week", pictures(["bee", "banana"]))
     pictures(["apple"])["apple"][0].save(week / "loose.png")
+    (week / "bee" / "clip.mp4").write_bytes(b"a film")
+    dry = said(capsys, "learn", str(tmp_path / "m"), str(week), "--dry-run")
+    assert "banana" in dry and "nothing was learnt" in dry and not (tmp_path / "m").exists()
     text = said(capsys, "learn", str(tmp_path / "m"), str(week), "--method", "simplecil")
     for words in (
         "banana",
         "new",
-        "1 pictures in",
+        "passed over: 1 .mp4, 1 pictures in no class folder",
+        str(week / "bee" / "clip.mp4"),
+        "learnt 2 new classes; the model knows 2 classes now",
         "trained on 10 of 12 pictures; 2 held out",
         "measured on 2 pictures held out",
-        "none of these",
+        "too few",
     ):
         assert words in text
     write_tree(tmp_path / "next", pictures(["bee", "apple"], test=True))
     text = said(capsys, "learn", str(tmp_path / "m"), str(tmp_path / "next"))
-    assert (
-        "known: more pictures" in text
-        and "learnt 1 new class, and more pictures of 1 known class; the model knows 3 classes now" in text
+    assert "known: more pictures" in text
+    assert "learnt 1 new class, and more of 1 known class; the model knows 3 classes now" in text
+    assert "nothing new to learn" in said(capsys, "learn", str(tmp_path / "m"), str(tmp_path / "next"), code=2)
+    assert "it knows 2 classes" in said(capsys, "undo", str(tmp_path / "m"))
+    assert clipcil.load(tmp_path / "m").classes == ["banana", "bee"]
+
+
+def test_testing(model: Path, asked: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    strange = write_tree(
+        tmp_path / "new", {**pictures(["ant"], test=True), "ants": pictures(["bus"], test=True)["bus"]}
     )
+    page = tmp_path / "mistakes.html"
+    text = said(capsys, "test", str(model), str(strange), "--page", str(page))
+    assert "measured on 2 pictures" in text and "unknown classes: 2 pictures" in text and "did you mean 'ant'" in text
+    assert "data:image/jpeg" in page.read_text()  # no threshold, so both unknown pictures are mistakes
+    told = json.loads(said(capsys, "test", str(model), str(asked), "--json", code=1))
+    assert told["pictures"] == 4 and len(told["unreadable"]) == 1 and "bad.png" in told["unreadable"][0]
+    assert told["right"] == sum(row["right"] for row in told["classes"])
+    assert told["right"] / 4 == told["accuracy"] == clipcil.load(model).score(asked)
+    said(capsys, "report", str(model), "--out", str(tmp_path / "model.html"))
+    assert "airplane" in (tmp_path / "model.html").read_text()
+
+
+def test_watching_hands_on_each_picture_once(tmp_path: Path) -> None:
+    (tmp_path / "camera").mkdir()
+    looks: list[int] = []
+
+    def should_stop() -> bool:
+        looks.append(1)
+        if len(looks) == 2:
+            (tmp_path / "camera" / "b.png").write_bytes(b"b")
+        return len(looks) > 6
+
+    (tmp_path / "camera" / "a.png").write_bytes(b"a")
+    found = [path.name for batch in watch([tmp_path / "camera"], should_stop, pause=0) for path in batch]
+    assert found == ["a.png", "b.png"]
+    with pytest.raises(UserError, match="is no folder"):
+        next(watch([tmp_path / "nowhere"]))
+
+
+def test_lines_without_zeros_and_help_that_wraps(
+    model: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = io.StringIO()
+    Printer(out).line(Path("a.png"), Prediction(["cat", "lynx", "dog"], [0.97, 0.027, 0.003]))
+    Printer(out).line(Path("b.png"), Prediction(["cat", "dog"], [0.004, 0.003]))
+    assert out.getvalue() == "a.png: cat 97%, lynx 3%\nb.png: cat 0%\n"
+    monkeypatch.setenv("COLUMNS", "60")
+    with pytest.raises(SystemExit):
+        main(["learn", "--help"])
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 60 and "$ clipcil learn birds/ week1/" in lines
+    main(["--version"])
+    assert capsys.readouterr().out == f"clipcil {clipcil.__version__}\n"
 
 
 def test_predicting(model: Path, asked: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -114,8 +173,12 @@ def test_show_rename_forget(model: Path, tmp_path: Path, capsys: pytest.CaptureF
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["learn", "{new}", "{model}"], "has no folders"),
-        (["learn", "{new}", "{nowhere}"], "there is no folder"),
+        (["learn", "{new}", "{model}"], "is a model and {new} is not; did you mean: clipcil learn {model} {new}?"),
+        (["learn", "{week}", "{new}"], "did you mean: clipcil learn {new} {week}?"),
+        (["predict", "{week}", "{model}"], "did you mean: clipcil predict {model} {week}?"),
+        (["test", "{week}", "{model}"], "did you mean: clipcil test {model} {week}?"),
+        (["learn", "{new}", "{nowhere}"], "does not exist"),
+        (["undo", "{model}"], "nothing can be undone"),
         (["learn", "{model}", "{week}", "--method", "dmc"], "has method 'simplecil'"),
         (["learn", "{model}", "{week}", "--set", "a=1"], "--set is for a new model"),
         (["learn", "{new}", "{week}", "--method", "simplcil"], "did you mean 'simplecil'"),
@@ -133,11 +196,12 @@ def test_one_line_when_it_cannot_be(
     model: Path, words: list[str], message: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     places = {"model": model, "week": model.parent / "week1", "new": tmp_path / "new", "nowhere": tmp_path / "nowhere"}
+    message = message.format(**places)
     assert message in said(capsys, *(word.format(**places) for word in words), code=2)
     assert not (tmp_path / "new").exists() and not (tmp_path / "nowhere").exists()
 
 
-@pytest.mark.parametrize("name", ["learn", "predict", "show", "forget", "rename", "export"])
+@pytest.mark.parametrize("name", ["learn", "predict", "test", "show", "forget", "rename", "undo", "export"])
 def test_help(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert name in COMMANDS
     with pytest.raises(SystemExit) as stop:

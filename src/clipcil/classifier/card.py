@@ -17,17 +17,18 @@ def model_card(facts: Facts) -> str:
     pictures = sum(known.pictures for known in facts.known)
     rows = [f"| {_cell(known.name)} | {known.learnt} | {known.pictures} |" for known in facts.known]
     if unknown.threshold is None:
-        threshold = "No picture is called unknown: there were no held-out pictures to set a threshold on."
+        threshold = "No picture is called unknown: there were too few pictures to set a threshold on."
     else:
-        alarms = f"{unknown.false_alarms or 0:.1%}"
         threshold = (
-            f"A picture whose likeliest class has less than {unknown.threshold:.1%} is called unknown. On"
-            f" {unknown.pictures} held-out pictures of known classes this was a false alarm for {alarms}."
+            f"A picture whose likeliest class has less than {unknown.threshold:.1%} is called unknown. To be expected"
+            f" for {unknown.false_alarms or 0:.1%} of new pictures of known classes, by {unknown.pictures} pictures."
         )
+    right, total = sum(known.right for known in facts.known), sum(known.held_out for known in facts.known)
+    accuracy = f" It tells {right} of {total} pictures kept to measure on right." if total else ""
     kept = (
         "It keeps features of some training pictures (exemplars), no picture itself."
         if kind.keeps_exemplars
-        else "It keeps no picture: statistics and prompts only."
+        else "It keeps no picture: statistics, prompts and the features of pictures to measure on."
     )
     return "\n".join(
         [
@@ -36,7 +37,7 @@ def model_card(facts: Facts) -> str:
             f"Method {kind.title} on backbone `{facts.backbone}` ({facts.fingerprint}), seed {facts.seed}. {len(rows)}"
             f" classes from {pictures} pictures in {facts.lessons} lessons. {kept}",
             "",
-            threshold,
+            threshold + accuracy,
             "",
             "```",
             "clipcil predict . picture.jpg",

@@ -4,53 +4,39 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
+import numpy as np
 import torch
-from torch import Tensor
-from torch.nn.functional import normalize
+from PIL import Image
 
-from clipcil.calibration.pairs import paired_map
 from clipcil.classifier.evaluation import Answer, Evaluation, evaluate_answers
-from clipcil.classifier.held_out import HeldOut, LeavesOneOut, PixelsNeededError, choose_left_out, split_held_out
-from clipcil.classifier.lesson import LearnMonitor, Lesson, LessonRecord, Progress
-from clipcil.classifier.model_folder import Facts, Known, hold_model, load_model, now, read_model, today, write_model
-from clipcil.classifier.predicting import Prediction, rank, stream_logits
-from clipcil.classifier.sources import TEMPLATE, Source, read_source
-from clipcil.classifier.unknown import ENOUGH, Calibration, calibrate
+from clipcil.classifier.layout import passed_over
+from clipcil.classifier.lesson import Lesson, LessonRecord, Progress
+from clipcil.classifier.measuring import evaluate_logits, held_out_logits, plain_temperature
+from clipcil.classifier.model import TaughtModel
+from clipcil.classifier.model_folder import Known, hold_model, load_model, read_model, write_model
+from clipcil.classifier.predicting import Prediction, rank
+from clipcil.classifier.sources import Source, as_list, read_source
+from clipcil.classifier.unknown import calibrate, probabilities
+from clipcil.classifier.wording import counted
 from clipcil.clip import CLIP, load_clip
-from clipcil.clip.loading import MINI_1
-from clipcil.data.batch import TensorBatch
 from clipcil.data.broken import drop_broken
-from clipcil.data.dataset import Dataset
-from clipcil.data.names import check_names, clean_name, same_name
-from clipcil.data.reader import Pictures, Reader
-from clipcil.data.stream import Task
-from clipcil.errors import UserError, nearest
-from clipcil.experiment.checkpoint import method_state, restore_method
-from clipcil.experiment.device import make_fabric
+from clipcil.data.names import check_names, clean_name
+from clipcil.data.reader import Reader
+from clipcil.errors import UserError
 from clipcil.experiment.spec import RunSpec, method_settings
-from clipcil.methods.base import Method
 from clipcil.methods.registry import find_method
 from clipcil.network import allow_downloads, on_behalf_of_a_folder
-from clipcil.settings import nested, override, to_dict
-from clipcil.training.loop import Session
+from clipcil.settings import nested, override
 
 DEFAULT_METHOD = "discriminant"
 """The method of a new model where none is named."""
-SEED_STEP = 1_000_003
-"""Lesson k draws from seed + k · SEED_STEP: a large prime, so that the lessons of models with neighbouring seeds never
-share a seed."""
-MEASURE_BATCH = 256
-"""Held-out pictures scored at once, where a method needs their pixels."""
-
-State = tuple[Facts, dict[str, Tensor]]
-"""All of a model: what `model.toml` says, and the weights."""
 
 
-class Classifier:
+class Classifier(TaughtModel):
     """Learns classes of pictures a few at a time, and tells them apart.
 
     Args:
@@ -95,26 +81,40 @@ class Classifier:
         self._open(find_method(method), config, clip, name, seed, device)
         self._set_state((self.facts(), {}))
 
-    def _open(self, kind: type[Method], config: Any, clip: CLIP, backbone: str, seed: int, device: str) -> None:
-        """Everything that no lesson changes."""
-        self.seed, self.config, self.device = seed, config, device
-        self._kind, self._backbone = kind, backbone
-        self._monitor = LearnMonitor()
-        self._session = Session(make_fabric(device, "32-true") if device != "cpu" else None, self._monitor)
-        self._clip = clip.to(self._session.device)
-        self._source: tuple[Path, str] | None = None  # the folder it was loaded from, and the weights that lay there
-        self._previous: State | None = None
-        self._templates: tuple[str, ...] = (TEMPLATE,)
-        self._known: list[Known] = []
-        self._history: list[LessonRecord] = []
-        self._lessons = 0
-        self._held = self._no_held_out()
-        self.calibration = Calibration()
+    def __repr__(self) -> str:
+        """`Classifier('discriminant', 'mini'): 5 classes from 2 lessons, accuracy 93 % of 30 pictures`."""
+        text = f"Classifier({self._kind.name!r}, {self._backbone!r}): {counted(len(self._known), 'class', 'classes')}"
+        if not self._history:
+            return text
+        last = self._history[-1]
+        told = "" if last.accuracy is None else f", accuracy {last.accuracy:.0%} of {counted(last.held_out, 'picture')}"
+        return f"{text} from {counted(len(self._history), 'lesson')}{told}"
 
-    @property
-    def classes(self) -> list[str]:
-        """Names of the classes it knows, in the order in which they were learnt."""
-        return [known.name for known in self._known]
+    def _repr_html_(self) -> str:
+        """A table of the classes, for notebooks."""
+        from clipcil.classifier.page import class_table
+        from clipcil.report import html
+
+        return f"<p>{html.text(repr(self))}</p>{class_table(self._known)}"
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What `save` would write; the backbone is found again by its name."""
+        own = (self._kind.name, self.config, self._backbone, self._fingerprint(), self.seed, self.device)
+        return {"model": own, "state": self._state()}
+
+    def __setstate__(self, saved: dict[str, Any]) -> None:
+        method, config, backbone, fingerprint, seed, device = saved["model"]
+        self._open(find_method(method), config, load_clip(backbone), backbone, seed, device)
+        self._check_backbone("the pickled model", fingerprint)
+        self._set_state(saved["state"])
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Classifier:
+        """A model of its own; only the frozen backbone is shared."""
+        other = Classifier.__new__(Classifier)
+        other._open(self._kind, self.config, self._clip, self._backbone, self.seed, self.device)
+        other._set_state(self._state())
+        other._source, other._previous = self._source, self._previous
+        return other
 
     @property
     def class_facts(self) -> list[Known]:
@@ -132,12 +132,14 @@ class Classifier:
         *,
         hold_out: bool = True,
         skip_broken: bool = False,
+        subfolders: bool = False,
         on_progress: Progress | None = None,
         should_stop: Callable[[], bool] | None = None,
     ) -> Lesson:
         """Learn new classes, and more pictures of classes already known.
 
-        Either all of it is learnt or, if anything fails or is stopped, nothing.
+        Either all of it is learnt or, if anything fails or is stopped, nothing. Pictures that were taught before are
+        recognised by their bytes and left out.
 
         Args:
             source: A folder with a folder of pictures for each class, `{name: [pictures]}`, or a dataset. A picture is
@@ -146,30 +148,31 @@ class Classifier:
                 threshold for "none of these". A method that can leave one picture out trains on them too and scores
                 each as if it had not; others keep a tenth of each class (of five pictures or more) out of training.
             skip_broken: Leave out pictures that cannot be decoded instead of stopping at the first.
+            subfolders: Accept class folders that hold folders of pictures and no picture themselves.
             on_progress: Called as `on_progress(stage, done, total)`; total is 0 where there is nothing to count.
             should_stop: Asked again and again; once it returns True the lesson ends and the model stays as it was.
 
         Returns:
-            What was learnt, and how well all held-out pictures of all classes are told now.
+            What was learnt, and how well the pictures kept to measure on, of all classes, are told now.
 
         Raises:
             LessonStoppedError: `should_stop` returned True.
             UserError: The pictures cannot be learnt; the message says why.
         """
-        dataset, lesson = read_source(source), Lesson()
+        dataset, lesson = read_source(source, subfolders), Lesson()
+        if isinstance(source, str | Path):
+            lesson.passed_over = passed_over(Path(source))
         before = self._state()
         with self._monitor.watching(on_progress, should_stop):
             if skip_broken:
                 dataset, lesson.left_out = drop_broken(dataset, self._monitor.progress)
-            self._plan(dataset, lesson)
+            pictures = self._plan(dataset, lesson)
             reader = Reader(self._method.clip, None, self._session.device)  # no picture stays on disk
             reader.on_progress = self._monitor.progress
-            if not self._known:
-                self._templates = self._method.templates = dataset.templates
             try:
-                with torch.random.fork_rng(devices=[]):
-                    torch.manual_seed(self.seed + SEED_STEP * self._lessons)
-                    self._teach(dataset, reader, lesson, hold_out)
+                if not self._known:
+                    self._templates = self._method.templates = dataset.templates
+                self._teach(pictures, reader, lesson, hold_out)
             except BaseException:
                 self._set_state(before)
                 raise
@@ -178,150 +181,106 @@ class Classifier:
         self._previous = before
         return lesson
 
-    def _plan(self, dataset: Dataset, lesson: Lesson) -> None:
-        """Which classes are new and which are known; says so before anything is learnt if one of them cannot be."""
-        counts = torch.bincount(dataset.train.labels, minlength=len(dataset.classes)).tolist()
-        for name, count in zip(dataset.classes, counts, strict=True):
-            if not count:
-                raise UserError(f"no picture of class '{name}' can be read")
-            (lesson.new if self._find(name) is None else lesson.again)[name] = count
-        if lesson.again and self._kind.learn_again is Method.learn_again:
-            self._method.learn_again(None)  # type: ignore[arg-type]  # it raises, naming the methods that can
+    @property
+    def features_carried(self) -> int:
+        """Pictures kept to measure on whose features were carried by a map, because the tower moved after their
+        lesson."""
+        return int(self._held.carried.sum())
 
-    def _teach(self, dataset: Dataset, reader: Reader, lesson: Lesson, hold_out: bool) -> None:
-        method, seen = self._method, self._method.seen
-        fresh = {name: seen + place for place, name in enumerate(lesson.new)}
-        places = torch.tensor([fresh.get(name, self._find(name) or 0) for name in dataset.classes])
-        labels = places[dataset.train.labels]
-        train, held = torch.arange(len(labels)), torch.empty(0, dtype=torch.int64)
-        if hold_out and isinstance(method, LeavesOneOut):
-            held = choose_left_out(labels)
-        elif hold_out:
-            train, held = split_held_out(labels)
-
-        def pictures(rows: Tensor) -> Pictures:
-            rows = rows[torch.argsort(labels[rows], stable=True)]
-            return reader.open(dataset.train.subset(rows, labels[rows]))
-
-        new, known = pictures(train[labels[train] >= seen]), pictures(train[labels[train] < seen])
-        method.train()
-        if len(new):
-            with self._held_out_carried(new):
-                method.learn(Task(len(method.sizes), list(lesson.new), new))
-        if len(known):
-            method.learn_again(Task(len(method.sizes), list(lesson.again), known))
-        method.eval()
-        counts = torch.bincount(labels[train], minlength=method.seen).tolist()
-        self._known += [Known(name, name, today(), 0, today()) for name in lesson.new]
-        for known_class, count in zip(self._known, counts, strict=True):
-            known_class.pictures += count
-            known_class.newest = today() if count else known_class.newest
-        self._lessons += 1
-        with self._monitor.phase("measuring"):
-            self._measure(pictures(held), lesson)
-        self._remember(lesson)
-
-    @contextmanager
-    def _held_out_carried(self, pictures: Pictures) -> Iterator[None]:
-        """Carry the features of older held-out pictures along if the tower moves while the block runs.
-
-        Those pictures are gone, so the tower cannot encode them again. The map is fitted to the features of `pictures`
-        before and after, as a method's own calibration of its stored statistics is.
-        """
-        if not (self._kind.tunes_tower and len(self._held)):
-            yield
-            return
-        version, before = self._method.clip.version, normalize(pictures.features, dim=-1)
-        yield
-        if self._method.clip.version != version:
-            self._held = self._held.moved(paired_map(before, normalize(pictures.features, dim=-1)))
-
-    @torch.no_grad()
-    def _measure(self, held: Pictures, lesson: Lesson) -> None:
-        """Score every held-out picture of every lesson with today's model."""
-        lesson.left_one_out = isinstance(self._method, LeavesOneOut)
-        lesson.held_out = 0 if lesson.left_one_out else len(held)
-        self._held = self._held.with_pictures(held)
-        try:
-            labels, logits = self._held.labels, self._held_logits()
-        except PixelsNeededError:
-            self._held = self._no_held_out()
-            batches = [self._method.logits(batch) for batch in held.batches(MEASURE_BATCH)]
-            logits = torch.cat(batches).float().cpu() if batches else torch.zeros(0, self._method.seen)
-            labels = held.labels.cpu()
-            lesson.warnings.append(
-                f"{self._kind.title} reads the pixels of a picture, not its features, so the accuracy and the threshold"
-                " rest on the pictures held out of this lesson alone"
-            )
-        self.calibration = lesson.calibration = calibrate(logits, labels, self._plain_temperature())
-        lesson.evaluation = self._evaluate(logits, labels)
-        if len(self._known) == 1:
-            lesson.warnings.append(
-                f"the model knows one class, so it says '{self.classes[0]}' to every picture; teach it another class"
-            )
-        elif len(labels) < ENOUGH:
-            lesson.warnings.append(
-                f"{len(labels)} pictures to measure on are too few (fewer than {ENOUGH}) to tell unknown pictures, so"
-                " none is called 'none of these' yet"
-            )
-
-    def _held_logits(self) -> Tensor:
-        if not len(self._held):
-            return torch.zeros(0, self._method.seen)
-        batch = self._held.batch(self._session.device, self._clip.config.vision.width)
-        method = self._method
-        if isinstance(method, LeavesOneOut):
-            return method.leave_one_out(batch, self._held.labels.to(self._session.device)).float().cpu()
-        return method.logits(batch).float().cpu()
-
-    def _evaluate(self, logits: Tensor, labels: Tensor) -> Evaluation:
-        names, how = self.classes, self.calibration
-        answers = [
-            Answer(names[label], found.names[0], found.probabilities[0], found.unknown)
-            for label, found in (
-                (label, rank(row, names, 1, how.temperature, how.threshold))
-                for label, row in zip(labels.tolist(), logits, strict=True)
-            )
-        ]
-        return evaluate_answers(answers, names)
-
-    @torch.no_grad()
     def held_out_evaluation(self) -> Evaluation:
-        """How well the held-out pictures of all lessons are told by the model as it is now."""
-        return self._evaluate(self._held_logits(), self._held.labels)
+        """How well the pictures kept to measure on, of all lessons, are told by the model as it is now."""
+        logits = held_out_logits(self._method, self._held)
+        return evaluate_logits(logits, self._held.labels, self.classes, self.calibration)
 
-    def _remember(self, lesson: Lesson) -> None:
-        """Write down how well each class is told, and the lesson."""
-        found = lesson.evaluation
-        for known in self._known:
-            result = found.of(known.name)
-            known.held_out, known.right = result.pictures, result.right
-        pictures = sum(lesson.new.values()) + sum(lesson.again.values())
-        counts = (len(lesson.new), len(lesson.again), pictures, len(self._known), found.pictures, found.right)
-        self._history.append(LessonRecord(now(), *counts))
+    @overload
+    def predict(self, pictures: str | bytes | Path | Image.Image, top: int = 5) -> Prediction: ...
 
-    def _plain_temperature(self) -> float:
-        """CLIP's own scale for methods whose scores are bare cosines; 1 for those that scale them already."""
-        return float(self._method.clip.scale) if self._kind.scores == "cosine" else 1.0
+    @overload
+    def predict(self, pictures: Sequence[Any], top: int = 5) -> list[Prediction]: ...
 
-    def predict(self, pictures: Sequence[Any], top: int = 5) -> list[Prediction]:
-        """What each picture shows. A picture: a path, bytes of a file, a PIL image, or an array (height, width, 3)."""
-        if isinstance(pictures, str | bytes | Path):
-            raise UserError("predict takes a list of pictures; write predict([picture])")
-        found = []
-        for _, prediction in self.predict_stream(pictures, top):
+    @overload
+    def predict(self, pictures: Any, top: int = 5) -> Any: ...
+
+    def predict(self, pictures: Any, top: int = 5) -> Any:
+        """Tell what one picture shows, or each of many.
+
+        Args:
+            pictures: A picture (a path, the bytes of a file, a PIL image, or an array (height, width, 3)), or a list of
+                pictures, or an array (number, height, width, 3).
+            top: How many classes to name.
+
+        Returns:
+            A `Prediction`, or a list of them.
+
+        Raises:
+            UserError: A picture cannot be read, or an array could be one picture or many.
+        """
+        many, one = as_list(pictures)
+        found = [prediction for _, prediction in self.predict_stream(many, top)]
+        for prediction in found:
             if prediction.error is not None:
                 raise UserError(prediction.error)
-            found.append(prediction)
-        return found
+        return found[0] if one else found
+
+    def predict_proba(self, pictures: Any) -> np.ndarray:
+        """Probabilities (number of pictures, number of classes), columns in the order of `classes`.
+
+        Args:
+            pictures: As for `predict`; one picture gives one row.
+        """
+        rows = []
+        for _, logits in self._logits(as_list(pictures)[0]):
+            if isinstance(logits, UserError):
+                raise logits
+            rows.append(probabilities(logits, self.calibration.temperature))
+        return torch.stack(rows).numpy() if rows else np.zeros((0, len(self._known)))
+
+    def test(self, source: Source, *, subfolders: bool = False, on_progress: Progress | None = None) -> Evaluation:
+        """Ask the model about pictures whose classes are known.
+
+        Args:
+            source: As for `learn`. Classes that the model does not know count as unknown pictures.
+            subfolders: As for `learn`.
+            on_progress: Called as `on_progress(stage, done, total)`.
+
+        Returns:
+            Accuracy with its interval, each class, confused pairs, false alarms and misses of "none of these", the
+            mistakes, and the pictures that cannot be read.
+        """
+        dataset = read_source(source, subfolders)
+        places = [self._find(name) for name in dataset.classes]
+        names = [
+            given if place is None else self.classes[place]
+            for given, place in zip(dataset.classes, places, strict=True)
+        ]
+        train, answers, unreadable = dataset.train, [], []
+        pictures = [train.pictures[row] for row in train.rows.tolist()]
+        found = self.predict_stream(pictures, top=1)
+        for done, (label, (picture, guess)) in enumerate(zip(train.labels.tolist(), found, strict=True)):
+            if guess.error is not None:
+                unreadable.append(guess.error)
+            else:
+                answers.append(Answer(names[label], guess.names[0], guess.probabilities[0], guess.unknown, picture))
+            if on_progress is not None:
+                on_progress("testing", done + 1, len(pictures))
+        return replace(evaluate_answers(answers, self.classes), unreadable=unreadable)
+
+    def score(self, source: Source) -> float:
+        """The accuracy on pictures of known classes: the share whose likeliest class is the true one.
+
+        Raises:
+            UserError: None of the pictures is of a class that the model knows.
+        """
+        accuracy = self.test(source).accuracy
+        if accuracy is None:
+            raise UserError("none of these pictures can be read and is of a class that the model knows")
+        return accuracy
 
     def predict_stream(self, pictures: Iterable[Any], top: int = 5) -> Iterator[tuple[Any, Prediction]]:
         """Each picture with its prediction, one after another: any number of pictures in the same memory.
 
         A picture that cannot be read gives a prediction with an `error`.
         """
-        if not self._known:
-            raise UserError("the model has learnt nothing yet; teach it first")
         if top < 1:
             raise UserError(f"top is {top}; ask for 1 class or more")
         names, how = self.classes, self.calibration
@@ -331,10 +290,6 @@ class Classifier:
             else:
                 yield picture, rank(result, names, top, how.temperature, how.threshold)
 
-    def _logits(self, pictures: Iterable[Any]) -> Iterator[tuple[Any, Tensor | UserError]]:
-        """Each picture with its logits (C,), or with the reason why it cannot be read."""
-        return stream_logits(pictures, self._method.clip, self._session.device, self._method.logits)
-
     def forget(self, name: str) -> None:
         """Lose a class, with all that was kept of it."""
         index = self._need(name)
@@ -343,7 +298,11 @@ class Classifier:
         before = self._state()
         self._method.forget(index)
         del self._known[index]
-        self._held = self._held.without(index)
+        self._held, self._taught = self._held.without(index), self._taught.without(index)
+        if len(self._held):  # among fewer classes the scores are others
+            logits = held_out_logits(self._method, self._held)
+            self.calibration = calibrate(logits, self._held.labels, plain_temperature(self._method))
+            self._count_right(self.held_out_evaluation())
         self._previous = before
 
     def rename(self, old: str, new: str) -> None:
@@ -391,74 +350,6 @@ class Classifier:
         write_model(folder, facts, tensors, keep_previous=keep_previous)
         self._source = (folder.resolve(), facts.sha256)
 
-    def facts(self) -> Facts:
-        """All there is to say about the model but its weights."""
-        return Facts(
-            method=self._kind.name,
-            settings=to_dict(self.config),
-            backbone=self._clip.pinned if self._backbone == self._clip.name else self._backbone,
-            fingerprint=self._fingerprint(),
-            seed=self.seed,
-            templates=self._templates,
-            lessons=self._lessons,
-            sizes=list(self._method.sizes) if self._known else [],
-            known=copy.deepcopy(self._known),
-            calibration=self.calibration,
-            history=list(self._history),
-        )
-
-    def _fingerprint(self) -> str:
-        return f"{self._clip.fingerprint}/{self._clip.preprocess.fingerprint}"
-
-    def _find(self, name: str) -> int | None:
-        """The class called `name`. CLIP reads everything in lower case, so case makes no difference."""
-        key = same_name(name)
-        return next((i for i, known in enumerate(self._known) if same_name(known.name) == key), None)
-
-    def _need(self, name: str) -> int:
-        index = self._find(name)
-        if index is None:
-            raise UserError(f"the model knows no class '{name}'{nearest(name, self.classes)}")
-        return index
-
-    def _no_held_out(self) -> HeldOut:
-        return HeldOut.empty(self._clip.config.dim, sum(self._clip.vision.level_sizes))
-
-    def _check(self, folder: Path) -> None:
-        """Weights that load need not fit: see that a picture gets a finite score for every class."""
-        try:
-            pixels = torch.zeros(1, *self._clip.preprocess.shape, device=self._session.device)
-            with torch.no_grad():
-                logits = self._method.logits(TensorBatch(self._method.clip, pixels))
-            fits = logits.shape == (1, len(self._known)) and bool(torch.isfinite(logits).all())
-        except Exception as error:  # a stranger's numbers can break any step of any method
-            raise UserError(f"the weights in {folder} do not fit its model ({type(error).__name__})") from error
-        if not fits:
-            raise UserError(f"the weights in {folder} do not fit its model; bring back the folder from a copy")
-
-    def _state(self) -> State:
-        """A copy of all that lessons change."""
-        if not self._known:
-            return self.facts(), {}
-        tensors = {**method_state(self._method)[0], **self._held.tensors()}
-        return self.facts(), {key: value.detach().clone() for key, value in tensors.items()}
-
-    def _set_state(self, state: State) -> None:
-        """Become what `state` says; the method is built anew."""
-        facts, tensors = copy.deepcopy(state[0]), dict(state[1])
-        self._templates, self._known, self._history = facts.templates, facts.known, facts.history
-        self._lessons, self.calibration = facts.lessons, facts.calibration
-        self._held = HeldOut.take(tensors, len(self._known), self._clip.config.dim, sum(self._clip.vision.level_sizes))
-        clip = self._clip.with_own_vision_tower() if self._kind.tunes_tower else self._clip
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(self.seed)
-            self._method: Method = self._kind(self.config, clip, self._session, self._templates)
-            self._method.to(self._session.device)
-            if facts.sizes:
-                names = [known.text for known in self._known]
-                restore_method(self._method, tensors, {"names": names, "sizes": facts.sizes})
-        self._method.eval()
-
 
 def load(
     folder: str | Path, *, backbone: str | None = None, device: str = "cpu", allow_download: bool = False
@@ -494,16 +385,7 @@ def load(
         clip = load_clip(name)
     model = Classifier.__new__(Classifier)
     model._open(kind, config, clip, name, spec.seed, device)
-    if model._fingerprint() != facts.fingerprint:
-        if facts.fingerprint == MINI_1:
-            raise UserError(
-                f"{folder} was taught with version 1 of the backbone mini, which clipcil 0.1.x reads:"
-                " pip install 'clipcil<0.2', or teach it again from its pictures"
-            )
-        raise UserError(
-            f"{folder} was made with a backbone of fingerprint {facts.fingerprint}, but '{name}' here is"
-            f" {model._fingerprint()}; name the right one with backbone"
-        )
+    model._check_backbone(str(folder), facts.fingerprint)
     model._set_state((facts, tensors))
     model._check(folder)
     model._source = (folder.resolve(), facts.sha256)

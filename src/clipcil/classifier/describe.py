@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,11 @@ from rich.table import Table
 from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
+from clipcil.classifier.evaluation import wilson_interval
+from clipcil.classifier.held_out import PREFIX
+from clipcil.classifier.layout import quoted
 from clipcil.classifier.model_folder import Facts, load_model, size_on_disk
+from clipcil.classifier.wording import counted, say
 from clipcil.errors import printable
 from clipcil.memory.gaussians import GaussianMemory
 from clipcil.methods.registry import find_method
@@ -28,6 +33,8 @@ def describe(folder: Path) -> dict[str, Any]:
             "learnt": known.learnt,
             "newest": known.newest,
             "pictures": known.pictures,
+            "measured_on": known.held_out,
+            "right": known.right,
             "task": task + 1,
             "moved": None if moved is None else round(float(moved[place]), 6),
         }
@@ -44,6 +51,10 @@ def describe(folder: Path) -> dict[str, Any]:
         "bytes": size_on_disk(folder),
         "pictures_kept": 0,
         "exemplars_kept": exemplars(facts, tensors),
+        "features_kept": len(tensors.get(f"{PREFIX}labels", ())),
+        "features_carried": int(tensors[f"{PREFIX}carried"].sum()) if f"{PREFIX}carried" in tensors else 0,
+        "accuracy": facts.history[-1].accuracy if facts.history else None,
+        "history": [asdict(lesson) for lesson in facts.history],
         "threshold": unknown.threshold,
         "false_alarms": unknown.false_alarms,
         "held_out": unknown.pictures,
@@ -72,34 +83,58 @@ def exemplars(facts: Facts, tensors: dict[str, Tensor]) -> int:
 
 
 def print_description(folder: Path) -> None:
+    """`clipcil show`, for people."""
     facts = describe(folder)
-    console = Console(highlight=False, markup=False, soft_wrap=True)
-    kept = facts["exemplars_kept"]
-    console.print(
-        f"{printable(folder)}: {facts['method']} on {printable(facts['backbone'])} ({facts['fingerprint']}),"
-        f" {len(facts['classes'])} classes"
-        f" from {facts['lessons']} lessons, {facts['bytes'] / 1e6:.1f} MB on disk"
+    classes, lessons = counted(len(facts["classes"]), "class", "classes"), counted(facts["lessons"], "lesson")
+    say(
+        f"{quoted(folder)}: {facts['method']} on {facts['backbone']} ({facts['fingerprint']}), {classes} from"
+        f" {lessons}, {facts['bytes'] / 1e6:.1f} MB on disk"
     )
-    console.print(
-        f"keeps the features of {kept} training pictures (exemplars), no picture itself"
-        if kept
-        else "keeps no picture and no exemplars"
-    )
-    if facts["threshold"] is None:
-        console.print("no threshold for 'none of these': no pictures were held out")
-    else:
-        console.print(
-            f"'none of these' where the likeliest class is below {facts['threshold']:.1%}; false alarms on"
-            f" {facts['held_out']} held-out pictures of known classes: {facts['false_alarms'] or 0:.1%}"
+    say(kept_sentence(facts["exemplars_kept"], facts["features_kept"]))
+    right, total = (sum(row[key] for row in facts["classes"]) for key in ("right", "measured_on"))
+    if total:
+        low, high = wilson_interval(right, total)
+        say(
+            f"accuracy over all {classes}: {right / total:.1%} of {counted(total, 'picture')} kept to measure on (95 %"
+            f" interval {low:.0%} to {high:.0%})"
         )
-    with_moved = any(row["moved"] is not None for row in facts["classes"])
-    table = Table("class", "learnt", "newest", "pictures", "task", *(["moved"] if with_moved else []), box=None)
+    if facts["features_carried"]:
+        say(
+            f"features of {counted(facts['features_carried'], 'picture')} were carried by a map as the tower moved;"
+            " their part of the accuracy is an estimate"
+        )
+    if facts["threshold"] is None:
+        say("nothing is called 'none of these': there are too few pictures to measure on")
+    else:
+        say(
+            f"'none of these' where the likeliest class is below {facts['threshold']:.1%}; to be expected for"
+            f" {facts['false_alarms'] or 0:.1%} of new pictures of known classes"
+        )
+    _print_classes(facts["classes"])
+
+
+def kept_sentence(exemplars_kept: int, features_kept: int) -> str:
+    """What the model holds of pictures."""
+    kept = []
+    if exemplars_kept:
+        kept.append(f"the features of {counted(exemplars_kept, 'training picture')} (exemplars)")
+    if features_kept:
+        kept.append(f"the features of {counted(features_kept, 'picture')} to measure on")
+    return f"keeps no picture; keeps {' and '.join(kept)}" if kept else "keeps no picture and no features of pictures"
+
+
+def _print_classes(classes: list[dict[str, Any]]) -> None:
+    with_moved = any(row["moved"] is not None for row in classes)
+    table = Table("class", "learnt", "newest", "pictures", "lesson", "right", box=None)
+    if with_moved:
+        table.add_column("moved")
     for column in table.columns[3:]:
         column.justify = "right"
-    for row in facts["classes"]:
+    for row in classes:
         name = row["name"] if row["name"] == row["taught_as"] else f"{row['name']} (taught as {row['taught_as']})"
-        cells = [name, row["learnt"], row["newest"], str(row["pictures"]), str(row["task"])]
-        table.add_row(*map(printable, cells), *([f"{row['moved']:.4f}"] if with_moved else []))
-    console.print(table)
+        told = f"{row['right']} of {row['measured_on']}" if row["measured_on"] else "–"
+        cells = [printable(name), row["learnt"], row["newest"], str(row["pictures"]), str(row["task"]), told]
+        table.add_row(*cells, *([f"{row['moved']:.4f}"] if with_moved else []))
+    Console(highlight=False, markup=False).print(table)
     if with_moved:
-        console.print("moved: how far calibration has carried the class's mean since it was learnt (1 − cosine)")
+        say("moved: how far calibration has carried the class's mean since it was learnt (1 − cosine)")

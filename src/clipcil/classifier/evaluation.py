@@ -13,7 +13,7 @@ Z95 = 1.959964
 
 
 def wilson_interval(right: int, total: int) -> tuple[float, float]:
-    """The 95 % interval of a share, by Wilson's score; it stays inside 0…1 and is honest for few pictures.
+    """The 95% interval of a share, by Wilson's score; it stays inside 0…1 and is honest for few pictures.
 
         (p + z²/2n ± z √(p(1−p)/n + z²/4n²)) / (1 + z²/n)
 
@@ -93,10 +93,14 @@ class Evaluation:
     """Pictures of known classes that were called "none of these"."""
     strangers: int = 0
     """Pictures of classes that the model does not know."""
+    unknown_classes: list[str] = field(default_factory=list)
+    """What those classes are called, in the order they came."""
     missed: int = 0
     """Those of them that were given a class instead of "none of these"."""
     mistakes: list[Answer] = field(default_factory=list)
     """Wrong answers (a wrong class, or a class for a stranger), the most confident first."""
+    unreadable: list[str] = field(default_factory=list)
+    """A line for each picture that could not be read; these count nowhere else."""
 
     @property
     def accuracy(self) -> float | None:
@@ -105,7 +109,7 @@ class Evaluation:
 
     @property
     def interval(self) -> tuple[float, float]:
-        """The 95 % interval of the accuracy for pictures like these."""
+        """The 95% interval of the accuracy for pictures like these."""
         return wilson_interval(self.right, self.pictures)
 
     def of(self, name: str) -> ClassResult:
@@ -127,11 +131,11 @@ def evaluate_answers(answers: Iterable[Answer], names: Sequence[str]) -> Evaluat
     """
     known = set(names)
     asked, right, pairs = Counter[str](), Counter[str](), Counter[tuple[str, str]]()
-    alarms = strangers = missed = 0
-    mistakes = []
+    alarms = missed = 0
+    strangers, mistakes = Counter[str](), []
     for answer in answers:
         if answer.true not in known:
-            strangers += 1
+            strangers[answer.true] += 1
             missed += not answer.unknown
             if not answer.unknown:
                 mistakes.append(answer)
@@ -149,7 +153,8 @@ def evaluate_answers(answers: Iterable[Answer], names: Sequence[str]) -> Evaluat
         classes=[ClassResult(name, asked[name], right[name]) for name in names if asked[name]],
         confused=[Confusion(*pair, count) for pair, count in pairs.most_common()],
         false_alarms=alarms,
-        strangers=strangers,
+        strangers=strangers.total(),
+        unknown_classes=list(strangers),
         missed=missed,
         mistakes=sorted(mistakes, key=lambda answer: -answer.probability),
     )

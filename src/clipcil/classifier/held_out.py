@@ -105,6 +105,10 @@ class HeldOut:
     def __len__(self) -> int:
         return len(self.labels)
 
+    def none(self) -> HeldOut:
+        """Of the same shapes, without any picture."""
+        return HeldOut.empty(self.features.shape[1], self.levels.shape[1])
+
     def with_pictures(self, pictures: Pictures) -> HeldOut:
         """These and more, encoded by today's tower."""
         if not len(pictures):

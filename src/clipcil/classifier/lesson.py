@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from torch import Tensor
 
@@ -31,6 +32,10 @@ class Lesson:
     """Pictures of each class that was known."""
     left_out: list[str] = field(default_factory=list)
     """A line for each picture that could not be read."""
+    repeated: list[str] = field(default_factory=list)
+    """Pictures left out because they were taught before, or twice in this lesson."""
+    passed_over: list[Path] = field(default_factory=list)
+    """Files of the folder that were not learnt, because they are no pictures or lie in no class folder."""
     held_out: int = 0
     """Pictures of this lesson that the model did not train on."""
     left_one_out: bool = False
@@ -40,6 +45,11 @@ class Lesson:
     calibration: Calibration = field(default_factory=Calibration)
     warnings: list[str] = field(default_factory=list)
     """What a person should know before trusting the model, a sentence each."""
+
+    @property
+    def pictures(self) -> int:
+        """Pictures that were learnt, held-out ones included."""
+        return sum(self.new.values()) + sum(self.again.values())
 
     @property
     def accuracy(self) -> float | None:

@@ -12,16 +12,20 @@ from typing import Any, TextIO
 from clipcil.classifier.predicting import Prediction
 from clipcil.errors import printable
 
+SMALLEST = 0.005
+"""Probabilities below this would be printed as 0 %; only the likeliest class is named all the same."""
+
 
 class Printer:
-    """`cat.jpg: cat 97 %, lynx 2 %`."""
+    """`cat.jpg: cat 97%, lynx 2%`."""
 
     def __init__(self, out: TextIO | None = None) -> None:
         self.out = out or sys.stdout
 
     def line(self, picture: Path, prediction: Prediction) -> None:
-        pairs = zip(prediction.names, prediction.probabilities, strict=True)
-        guesses = ", ".join(f"{name} {probability:.0%}" for name, probability in pairs)
+        pairs = list(zip(prediction.names, prediction.probabilities, strict=True))
+        shown = [pair for place, pair in enumerate(pairs) if not place or pair[1] >= SMALLEST]
+        guesses = ", ".join(f"{name} {probability:.0%}" for name, probability in shown)
         if prediction.error is not None:
             guesses = f"cannot be read: {prediction.error}"
         elif prediction.unknown:

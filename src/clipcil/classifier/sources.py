@@ -12,11 +12,12 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from clipcil.classifier.layout import check_layout
 from clipcil.data.dataset import Dataset
 from clipcil.data.datasets.folder import picture_files, read_tree
 from clipcil.data.names import clean_name
 from clipcil.data.pictures import Picture, PictureSet
-from clipcil.data.tree import SUFFIXES, list_files
+from clipcil.data.tree import list_files
 from clipcil.errors import UserError
 
 TEMPLATE = "a photo of a {}."
@@ -25,8 +26,16 @@ Source = str | Path | Mapping[str, Sequence[Any]] | Dataset
 """A class/picture tree, `{name: [pictures]}`, or a dataset (its training part)."""
 
 
-def read_source(source: Source) -> Dataset:
-    """The pictures to learn as a dataset without a test part; nothing is decoded yet."""
+def read_source(source: Source, subfolders: bool = False) -> Dataset:
+    """The pictures to learn as a dataset without a test part; nothing is decoded yet.
+
+    Args:
+        source: A folder of class folders, `{name: [pictures]}`, or a dataset.
+        subfolders: Whether a class folder may hold folders of pictures and no picture itself.
+
+    Raises:
+        UserError: It is none of these, or its folders do not look like classes.
+    """
     if isinstance(source, Dataset):
         present = torch.unique(source.train.labels).tolist()
         place = torch.full((len(source.classes),), -1)
@@ -36,15 +45,9 @@ def read_source(source: Source) -> Dataset:
     if isinstance(source, Mapping):
         return _from_mapping(source)
     root = Path(source)
-    if not root.is_dir():
-        raise UserError(f"there is no folder {root}; name one that holds a folder of pictures for each class")
+    check_layout(root, subfolders)
     names, files, labels = read_tree(root)
     return _learnable(str(root), names, picture_files(str(root), root, files, labels))
-
-
-def loose_pictures(root: Path) -> int:
-    """Pictures beside the class folders: they belong to no class and are passed over."""
-    return sum(path.suffix.lower() in SUFFIXES for path in root.iterdir() if not path.name.startswith("."))
 
 
 def as_picture(thing: Any) -> Picture:
@@ -58,6 +61,28 @@ def as_picture(thing: Any) -> Picture:
     if isinstance(thing, np.ndarray):
         return _from_array(thing)
     raise UserError(f"a {type(thing).__name__} is no picture; give a path, bytes, a PIL image or an array")
+
+
+def as_list(pictures: Any) -> tuple[list[Any] | Any, bool]:
+    """One picture or many → something to iterate over, and whether it was one.
+
+    Raises:
+        UserError: An array that could be one picture or many.
+    """
+    if isinstance(pictures, str | bytes | Path | Image.Image):
+        return [pictures], True
+    if isinstance(pictures, np.ndarray | Tensor):
+        shape = tuple(pictures.shape)
+        if len(shape) == 4:
+            return list(pictures), False
+        if len(shape) == 2 or (len(shape) == 3 and shape[2] in (1, 3, 4)):
+            return [pictures], True
+        hint = "; its channels come first: give array.transpose(1, 2, 0)" if shape[:1] in ((1,), (3,), (4,)) else ""
+        raise UserError(
+            f"an array of shape {shape} is not clearly one picture or many; one is (height, width[, 3 or 4]), many are"
+            f" (number, height, width, 3), or a list{hint}"
+        )
+    return pictures, False
 
 
 def expand(pictures: Sequence[str | Path]) -> list[Path]:
@@ -78,7 +103,7 @@ def _from_mapping(source: Mapping[str, Sequence[Any]]) -> Dataset:
     pictures: list[Picture] = []
     labels: list[int] = []
     for label, (name, things) in enumerate(source.items()):
-        if isinstance(things, str | bytes | Path | Image.Image) or not len(things):
+        if isinstance(things, str | bytes | Path | Image.Image) or as_list(things)[1] or not len(things):
             raise UserError(f"class '{name}' needs a list of pictures, such as {{'{name}': ['a.jpg', 'b.jpg']}}")
         pictures += [as_picture(thing) for thing in things]
         labels += [label] * len(things)

@@ -2,68 +2,104 @@
 
 from __future__ import annotations
 
-import shlex
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from clipcil.classifier.classifier import Classifier, load
+from clipcil.classifier.layout import check_swapped, describe_passed_over, passed_over, quoted
 from clipcil.classifier.lesson import Lesson
 from clipcil.classifier.model_folder import MODEL, hold_model, refuse_other_folders
-from clipcil.classifier.sources import loose_pictures, read_source
+from clipcil.classifier.sources import read_source
+from clipcil.classifier.wording import accuracy_sentence, confusion_sentence, counted, say
+from clipcil.data.dataset import Dataset
+from clipcil.data.names import same_name
 from clipcil.errors import UserError, printable
-from clipcil.experiment.display import Display
 
 
-def teach(
-    folder: Path,
-    source: Path,
-    choices: Mapping[str, str | int | None],
-    settings: Mapping[str, Any],
-    hold_out: bool,
-    skip_broken: bool,
-    backbone: str | None,
-    device: str,
-    display: Display,
-) -> Lesson:
-    """`choices`: method and seed as given, None where not; they make a new model and must fit one that is there."""
-    refuse_other_folders(folder)
-    dataset = read_source(source)
-    with hold_model(folder):
-        model = _open(folder, choices, settings, backbone, device)
-        known = set(model.classes)
-        counts = dataset.train.labels.bincount(minlength=len(dataset.classes)).tolist()
-        if type(display) is not Display:  # the plain one says nothing
-            _print_classes(model, dataset.classes, counts)
-        if loose := loose_pictures(source):
-            display.tell(f"passed over: {loose} pictures in {source} itself, in no class folder")
-        what = f"{folder}: {len(known)} classes, {len(dataset.classes)} handed over, {len(dataset.train)} pictures"
-        display.start(what, 1)
-        try:
-            lesson = model.learn(dataset, hold_out=hold_out, skip_broken=skip_broken, on_progress=display.progress)
-            model.write(folder)
-        finally:
-            display.stop()
-    report(model, lesson, folder)
+@dataclass(frozen=True)
+class Request:
+    """What `clipcil learn` was asked to do."""
+
+    model: Path
+    folder: Path
+    choices: Mapping[str, str | int | None] = field(default_factory=dict)
+    """Method and seed as given, None where not; they make a new model and must fit one that is there."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    backbone: str | None = None
+    device: str = "cpu"
+    hold_out: bool = True
+    skip_broken: bool = False
+    subfolders: bool = False
+    quiet: bool = False
+
+
+def teach(request: Request) -> Lesson:
+    """Give a lesson to the model in a folder, and say what came of it.
+
+    Raises:
+        UserError: The model or the pictures cannot be used; nothing is changed.
+    """
+    check_swapped(request.model, request.folder, "clipcil learn")
+    refuse_other_folders(request.model)
+    dataset = read_source(request.folder, request.subfolders)
+    with hold_model(request.model):
+        model = _open(request)
+        if not request.quiet:
+            print_plan(model, dataset, request.folder)
+        with progress_bar(request.quiet) as on_progress:
+            lesson = model.learn(
+                dataset, hold_out=request.hold_out, skip_broken=request.skip_broken, on_progress=on_progress
+            )
+        model.write(request.model, keep_previous=True)
+    report(model, lesson, request.model)
     return lesson
 
 
-def _open(
-    folder: Path,
-    choices: Mapping[str, str | int | None],
-    settings: Mapping[str, Any],
-    backbone: str | None,
-    device: str,
-) -> Classifier:
-    given = {key: value for key, value in choices.items() if value is not None}
+def dry_run(request: Request) -> None:
+    """Say what `teach` would learn, and learn nothing."""
+    check_swapped(request.model, request.folder, "clipcil learn")
+    refuse_other_folders(request.model)
+    dataset = read_source(request.folder, request.subfolders)
+    print_plan(_open(request), dataset, request.folder)
+    say("nothing was learnt (--dry-run)")
+
+
+@contextmanager
+def progress_bar(quiet: bool = False) -> Iterator[Callable[[str, int, int], None]]:
+    """Show `on_progress(stage, done, total)` as a moving bar on a terminal or in a notebook, and nothing elsewhere."""
+    console = Console(stderr=True)
+    if quiet or not (console.is_terminal or console.is_jupyter):
+        yield lambda stage, done, total: None
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True) as bars:
+        bar = bars.add_task("", total=None)
+
+        def show(stage: str, done: int, total: int) -> None:
+            bars.update(bar, description=STAGES.get(stage, stage), completed=done, total=total or None)
+
+        yield show
+
+
+STAGES = {"preprocess": "reading pictures", "encode": "encoding pictures", "check": "checking pictures"}
+"""What stages are called on the progress bar, where their own name would not do."""
+
+
+def _open(request: Request) -> Classifier:
+    folder, given = request.model, {key: value for key, value in request.choices.items() if value is not None}
     if not (folder / MODEL).exists():
-        return Classifier(backbone=backbone or "mini", device=device, **given, **settings)  # type: ignore[arg-type]
-    if settings:
+        backbone = request.backbone or "mini"
+        return Classifier(backbone=backbone, device=request.device, **given, **request.settings)  # type: ignore[arg-type]
+    if request.settings:
         raise UserError(f"{folder} has its settings already; --set is for a new model")
-    model = load(folder, backbone=backbone, device=device)
+    model = load(folder, backbone=request.backbone, device=request.device)
     facts = model.facts()
     for key, value in given.items():
         if getattr(facts, key) != value:
@@ -71,52 +107,46 @@ def _open(
     return model
 
 
-def _print_classes(model: Classifier, names: list[str], counts: list[int]) -> None:
+def print_plan(model: Classifier, dataset: Dataset, folder: Path) -> None:
+    """The classes handed over with their pictures, which of them are new, and which files are passed over."""
+    counts = dataset.train.labels.bincount(minlength=len(dataset.classes)).tolist()
+    known = {same_name(name) for name in model.classes}
     table = Table("class", "pictures", "", box=None)
     table.columns[1].justify = "right"
-    known = {name.casefold() for name in model.classes}
-    for name, count in zip(names, counts, strict=True):
-        table.add_row(printable(name), str(count), "known: more pictures" if name.casefold() in known else "new")
+    for name, number in zip(dataset.classes, counts, strict=True):
+        table.add_row(printable(name), str(number), "known: more pictures" if same_name(name) in known else "new")
     Console(highlight=False, markup=False).print(table)
+    if files := passed_over(folder):
+        say(f"passed over: {describe_passed_over(files)}")
+        for path in files[:5]:
+            say(f"  {path}")
+        if len(files) > 5:
+            say(f"  … and {len(files) - 5} more")
 
 
 def report(model: Classifier, lesson: Lesson, folder: Path) -> None:
     """The closing lines."""
     for line in lesson.left_out:
         say(f"left out: {line}")
-    total = sum(lesson.new.values()) + sum(lesson.again.values())
-    more = f", and more pictures of {count(len(lesson.again), 'known class', 'known classes')}" if lesson.again else ""
-    known = count(len(model.classes), "class", "classes")
-    say(f"learnt {count(len(lesson.new), 'new class', 'new classes')}{more}; the model knows {known} now")
+    if lesson.repeated:
+        say(f"left out, because taught before: {counted(len(lesson.repeated), 'picture')} ({lesson.repeated[0]}, …)")
+    more = f", and more of {counted(len(lesson.again), 'known class', 'known classes')}" if lesson.again else ""
+    total, known = len(model.classes), counted(len(model.classes), "class", "classes")
+    say(f"learnt {counted(len(lesson.new), 'new class', 'new classes')}{more}; the model knows {known} now")
     held = f"; {lesson.held_out} held out" if lesson.held_out else ""
-    say(f"trained on {total - lesson.held_out} of {count(total, 'picture')}{held}")
+    say(f"trained on {lesson.pictures - lesson.held_out} of {counted(lesson.pictures, 'picture')}{held}")
     found, how = lesson.evaluation, lesson.calibration
     if found.accuracy is None:
         say("no picture was kept to measure on, so nothing is known about how well new pictures are told")
     else:
-        low, high = found.interval
-        say(
-            f"accuracy over all {known}: {found.accuracy:.1%} (95 % interval {low:.0%} to {high:.0%}), measured on"
-            f" {count(found.pictures, 'picture')} {'left out one by one' if lesson.left_one_out else 'held out'}"
-        )
+        say(accuracy_sentence(found, total, " left out one by one" if lesson.left_one_out else " held out"))
     if found.confused:
-        pairs = ", ".join(f"{c.true} taken for {c.guess} ({c.pictures})" for c in found.confused[:3])
-        say(f"most confused: {pairs}")
+        say(confusion_sentence(found))
     if how.threshold is not None:
         say(
-            f"'none of these' where the likeliest class is below {how.threshold:.1%}; expected for"
-            f" {how.false_alarms or 0:.1%} of pictures of known classes"
+            f"'none of these' where the likeliest class is below {how.threshold:.1%}; to be expected for"
+            f" {how.false_alarms or 0:.1%} of new pictures of known classes"
         )
     for warning in lesson.warnings:
         say(f"note: {warning}")
-    say(f"model in {folder}; ask it: clipcil predict {shlex.quote(str(folder))} PICTURE")
-
-
-def count(number: int, one: str, many: str | None = None) -> str:
-    """`1 picture`, `2 pictures`."""
-    return f"{number} {one if number == 1 else many or one + 's'}"
-
-
-def say(line: str) -> None:
-    """Print a line; names in it may hold anything."""
-    print(printable(line))
+    say(f"model in {quoted(folder)}; ask it: clipcil predict {quoted(folder)} PICTURE")

@@ -1,12 +1,18 @@
-"""`clipcil forget` and `clipcil rename`: changes to the classes of a model."""
+"""`clipcil forget`, `clipcil rename` and `clipcil undo`: changes to a model."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
 from clipcil.commands.learn import Choice, Model
+from clipcil.errors import printable
+
+if TYPE_CHECKING:
+    from clipcil.classifier.classifier import Classifier
 
 ClassName = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="CLASS")]
 
@@ -14,7 +20,10 @@ ClassName = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="CLASS")]
 def forget(model: Model, name: ClassName, backbone: Choice = None, allow_download: bool = False) -> None:
     """Take a class out of a model, with all that is kept of it.
 
-    Example: clipcil forget birds/ "house sparrow".
+    Nothing of it is left in the folder, so that this cannot be undone.
+
+    For example:
+    $ clipcil forget birds/ "house sparrow"
 
     Args:
         model: Folder of the model.
@@ -22,12 +31,7 @@ def forget(model: Model, name: ClassName, backbone: Choice = None, allow_downloa
         backbone: Where the model's backbone lies on this machine, if elsewhere.
         allow_download: Fetch a backbone that the folder names and this machine lacks.
     """
-    from clipcil.classifier.change import change
-    from clipcil.errors import printable
-    from clipcil.network import allow_downloads
-
-    with allow_downloads(allow_download):
-        change(model, backbone, lambda classifier: classifier.forget(name))
+    _change(model, backbone, allow_download, lambda classifier: classifier.forget(name))
     print(printable(f"{model} has forgotten '{name}'"))
 
 
@@ -40,7 +44,8 @@ def rename(
 ) -> None:
     """Call a class of a model something else. Its scores stay as they are.
 
-    Example: clipcil rename birds/ sparrow "house sparrow".
+    For example:
+    $ clipcil rename birds/ sparrow "house sparrow"
 
     Args:
         model: Folder of the model.
@@ -49,10 +54,38 @@ def rename(
         backbone: Where the model's backbone lies on this machine, if elsewhere.
         allow_download: Fetch a backbone that the folder names and this machine lacks.
     """
-    from clipcil.classifier.change import change
-    from clipcil.errors import printable
-    from clipcil.network import allow_downloads
-
-    with allow_downloads(allow_download):
-        change(model, backbone, lambda classifier: classifier.rename(old, new))
+    _change(model, backbone, allow_download, lambda classifier: classifier.rename(old, new))
     print(printable(f"'{old}' of {model} is called '{new}' now"))
+
+
+def undo(model: Model) -> None:
+    """Take back the last lesson of a model; undoing again brings it back.
+
+    The model before the last `clipcil learn` is kept until the next change.
+
+    For example:
+    $ clipcil undo birds/
+
+    Args:
+        model: Folder of the model.
+    """
+    from clipcil.classifier.model_folder import hold_model, read_model, restore_previous
+    from clipcil.classifier.wording import counted, say
+
+    read_model(model)
+    with hold_model(model):
+        facts = restore_previous(model)
+    lessons, classes = counted(facts.lessons, "lesson"), counted(len(facts.known), "class", "classes")
+    say(f"{model} is again what it was after {lessons}: it knows {classes}")
+
+
+def _change(folder: Path, backbone: str | None, allow_download: bool, do: Callable[[Classifier], None]) -> None:
+    """Load the model, `do` something to it, write it back."""
+    from clipcil.classifier.classifier import load
+    from clipcil.classifier.model_folder import hold_model, read_model
+
+    read_model(folder)  # says what is wrong before a lock is made in a folder that holds no model
+    with hold_model(folder):
+        model = load(folder, backbone=backbone, allow_download=allow_download)
+        do(model)
+        model.write(folder)

@@ -21,7 +21,9 @@ def export(
 
     pt2 is read by torch.export.load, onnx by any ONNX runtime. Beside it lie classes.json (names, preprocessing,
     temperature, threshold) and classifier.safetensors (a vector for each class).
-    Example: clipcil export birds/ --out birds-onnx/ --format onnx.
+
+    For example:
+    $ clipcil export birds/ --out birds-onnx/ --format onnx
 
     Args:
         model: Folder of the model.

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
 from clipcil.commands.learn import Choice, Model
 from clipcil.commands.types import Folder, Name
+
+if TYPE_CHECKING:
+    from clipcil.classifier.predicting import Prediction
+
+MANY = 50
+"""Pictures from which a progress bar is worth its place."""
 
 
 def predict(
@@ -19,7 +26,8 @@ def predict(
     json: bool = False,
     csv: bool = False,
     folder_out: Folder = None,
-    by: Literal["link", "copy"] = "link",
+    by: Annotated[Literal["link", "copy"], tyro.conf.arg(help_behavior_hint="(default: link)")] = "link",
+    watch: bool = False,
     backbone: Choice = None,
     device: Name = "cpu",
     allow_download: bool = False,
@@ -28,8 +36,11 @@ def predict(
 
     PICTURE is a file or a folder, any number of them. A picture like none of the classes is said to be so. A picture
     that cannot be read gets a line that says why; the others go on, and the exit code is 1 at the end.
-    Examples: clipcil predict birds/ a.jpg b.jpg; clipcil predict birds/ camera/ --csv > found.csv; clipcil predict
-    birds/ camera/ --folder-out sorted/.
+
+    For example:
+    $ clipcil predict birds/ a.jpg b.jpg
+    $ clipcil predict birds/ camera/ --csv > found.csv
+    $ clipcil predict birds/ camera/ --watch --folder-out sorted/
 
     Args:
         model: Folder of the model.
@@ -39,17 +50,17 @@ def predict(
         csv: A table with a header.
         folder_out: Also sort the pictures into a folder for each class here; they are never moved.
         by: Sort by symbolic link or by copy.
+        watch: Go on watching the folders, and tell what new pictures show, until Ctrl-C.
         backbone: Where the model's backbone lies on this machine, if elsewhere.
         device: cpu, cuda, mps or auto.
         allow_download: Fetch a backbone that the folder names and this machine lacks.
     """
-    from rich.console import Console
-    from rich.progress import track
-
     from clipcil.classifier.classifier import load
+    from clipcil.classifier.layout import check_swapped
     from clipcil.classifier.output import open_printer
     from clipcil.classifier.sorting import Sorter
     from clipcil.classifier.sources import expand
+    from clipcil.classifier.watching import watch as new_pictures
     from clipcil.errors import UserError
     from clipcil.network import allow_downloads
 
@@ -57,20 +68,30 @@ def predict(
         raise UserError("give --json or --csv, not both")
     if not pictures:
         raise UserError("name a picture or a folder of pictures")
-    files = expand(pictures)
+    check_swapped(model, pictures[-1], "clipcil predict")
+    batches = new_pictures(list(pictures)) if watch else iter([expand(pictures)])
     sorter = Sorter(folder_out, by) if folder_out is not None else None
     with allow_downloads(allow_download):
         classifier = load(model, backbone=backbone, device=device)
     printer = open_printer(json, csv, min(top, len(classifier.classes)))
-    broken = 0
-    console = Console(stderr=True)
-    quiet = not console.is_terminal or len(files) < 50
-    found = classifier.predict_stream(files, top)
-    for picture, prediction in track(found, "pictures", len(files), console=console, disable=quiet, transient=True):
-        printer.line(picture, prediction)
-        broken += prediction.error is not None
-        if sorter is not None:
-            sorter.put(picture, prediction)
+    asked = broken = 0
+    for files in batches:
+        for picture, prediction in _with_bar(classifier.predict_stream(files, top), len(files)):
+            printer.line(picture, prediction)
+            asked, broken = asked + 1, broken + (prediction.error is not None)
+            if sorter is not None:
+                sorter.put(picture, prediction)
+        sys.stdout.flush()
     if broken:
-        print(f"clipcil: {broken} of {len(files)} pictures cannot be read", file=sys.stderr)
+        print(f"clipcil: {broken} of {asked} pictures cannot be read", file=sys.stderr)
         sys.exit(1)
+
+
+def _with_bar(found: Iterator[tuple[Path, Prediction]], total: int) -> Iterable[tuple[Path, Prediction]]:
+    """The same, with a bar on the terminal while there are many."""
+    from rich.console import Console
+    from rich.progress import track
+
+    console = Console(stderr=True)
+    quiet = not console.is_terminal or total < MANY
+    return track(found, "pictures", total, console=console, disable=quiet, transient=True)

@@ -18,14 +18,21 @@ def report(
 
     Accuracy after each task, the R matrix, forgetting, drift before and after calibration, confusion between tasks,
     seconds per phase, measured beside paper, settings, and pictures with right and wrong predictions.
-    Examples: clipcil report runs/2026-01-31-dmc-ot-emoji; clipcil report runs/bench --out report.html.
+    Of a taught model: its lessons with the accuracy over all classes after each, its classes, and what it confuses.
+
+    For example:
+    $ clipcil report runs/2026-01-31-dmc-ot-emoji
+    $ clipcil report runs/bench --out report.html
+    $ clipcil report birds/ --out birds.html
 
     Args:
-        runs: Folders of runs, or folders that hold them, such as that of a bench.
-        out: The file. Default: report.html in the folder named, or here where several are named.
+        runs: Folders of runs, or folders that hold them, such as that of a bench; or one taught model.
+        out: The file. Default: report.html in the folder named, or here where several are named; for a model, its name
+            with .html behind it.
         tensorboard: Write TensorBoard event files too (needs the extra tensorboard).
         allow_download: Fetch a dataset that a run names and this machine lacks, to show its pictures.
     """
+    from clipcil.classifier.model_folder import MODEL
     from clipcil.errors import UserError, printable
     from clipcil.experiment.claims import judge_claims
     from clipcil.network import allow_downloads
@@ -35,6 +42,9 @@ def report(
 
     if not runs:
         raise UserError("name at least one folder of a run; clipcil run and clipcil bench print theirs")
+    if (runs[0] / MODEL).is_file():
+        _report_model(runs, out, allow_download)
+        return
     found = find_runs(runs)
     path = out or (runs[0] / "report.html" if len(runs) == 1 else Path("report.html"))
     with allow_downloads(allow_download):
@@ -47,3 +57,15 @@ def report(
         folder = path.with_name(f"{path.stem}-tensorboard")
         write_tensorboard(found, folder)
         print(printable(f"event files in {folder}; tensorboard --logdir {folder}"))
+
+
+def _report_model(models: tuple[Path, ...], out: Path | None, allow_download: bool) -> None:
+    from clipcil.classifier.classifier import load
+    from clipcil.classifier.page import write_model_page
+    from clipcil.errors import UserError, printable
+
+    if len(models) > 1:
+        raise UserError(f"{models[0]} is a taught model; name one model alone, or runs")
+    path = out or models[0].resolve().with_suffix(".html")
+    write_model_page(load(models[0], allow_download=allow_download), path)
+    print(printable(f"{path}: the model in {models[0]}"))

@@ -6,9 +6,10 @@ from clipcil.commands.learn import Model
 
 
 def show(model: Model, json: bool = False) -> None:
-    """Show what a model knows: its classes, when and from how many pictures each was learnt, its size.
+    """Show what a model knows: its classes, when and from how many pictures each was learnt, how well it is told.
 
-    Example: clipcil show birds/.
+    For example:
+    $ clipcil show birds/
 
     Args:
         model: Folder of the model.

@@ -1,0 +1,133 @@
+"""Is a folder what a person means it to be? Class folders at the wrong level are recognised and refused."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+from clipcil.classifier.model_folder import MODEL
+from clipcil.data.datasets.folder import TEST, TRAIN
+from clipcil.data.tree import SUFFIXES, list_folders
+from clipcil.errors import UserError
+
+NAMED = 3
+"""Names shown of a longer list."""
+
+
+def check_layout(root: Path, subfolders: bool = False) -> None:
+    """Refuse a folder whose folders do not look like classes, and say what was probably meant.
+
+    Args:
+        root: The folder that should hold a folder of pictures for each class.
+        subfolders: Accept class folders that hold no picture themselves but folders of pictures, as one class each.
+
+    Raises:
+        UserError: There is no such folder; it is a model; it holds pictures and no folders; it holds train and test
+            parts; or its folders hold class folders instead of pictures.
+    """
+    if not root.is_dir():
+        what = "is a file" if root.exists() else "does not exist"
+        raise UserError(f"{quoted(root)} {what}; name a folder that holds a folder of pictures for each class")
+    if (root / MODEL).is_file():
+        raise UserError(f"{quoted(root)} is a model, not a folder of pictures; the model comes first, then the folder")
+    folders = list_folders(root)
+    if not folders and _holds_pictures(root):
+        raise UserError(
+            f"{quoted(root)} holds pictures but no folders; put the pictures of each class into a folder named after"
+            f" it. If '{root.resolve().name}' is the class, name the folder above it: {quoted(root.resolve().parent)}"
+        )
+    nested = {folder: inside for folder in folders if (inside := _class_folders(folder))}
+    parts = [folder for folder in folders if folder.name.lower() in (*TRAIN, *TEST)]
+    if parts and (len(parts) == len(folders) or any(part in nested for part in parts)):
+        _refuse_parts(root, parts)
+    if not nested or subfolders:
+        return
+    first, inside = next(iter(nested.items()))
+    names = _some([folder.name for folder in inside])
+    if len(nested) == len(folders):
+        each = "one at a time, " if len(nested) > 1 else ""
+        raise UserError(
+            f"the folders in {quoted(root)} hold folders of pictures and no pictures ('{first.name}' holds {names});"
+            f" the classes seem to lie one level further down: name {each}{_some([quoted(f) for f in nested], '')}"
+        )
+    raise UserError(
+        f"{quoted(first)} holds folders of pictures ({names}) and no picture itself; if these are classes, move them up"
+        f" beside '{first.name}'; if all of them are '{first.name}', say so with --subfolders (subfolders=True)"
+    )
+
+
+def check_swapped(model: Path, folder: Path, command: str) -> None:
+    """Refuse MODEL and FOLDER in the wrong order.
+
+    Args:
+        model: What was given first.
+        folder: What was given second.
+        command: The words before them, for the hint.
+    """
+    if (model / MODEL).exists():
+        return
+    meant = f"{command} {quoted(folder)} {quoted(model)}"
+    if (folder / MODEL).is_file():
+        raise UserError(f"{quoted(folder)} is a model and {quoted(model)} is not; did you mean: {meant}?")
+    if not folder.exists() and model.is_dir() and any(_holds_pictures(inside) for inside in list_folders(model)):
+        raise UserError(f"{quoted(model)} holds folders of pictures, not a model; did you mean: {meant}?")
+
+
+def passed_over(root: Path) -> list[Path]:
+    """Files below `root` that are not learnt: no picture by their ending, or pictures that lie in no class folder."""
+    found = []
+    for folder, inside, files in os.walk(root):
+        inside[:] = sorted(name for name in inside if not name.startswith("."))
+        loose = Path(folder) == root
+        paths = [Path(folder) / name for name in sorted(files) if not name.startswith(".")]
+        found += [path for path in paths if loose or path.suffix.lower() not in SUFFIXES]
+    return found
+
+
+def describe_passed_over(files: list[Path]) -> str:
+    """`3 .heic (pip install 'clipcil[heic]' to read them), 1 .mp4, 2 pictures in no class folder`."""
+    kinds: dict[str, int] = {}
+    for path in files:
+        ending = path.suffix.lower()
+        kind = "pictures in no class folder" if ending in SUFFIXES else ending or "files without an ending"
+        kinds[kind] = kinds.get(kind, 0) + 1
+    hint = dict.fromkeys((".heic", ".heif"), " (pip install 'clipcil[heic]' to read them)")
+    return ", ".join(f"{count} {kind}{hint.get(kind, '')}" for kind, count in sorted(kinds.items()))
+
+
+def quoted(path: Path) -> str:
+    """The path as it can be typed into a shell."""
+    return shlex.quote(str(path))
+
+
+def _refuse_parts(root: Path, parts: list[Path]) -> None:
+    train = next((part for part in parts if part.name.lower() in TRAIN), None)
+    test = next((part for part in parts if part.name.lower() in TEST), None)
+    meant = [f"teach {quoted(train)}"] if train else []
+    meant += [f"test with: clipcil test MODEL {quoted(test)}"] if test else []
+    names = " and ".join(f"'{part.name}'" for part in parts)
+    raise UserError(f"{quoted(root)} holds {names}, which are parts of a dataset, not classes; {'; '.join(meant)}")
+
+
+def _class_folders(folder: Path) -> list[Path]:
+    """The folders of pictures in a folder that holds no picture itself."""
+    return [] if _holds_pictures(folder) else [inside for inside in list_folders(folder) if any(_pictures(inside))]
+
+
+def _holds_pictures(folder: Path) -> bool:
+    try:
+        return any(entry.suffix.lower() in SUFFIXES and not entry.name.startswith(".") for entry in folder.iterdir())
+    except OSError as error:
+        raise UserError(f"cannot look into {folder}: {error.strerror or error}") from error
+
+
+def _pictures(folder: Path) -> Iterator[str]:
+    for _, _, files in os.walk(folder):
+        yield from (name for name in files if Path(name).suffix.lower() in SUFFIXES)
+
+
+def _some(names: list[str], quote: str = "'") -> str:
+    shown = ", ".join(f"{quote}{name}{quote}" for name in names[:NAMED])
+    return shown if len(names) <= NAMED else f"{shown}, … ({len(names)} in all)"

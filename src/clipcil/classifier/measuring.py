@@ -1,0 +1,110 @@
+"""How well a method tells the pictures kept to measure on, with temperature and threshold fitted to them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from clipcil.calibration.pairs import paired_map
+from clipcil.classifier.evaluation import Answer, Evaluation, evaluate_answers
+from clipcil.classifier.held_out import HeldOut, LeavesOneOut, PixelsNeededError
+from clipcil.classifier.lesson import Lesson
+from clipcil.classifier.predicting import rank
+from clipcil.classifier.unknown import ENOUGH, Calibration, calibrate
+from clipcil.data.reader import Pictures
+from clipcil.memory.affine import AffineMap
+from clipcil.methods.base import Method
+
+BATCH = 256
+"""Held-out pictures scored at once, where a method needs their pixels."""
+
+
+@contextmanager
+def follow_tower(method: Method, held: HeldOut, pictures: Pictures) -> Iterator[list[AffineMap]]:
+    """Find the map that carries old held-out features along if the tower moves while the block runs.
+
+    The old pictures are gone, so the tower cannot encode them again. The map is fitted to the unit features of
+    `pictures` before and after, as a method's own calibration of its stored statistics is.
+
+    Yields:
+        A list that holds the map after the block, or nothing if the tower rested or there is nothing to carry.
+    """
+    found: list[AffineMap] = []
+    if not (method.tunes_tower and len(held) and len(pictures)):
+        yield found
+        return
+    version, before = method.clip.version, normalize(pictures.features, dim=-1)
+    yield found
+    if method.clip.version != version:
+        found.append(paired_map(before, normalize(pictures.features, dim=-1)))
+
+
+@torch.no_grad()
+def held_out_logits(method: Method, held: HeldOut) -> Tensor:
+    """(N, C): every picture kept to measure on, by today's method; each left out where the method can do that."""
+    if not len(held):
+        return torch.zeros(0, method.seen)
+    batch = held.batch(method.device, method.clip.config.vision.width)
+    if isinstance(method, LeavesOneOut):
+        return method.leave_one_out(batch, held.labels.to(method.device)).float().cpu()
+    return method.logits(batch).float().cpu()
+
+
+def plain_temperature(method: Method) -> float:
+    """The temperature without pictures to fit one: CLIP's own scale for bare cosines, 1 for logits."""
+    return float(method.clip.scale) if method.scores == "cosine" else 1.0
+
+
+def evaluate_logits(logits: Tensor, labels: Tensor, names: list[str], how: Calibration) -> Evaluation:
+    """Count what `logits` (N, C) say of pictures of classes `labels` (N,)."""
+    found = (rank(row, names, 1, how.temperature, how.threshold) for row in logits)
+    answers = (
+        Answer(names[label], guess.names[0], guess.probabilities[0], guess.unknown)
+        for label, guess in zip(labels.tolist(), found, strict=True)
+    )
+    return evaluate_answers(answers, names)
+
+
+@torch.no_grad()
+def measure(method: Method, held: HeldOut, newest: Pictures, names: list[str], lesson: Lesson) -> HeldOut:
+    """Score all pictures kept to measure on and fill in evaluation, calibration and warnings of a lesson.
+
+    Args:
+        method: As it is after the lesson.
+        held: Pictures of earlier lessons.
+        newest: Those of this lesson.
+        names: The classes.
+        lesson: What to fill in.
+
+    Returns:
+        The pictures to keep for the next lesson.
+    """
+    lesson.left_one_out = isinstance(method, LeavesOneOut)
+    lesson.held_out = 0 if lesson.left_one_out else len(newest)
+    held = held.with_pictures(newest)
+    try:
+        labels, logits = held.labels, held_out_logits(method, held)
+    except PixelsNeededError:
+        held = held.none()
+        batches = [method.logits(batch).float().cpu() for batch in newest.batches(BATCH)]
+        labels, logits = newest.labels.cpu(), torch.cat(batches) if batches else torch.zeros(0, method.seen)
+        lesson.warnings.append(
+            f"{method.title} reads the pixels of a picture, not its features, so the accuracy and the threshold rest on"
+            " the pictures held out of this lesson alone"
+        )
+    lesson.calibration = calibrate(logits, labels, plain_temperature(method))
+    lesson.evaluation = evaluate_logits(logits, labels, names, lesson.calibration)
+    if len(names) == 1:
+        lesson.warnings.append(
+            f"the model knows one class, so it says '{names[0]}' to every picture; teach it another class"
+        )
+    elif len(labels) < ENOUGH:
+        lesson.warnings.append(
+            f"{len(labels)} pictures to measure on are too few (fewer than {ENOUGH}) to tell unknown pictures, so none"
+            " is called 'none of these' yet"
+        )
+    return held

@@ -1,0 +1,232 @@
+"""A taught model: its method, its classes, what is kept of its lessons, and how a lesson changes them."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from clipcil.classifier.evaluation import Evaluation
+from clipcil.classifier.held_out import HeldOut, LeavesOneOut, choose_left_out, split_held_out
+from clipcil.classifier.lesson import LearnMonitor, Lesson, LessonRecord
+from clipcil.classifier.measuring import follow_tower, measure
+from clipcil.classifier.model_folder import Facts, Known, now, today
+from clipcil.classifier.predicting import stream_logits
+from clipcil.classifier.sources import TEMPLATE
+from clipcil.classifier.taught import TaughtPictures
+from clipcil.classifier.unknown import Calibration
+from clipcil.clip import CLIP
+from clipcil.clip.loading import MINI_1
+from clipcil.data.batch import TensorBatch
+from clipcil.data.dataset import Dataset
+from clipcil.data.names import same_name
+from clipcil.data.pictures import PictureSet
+from clipcil.data.reader import Pictures, Reader
+from clipcil.data.stream import Task
+from clipcil.errors import UserError, nearest
+from clipcil.experiment.checkpoint import method_state, restore_method
+from clipcil.experiment.device import make_fabric
+from clipcil.methods.base import Method
+from clipcil.settings import to_dict
+from clipcil.training.loop import Session
+
+SEED_STEP = 1_000_003
+"""Lesson k draws from seed + k · SEED_STEP: a large prime, so that the lessons of models with neighbouring seeds never
+share a seed."""
+
+State = tuple[Facts, dict[str, Tensor]]
+"""All of a model: what `model.toml` says, and the weights."""
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """The pictures of a lesson that are news, with the classes as the model counts them."""
+
+    pictures: PictureSet
+    checksums: Tensor
+
+
+class TaughtModel:
+    """What `Classifier` is made of. Everything that lessons change is in `_state`, and comes back by `_set_state`."""
+
+    def _open(self, kind: type[Method], config: Any, clip: CLIP, backbone: str, seed: int, device: str) -> None:
+        """Everything that no lesson changes."""
+        self.seed, self.config, self.device = seed, config, device
+        self._kind, self._backbone = kind, backbone
+        self._monitor = LearnMonitor()
+        self._session = Session(make_fabric(device, "32-true") if device != "cpu" else None, self._monitor)
+        self._clip = clip.to(self._session.device)
+        self._source: tuple[Path, str] | None = None  # the folder it was loaded from, and the weights that lay there
+        self._previous: State | None = None
+        self._templates: tuple[str, ...] = (TEMPLATE,)
+        self._known: list[Known] = []
+        self._history: list[LessonRecord] = []
+        self._lessons = 0
+        self._held = HeldOut.empty(clip.config.dim, sum(clip.vision.level_sizes))
+        self._taught = TaughtPictures.empty()
+        self.calibration = Calibration()
+
+    @property
+    def classes(self) -> list[str]:
+        """Names of the classes it knows, in the order in which they were learnt."""
+        return [known.name for known in self._known]
+
+    def _plan(self, dataset: Dataset, lesson: Lesson) -> _Plan:
+        """Which pictures are news and which classes they belong to; an error before anything is learnt if one of the
+        classes cannot be."""
+        counts = torch.bincount(dataset.train.labels, minlength=len(dataset.classes)).tolist()
+        for name, count in zip(dataset.classes, counts, strict=True):
+            if not count:
+                raise UserError(f"no picture of class '{name}' can be read")
+        fresh = [name for name in dataset.classes if self._find(name) is None]
+        places = [
+            fresh.index(name) + len(self._known) if name in fresh else self._need(name) for name in dataset.classes
+        ]
+        labels = torch.tensor(places)[dataset.train.labels]
+        with self._monitor.phase("comparing with pictures taught before"):
+            rows, checksums, repeats = self._taught.find_repeats(dataset, labels, self.classes + fresh)
+        if not len(rows):
+            raise UserError(f"all {len(labels)} pictures were taught before; there is nothing new to learn")
+        lesson.repeated = repeats.same
+        lesson.warnings += repeats.elsewhere
+        for name, place in zip(dataset.classes, places, strict=True):
+            if count := int((labels[rows] == place).sum()):
+                (lesson.new if name in fresh else lesson.again)[name] = count
+        if lesson.again and self._kind.learn_again is Method.learn_again:
+            self._method.learn_again(None)  # type: ignore[arg-type]  # it raises, naming the methods that can
+        return _Plan(dataset.train.subset(rows, labels[rows]), checksums)
+
+    def _teach(self, plan: _Plan, reader: Reader, lesson: Lesson, hold_out: bool) -> None:
+        method, seen, labels = self._method, self._method.seen, plan.pictures.labels
+        train, held = torch.arange(len(labels)), torch.empty(0, dtype=torch.int64)
+        if hold_out and isinstance(method, LeavesOneOut):
+            held = choose_left_out(labels)
+        elif hold_out:
+            train, held = split_held_out(labels)
+
+        def pictures(rows: Tensor) -> Pictures:
+            return reader.open(plan.pictures.subset(rows[torch.argsort(labels[rows], stable=True)]))
+
+        new, known = pictures(train[labels[train] >= seen]), pictures(train[labels[train] < seen])
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(self.seed + SEED_STEP * self._lessons)
+            with follow_tower(method, self._held, new) as moves:
+                if len(new):
+                    method.learn(Task(len(method.sizes), list(lesson.new), new))
+            if len(known):
+                method.train()
+                method.learn_again(Task(len(method.sizes), list(lesson.again), known))
+                method.eval()
+        for move in moves:
+            self._held = self._held.moved(move)
+        self._known += [Known(name, name, today(), 0, today()) for name in lesson.new]
+        self._taught = self._taught.with_pictures(labels, plan.checksums)
+        self._lessons += 1
+        with self._monitor.phase("measuring"):
+            self._held = measure(method, self._held, pictures(held), self.classes, lesson)
+        self.calibration = lesson.calibration
+        self._remember(lesson, torch.bincount(labels[train], minlength=method.seen).tolist())
+
+    def _remember(self, lesson: Lesson, trained_on: list[int]) -> None:
+        """Write down what each class was trained on and how well it is told, and the lesson."""
+        found = lesson.evaluation
+        for known, count in zip(self._known, trained_on, strict=True):
+            known.pictures += count
+            known.newest = today() if count else known.newest
+        self._count_right(found)
+        counts = (len(lesson.new), len(lesson.again), lesson.pictures, len(self._known), found.pictures, found.right)
+        self._history.append(LessonRecord(now(), *counts))
+
+    def _count_right(self, found: Evaluation) -> None:
+        for known in self._known:
+            result = found.of(known.name)
+            known.held_out, known.right = result.pictures, result.right
+
+    def _logits(self, pictures: Iterable[Any]) -> Iterator[tuple[Any, Tensor | UserError]]:
+        """Each picture with its logits (C,), or with the reason why it cannot be read."""
+        if not self._known:
+            raise UserError("the model has learnt nothing yet; teach it first")
+        return stream_logits(pictures, self._method.clip, self._session.device, self._method.logits)
+
+    def facts(self) -> Facts:
+        """All there is to say about the model but its weights."""
+        return Facts(
+            method=self._kind.name,
+            settings=to_dict(self.config),
+            backbone=self._clip.pinned if self._backbone == self._clip.name else self._backbone,
+            fingerprint=self._fingerprint(),
+            seed=self.seed,
+            templates=self._templates,
+            lessons=self._lessons,
+            sizes=list(self._method.sizes) if self._known else [],
+            known=copy.deepcopy(self._known),
+            calibration=self.calibration,
+            history=list(self._history),
+        )
+
+    def _fingerprint(self) -> str:
+        return f"{self._clip.fingerprint}/{self._clip.preprocess.fingerprint}"
+
+    def _check_backbone(self, what: str, fingerprint: str) -> None:
+        if self._fingerprint() != fingerprint:
+            if fingerprint == MINI_1:
+                raise UserError(
+                    f"{what} was taught with version 1 of the backbone mini, which clipcil 0.1.x reads:"
+                    " pip install 'clipcil<0.2', or teach it again from its pictures"
+                )
+            raise UserError(
+                f"{what} was made with a backbone of fingerprint {fingerprint}, but '{self._backbone}' here is"
+                f" {self._fingerprint()}; name the right one with backbone"
+            )
+
+    def _find(self, name: str) -> int | None:
+        """The class called `name`. CLIP reads everything in lower case, so case makes no difference."""
+        key = same_name(name)
+        return next((i for i, known in enumerate(self._known) if same_name(known.name) == key), None)
+
+    def _need(self, name: str) -> int:
+        index = self._find(name)
+        if index is None:
+            raise UserError(f"the model knows no class '{name}'{nearest(name, self.classes)}")
+        return index
+
+    def _check(self, folder: Path) -> None:
+        """Weights that load need not fit: see that a picture gets a finite score for every class."""
+        try:
+            pixels = torch.zeros(1, *self._clip.preprocess.shape, device=self._session.device)
+            with torch.no_grad():
+                logits = self._method.logits(TensorBatch(self._method.clip, pixels))
+            fits = logits.shape == (1, len(self._known)) and bool(torch.isfinite(logits).all())
+        except Exception as error:  # a stranger's numbers can break any step of any method
+            raise UserError(f"the weights in {folder} do not fit its model ({type(error).__name__})") from error
+        if not fits:
+            raise UserError(f"the weights in {folder} do not fit its model; bring back the folder from a copy")
+
+    def _state(self) -> State:
+        """A copy of all that lessons change."""
+        if not self._known:
+            return self.facts(), {}
+        tensors = {**method_state(self._method)[0], **self._held.tensors(), **self._taught.tensors()}
+        return self.facts(), {key: value.detach().clone() for key, value in tensors.items()}
+
+    def _set_state(self, state: State) -> None:
+        """Become what `state` says; the method is built anew."""
+        facts, tensors = copy.deepcopy(state[0]), dict(state[1])
+        self._templates, self._known, self._history = facts.templates, facts.known, facts.history
+        self._lessons, self.calibration = facts.lessons, facts.calibration
+        self._taught = TaughtPictures.take(tensors)
+        self._held = HeldOut.take(tensors, len(self._known), self._clip.config.dim, sum(self._clip.vision.level_sizes))
+        clip = self._clip.with_own_vision_tower() if self._kind.tunes_tower else self._clip
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(self.seed)
+            self._method: Method = self._kind(self.config, clip, self._session, self._templates)
+            self._method.to(self._session.device)
+            if facts.sizes:
+                names = [known.text for known in self._known]
+                restore_method(self._method, tensors, {"names": names, "sizes": facts.sizes})
+        self._method.eval()

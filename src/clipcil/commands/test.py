@@ -1,0 +1,62 @@
+"""`clipcil test`: how well a model tells pictures whose classes are known."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from clipcil.commands.learn import Choice, Model, Pictures
+from clipcil.commands.types import Name
+
+Page = Annotated[Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="")]
+
+
+def test(
+    model: Model,
+    folder: Pictures,
+    page: Page = None,
+    json: bool = False,
+    subfolders: bool = False,
+    backbone: Choice = None,
+    device: Name = "cpu",
+    allow_download: bool = False,
+) -> None:
+    """Test a model on pictures that it was not taught: accuracy, each class, what is confused with what.
+
+    FOLDER holds a folder of pictures for each class, as for `clipcil learn`. Classes that the model does not know count
+    as unknown pictures: how many of them it recognises as none of its classes, and how many it misses. The exit code
+    is 1 if a picture cannot be read.
+
+    For example:
+    $ clipcil test birds/ new/
+    $ clipcil test birds/ new/ --page mistakes.html
+
+    Args:
+        model: Folder of the model.
+        folder: Folder of class folders.
+        page: Write an HTML page too, with the mistakes sorted by confidence.
+        json: Print one JSON object.
+        subfolders: Take all pictures below a class folder, though it holds none itself.
+        backbone: Where the model's backbone lies on this machine, if elsewhere.
+        device: cpu, cuda, mps or auto.
+        allow_download: Fetch a backbone that the folder names and this machine lacks.
+    """
+    from clipcil.classifier.classifier import load
+    from clipcil.classifier.layout import check_swapped
+    from clipcil.classifier.page import write_test_page
+    from clipcil.classifier.teach import progress_bar
+    from clipcil.classifier.testing import print_json, print_test
+
+    check_swapped(model, folder, "clipcil test")
+    classifier = load(model, backbone=backbone, device=device, allow_download=allow_download)
+    with progress_bar(json) as on_progress:
+        found = classifier.test(folder, subfolders=subfolders, on_progress=on_progress)
+    (print_json if json else print_test)(classifier, found)
+    if page is not None:
+        write_test_page(classifier, found, str(folder), page)
+        print(f"page: {page}", file=sys.stderr if json else sys.stdout)
+    if found.unreadable:
+        sys.exit(1)

@@ -1,0 +1,128 @@
+"""Folders at the wrong level, pictures taught twice, and one picture or many."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from picture_helpers import pictures
+from PIL import Image
+
+import clipcil
+from clipcil.classifier.layout import check_layout, describe_passed_over, passed_over
+from clipcil.classifier.sources import as_list
+from clipcil.errors import UserError
+
+
+def tree(root: Path, *files: str) -> Path:
+    for file in files:
+        (root / file).parent.mkdir(parents=True, exist_ok=True)
+        (root / file).write_bytes(b"")
+    return root
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        (["lesson1/crab/a.jpg", "lesson1/ant/b.jpg", "lesson2/bee/c.jpg"], "one at a time, {root}/lesson1, {root}/les"),
+        (
+            ["photos/crab/a.jpg", "photos/ant/b.jpg"],
+            "('photos' holds 'ant', 'crab'); the classes seem to lie",
+        ),
+        (["train/crab/a.jpg", "test/crab/b.jpg"], "teach {root}/train; test with: clipcil test MODEL {root}/test"),
+        (["train/a.jpg", "val/b.jpg"], "parts of a dataset, not classes"),
+        (["Train/crab/a.jpg", "ant/b.jpg"], "teach {root}/Train"),
+        (
+            ["animals/crab/a.jpg", "bus/b.jpg"],
+            "{root}/animals holds folders of pictures ('crab') and no picture",
+        ),
+        (["a.jpg", "b.jpg"], "if 'photos' is the class, name the folder above it: "),
+        (["model.toml", "crab/a.jpg"], "is a model, not a folder of pictures"),
+    ],
+)
+def test_wrong_levels_are_refused_with_what_was_meant(files: list[str], message: str, tmp_path: Path) -> None:
+    root = tree(tmp_path / "photos", *files)
+    with pytest.raises(UserError) as error:
+        check_layout(root)
+    assert message.format(root=root).lower() in str(error.value).lower()
+
+
+def test_right_levels_are_accepted(tmp_path: Path) -> None:
+    check_layout(tree(tmp_path / "a", "crab/1.jpg", "ant/2.jpg", "ant/more/3.jpg"))
+    check_layout(tree(tmp_path / "b", "animals/crab/1.jpg", "bus/2.jpg"), subfolders=True)
+    check_layout(tree(tmp_path / "c", "test/1.jpg", "exam/2.jpg"))  # a class may be called so
+
+
+def test_what_is_passed_over(tmp_path: Path) -> None:
+    root = tree(tmp_path / "w", "ant/1.jpg", "ant/2.HEIC", "ant/b/film.mp4", "loose.png", "notes", ".hidden", "ant/.x")
+    found = passed_over(root)
+    assert [path.name for path in found] == ["loose.png", "notes", "2.HEIC", "film.mp4"]
+    told = describe_passed_over(found)
+    assert "1 .heic (pip install 'clipcil[heic]'" in told and "1 .mp4" in told and "1 files without" in told
+
+
+def test_pictures_are_taught_once(tmp_path: Path) -> None:
+    data, model = pictures(["ant", "bee"]), clipcil.Classifier()
+    first = model.learn({"ant": data["ant"][:4] + data["ant"][:1], "bee": data["bee"]})
+    assert first.new == {"ant": 4, "bee": 6} and len(first.repeated) == 1
+    model.save(tmp_path / "m")
+    model = clipcil.load(tmp_path / "m")
+    before = model.facts()
+    with pytest.raises(UserError, match="all 10 pictures were taught before"):
+        model.learn({"ant": data["ant"][:4], "bee": data["bee"]})
+    assert model.facts() == before
+    again = model.learn({"ant": data["ant"], "bee": data["bee"]})  # bee has nothing new
+    assert again.again == {"ant": 2} and len(again.repeated) == 10
+    assert [known.pictures for known in model.class_facts] == [6, 6]
+    whole = clipcil.Classifier()
+    whole.learn(data)
+    asked = pictures(["ant"], test=True)["ant"]
+    np.testing.assert_allclose(model.predict_proba(asked), whole.predict_proba(asked), atol=1e-4)
+    other = model.learn({"bus": [*pictures(["bus"])["bus"], data["ant"][0]]})
+    assert other.new == {"bus": 7} and "is taught as 'bus' and as 'ant'" in other.warnings[0]
+    model.forget("ant")
+    assert model.learn({"ant": data["ant"]}).new == {"ant": 6}  # forgotten, so it can be taught again
+
+
+def test_one_picture_or_many() -> None:
+    image = Image.new("RGB", (8, 6), "red")
+    array = np.asarray(image)
+    for one in (image, "a.png", Path("a.png"), b"bytes", array, array[..., 0], torch.from_numpy(array.copy())):
+        assert as_list(one) == ([one], True) or as_list(one)[1]
+    many, single = as_list(np.stack([array] * 5))
+    assert len(many) == 5 and not single
+    for shape in ((3, 224, 224), (5, 28, 28), (2, 3, 4, 5, 3), (7,)):
+        with pytest.raises(UserError, match="not clearly one picture or many"):
+            as_list(np.zeros(shape, dtype=np.uint8))
+
+
+def test_python_conveniences(tmp_path: Path) -> None:
+    data = pictures(["ant", "bee", "bus"])
+    model = clipcil.Classifier(seed=1)
+    assert repr(model) == "Classifier('discriminant', 'mini'): 0 classes"
+    model.learn(data)
+    one, many = model.predict(data["ant"][0]), model.predict(data["ant"][:2])
+    assert isinstance(one, clipcil.Prediction) and one.name == "ant" and many[0].names == one.names
+    proba = model.predict_proba(data["ant"][:2])
+    assert proba.shape == (2, 3) and np.allclose(proba.sum(1), 1)
+    assert proba[0].max() == pytest.approx(many[0].probabilities[0])
+    assert model.score(data) == model.test(data).accuracy == 1.0
+    assert "3 classes from 1 lesson, accuracy" in repr(model) and "<td>" in model._repr_html_()
+    for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert twin.facts() == model.facts() and np.array_equal(
+            twin.predict_proba(data["bus"]), model.predict_proba(data["bus"])
+        )
+        twin.forget("ant")
+        assert "ant" in model.classes  # a copy of its own
+    fresh = pickle.loads(pickle.dumps(clipcil.Classifier("dmc-ot", **{"stage1.lr": 1e-4, "stage2": {"epochs": 1}})))
+    assert fresh.config.stage1.lr == 1e-4 and fresh.config.stage2.epochs == 1 and fresh.classes == []
+    shared = clipcil.Classifier("simplecil", model._clip)  # a CLIP that is loaded already
+    shared.learn(data)
+    shared.save(tmp_path / "m")
+    assert clipcil.load(tmp_path / "m").classes == model.classes
+    with pytest.raises(UserError, match="backbone is a int"):
+        clipcil.Classifier("simplecil", 3)  # type: ignore[arg-type]
