@@ -13,8 +13,11 @@ from picture_helpers import pictures
 from PIL import Image
 
 import clipcil
+from clipcil.classifier import layout
 from clipcil.classifier.layout import check_layout, describe_passed_over, passed_over
 from clipcil.classifier.sources import as_list
+from clipcil.data.pictures import decode
+from clipcil.data.tree import SUFFIXES
 from clipcil.errors import UserError
 
 
@@ -57,12 +60,29 @@ def test_right_levels_are_accepted(tmp_path: Path) -> None:
     check_layout(tree(tmp_path / "c", "test/1.jpg", "exam/2.jpg"))  # a class may be called so
 
 
-def test_what_is_passed_over(tmp_path: Path) -> None:
+def test_what_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(layout, "SUFFIXES", SUFFIXES - {".heic"})  # as without the extra
     root = tree(tmp_path / "w", "ant/1.jpg", "ant/2.HEIC", "ant/b/film.mp4", "loose.png", "notes", ".hidden", "ant/.x")
     found = passed_over(root)
     assert [path.name for path in found] == ["loose.png", "notes", "2.HEIC", "film.mp4"]
     told = describe_passed_over(found)
     assert "1 .heic (pip install 'clipcil[heic]'" in told and "1 .mp4" in told and "1 files without" in told
+
+
+def test_pictures_of_a_phone(tmp_path: Path) -> None:
+    pytest.importorskip("pillow_heif")
+    for name, images in pictures(["ant", "bee"]).items():
+        (tmp_path / name).mkdir()
+        for place, image in enumerate(images):
+            decode(image, name).save(tmp_path / name / f"{place}.png")
+            Image.open(tmp_path / name / f"{place}.png").save(tmp_path / name / f"{place}.HEIC", quality=95)
+            (tmp_path / name / f"{place}.png").unlink()
+    model = clipcil.Classifier()
+    assert model.learn(tmp_path).new == {"ant": 6, "bee": 6} and not passed_over(tmp_path)
+    assert model.predict(tmp_path / "bee" / "0.HEIC").name == "bee"
+    (tmp_path / "ant" / "cut.heic").write_bytes((tmp_path / "ant" / "0.HEIC").read_bytes()[:300])
+    with pytest.raises(UserError, match=r"cut\.heic is not a picture that can be read"):
+        model.predict(tmp_path / "ant" / "cut.heic")
 
 
 def test_pictures_are_taught_once(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import cache, cached_property
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -31,7 +32,7 @@ LARGE = 8_000_000
 _one_at_a_time = threading.RLock()
 STRIP = 2**20
 """Pixels converted at a time where a conversion needs many bytes for each."""
-FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM", "JPEG2000", "AVIF")
+FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM", "JPEG2000", "AVIF", "HEIF")
 """What a picture file may hold, whatever its ending. Not everything PIL can open: some formats start other programs."""
 
 # PIL warns about harmless metadata; what matters raises. Once for all: filters cannot be set within a thread.
@@ -119,8 +120,12 @@ def _decode(picture: Picture, called: str, turn: ExitStack) -> Image.Image:
 
 @cache
 def _formats() -> list[str]:
-    """Those of `FORMATS` that this build of PIL has."""
+    """Those of `FORMATS` that this build of PIL has, and HEIF by the extra `heic`."""
     Image.init()
+    if find_spec("pillow_heif") is not None:
+        import pillow_heif
+
+        pillow_heif.register_heif_opener()
     return [name for name in FORMATS if name in Image.OPEN]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 from clipcil.errors import UserError
@@ -24,6 +25,7 @@ SUFFIXES = frozenset(
         ".pgm",
         ".pbm",
         ".avif",
+        *((".heic", ".heif") if find_spec("pillow_heif") else ()),
     }
 )
 """Endings of the files taken for pictures. What a file holds is found by its contents, not by its ending."""
