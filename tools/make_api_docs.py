@@ -43,7 +43,8 @@ def section(name: str) -> str:
     if dataclasses.is_dataclass(thing):
         docs, names = field_docs(thing), [item.name for item in dataclasses.fields(thing)]
         lines += ["Fields:\n", *(f"- `{key}`: {docs.get(key, '')}".rstrip(": ") for key in names), ""]
-    for key, member in vars(thing).items():
+    kinds = [kind for kind in reversed(thing.__mro__) if kind.__module__.startswith("clipcil.classifier")] or [thing]
+    for key, member in {key: member for kind in kinds for key, member in vars(kind).items()}.items():
         plain = member.__func__ if isinstance(member, classmethod | staticmethod) else member
         if key.startswith("_") or not (isinstance(member, property) or inspect.isfunction(plain)):
             continue
