@@ -186,7 +186,7 @@ def test_a_lesson_that_fails_leaves_nothing(model: clipcil.Classifier, monkeypat
 def test_methods_that_cannot_say_who_can() -> None:
     model = clipcil.Classifier("zero-shot")
     model.learn(pictures(FIRST))
-    with pytest.raises(UserError, match="discriminant, dmc, dmc-ot, .*simplecil.* can"):
+    with pytest.raises(UserError, match=r"discriminant, dmc, dmc-ot, .*simplecil.* can"):
         model.learn({**pictures(["ant"], test=True), **pictures(["bee"])})
     assert model.classes == FIRST
     with pytest.raises(UserError, match="cannot forget a class"):
