@@ -57,7 +57,8 @@ class PROOFConfig:
     described."""
     raw_feature_at_test: bool = True
     """Put the projected picture into the fusion unnormalised at test, as the authors' code does; off: at unit length,
-    as in training. On CIFAR-100 with `mini` this alone is worth several points (`docs/baselines.md`)."""
+    as in training. It matters: LayerNorm makes of a long and of a short vector beside the same attention output two
+    very different ones."""
     memory: Budget = field(default_factory=Budget)
     """Exemplars, chosen by herding."""
 
