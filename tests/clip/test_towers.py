@@ -37,7 +37,10 @@ def dense_vision(clip: CLIP, pixels, extra=None, prefixes=None):
         x = torch.cat([x[:, :1], extra.double().expand(len(x), -1, -1), x[:, 1:]], 1)
     x = norm(f"{root}.pre_layrnorm", x)
     size = config.width // config.heads
+    halfway = x
     for layer in range(config.layers):
+        if layer == config.layers // 2:
+            halfway = x
         block = f"{root}.encoder.layers.{layer}"
         y = norm(f"{block}.layer_norm1", x)
         q, k, v = (linear(f"{block}.self_attn.{part}_proj", y) for part in "qkv")
@@ -53,7 +56,11 @@ def dense_vision(clip: CLIP, pixels, extra=None, prefixes=None):
         y = norm(f"{block}.layer_norm2", x)
         x = x + linear(f"{block}.mlp.fc2", act(linear(f"{block}.mlp.fc1", y)))
     pooled = norm(f"{root}.post_layernorm", x[:, 0])
-    return x, pooled, pooled @ weights["visual_projection.weight"].t()
+    size = config.patch_size
+    squares = pixels.double().unfold(2, size, size).unfold(3, size, size)  # (B, C, rows, columns, p, p)
+    received = squares.mean((2, 3)).flatten(1)
+    levels = torch.cat([received, halfway[:, -config.patches :].mean(1), pooled], 1)
+    return x, pooled, pooled @ weights["visual_projection.weight"].t(), levels
 
 
 @pytest.mark.parametrize("activation", ["gelu", "quick_gelu"])

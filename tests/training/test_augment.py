@@ -67,16 +67,12 @@ def test_same_random_state_same_pictures() -> None:
     assert torch.equal(drawn[0], drawn[1]) and not torch.equal(drawn[0], drawn[2])
 
 
-def test_flipping_the_maps_of_the_trunk_is_close_to_flipping_the_picture(mini: CLIP) -> None:
+def test_flipping_what_the_tower_reads_is_flipping_the_picture(tiny_clip: CLIP) -> None:
+    """Exact for a backbone without a trunk."""
     torch.manual_seed(0)
-    rows = torch.randint(0, 256, (4, 8, 8, 3), dtype=torch.uint8)
-    images = [Image.fromarray(row.numpy()).resize((128, 128), Image.Resampling.BICUBIC) for row in rows]
+    images = [Image.fromarray(torch.randint(0, 256, (32, 32, 3), dtype=torch.uint8).numpy()) for _ in range(4)]
     mirrored = [image.transpose(Image.Transpose.FLIP_LEFT_RIGHT) for image in images]
-    with torch.no_grad():
-        maps, others = mini.preprocess(images), mini.preprocess(mirrored)
-    near = torch.cosine_similarity(maps.flip(3).flatten(1), others.flatten(1))
-    far = torch.cosine_similarity(maps.flatten(1), others.flatten(1))
-    assert (near > 0.9).all() and (near > far).all()
+    torch.testing.assert_close(tiny_clip.preprocess(images).flip(3), tiny_clip.preprocess(mirrored), atol=0.05, rtol=0)
 
 
 class Batch:

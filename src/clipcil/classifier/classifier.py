@@ -52,15 +52,15 @@ class Classifier(TaughtModel):
         >>> from PIL import Image
         >>> def plain(*colours): return [Image.new("RGB", (64, 64), colour) for colour in colours]
         >>> model = clipcil.Classifier("simplecil")
-        >>> lesson = model.learn({"red": plain("red", "darkred"), "blue": plain("blue", "navy")})
-        >>> lesson = model.learn({"green": plain("green", "lime")})   # the pictures of before are not needed
+        >>> lesson = model.learn({"light": plain("white", "ivory"), "dark": plain("black", "navy")})
+        >>> lesson = model.learn({"red": plain("red", "darkred")})   # the pictures of before are not needed
         >>> model.classes
-        ['red', 'blue', 'green']
-        >>> model.predict(plain("crimson"), top=1)[0].name
-        'red'
+        ['light', 'dark', 'red']
+        >>> model.predict(plain("whitesmoke"), top=1)[0].name
+        'light'
         >>> model.undo()   # takes the last lesson back
         >>> model.classes
-        ['red', 'blue']
+        ['light', 'dark']
     """
 
     def __init__(

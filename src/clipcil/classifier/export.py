@@ -46,7 +46,7 @@ class Exported(nn.Module):
     def forward(self, pictures: Tensor) -> tuple[Tensor, Tensor]:
         """(B, 3, height, width) → logits (B, C), features (B, dim)."""
         # The trunk's own forward cuts the batch into pieces that suit a CPU's cache: how many, a graph cannot hold.
-        pixels = pictures if self.trunk is None else self.trunk.blocks(self.trunk.stem(pictures))
+        pixels = pictures if self.trunk is None else self.trunk.whole(pictures)
         batch = TensorBatch(self.method.clip, pixels)
         return self.method.logits(batch), batch.features
 

@@ -87,5 +87,10 @@ class Trunk(nn.Module):
         parts = []
         for start in range(0, max(len(pixels), 1), _AT_ONCE):
             part = pixels[start : start + _AT_ONCE].contiguous(memory_format=torch.channels_last)
-            parts.append(self.reduce(self.head(self.blocks(self.stem(part)))).contiguous())
+            parts.append(self.whole(part).contiguous())
         return torch.cat(parts)
+
+    def whole(self, pixels: Tensor) -> Tensor:
+        """The same in one piece, as a graph that is exported needs it."""
+        out: Tensor = self.reduce(self.head(self.blocks(self.stem(pixels))))
+        return out

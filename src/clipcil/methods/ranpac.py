@@ -106,7 +106,7 @@ class RanPAC(Method):
         values = values.clamp(min=0)
         across, wanted = features[check].double() @ fitted.T @ basis, basis.T @ targets[fit]
         errors = [(across @ (wanted / (values + p)[:, None]) - targets[check]).square().mean() for p in PENALTIES]
-        return torch.tensor(PENALTIES, dtype=torch.float64)[torch.stack(errors).argmin()]
+        return torch.tensor(PENALTIES, dtype=torch.float64, device=features.device)[torch.stack(errors).argmin()]
 
 
 def solve(matrix: Tensor, targets: Tensor) -> Tensor:
