@@ -320,6 +320,7 @@ def descriptions(place: Path, chance: Random, stock: Path) -> list[str]:
 def full(place: Path, chance: Random, stock: Path) -> list[str]:
     """A file system without room; `place/full` is one of a few kilobytes where the tool may mount one."""
     disk = place / "full"
+    mine(place)
     if (stock / "model").is_dir() and chance.random() < 0.7:
         try:
             shutil.copytree(stock / "model", disk / "model")
