@@ -10,9 +10,12 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import io
+import logging
 import os
 import tempfile
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
@@ -62,7 +65,7 @@ def export(model: Classifier, out: Path, form: Format = "pt2") -> Path:
     steps = model._method.clip.preprocess.steps
     example = torch.zeros(2, 3, *steps.crop)
     file = out / f"model.{form}"
-    with torch.no_grad():
+    with torch.no_grad(), _without_logging():
         program = _to_onnx(network, example) if form == "onnx" else _trace(network, example)
     files = {file.name: _onnx_bytes(program) if form == "onnx" else _pt2_bytes(program)}
     vectors = next((getattr(model._method, name) for name in VECTORS if hasattr(model._method, name)), None)
@@ -86,6 +89,17 @@ def export(model: Classifier, out: Path, form: Format = "pt2") -> Path:
             write_bytes(out / name, data)
         sweep_parts(out, lambda name: name in (CLASSES, VECTORS_FILE, "model.pt2", "model.onnx"))
     return file
+
+
+@contextmanager
+def _without_logging() -> Iterator[None]:
+    """The tracer writes a traceback to stderr for every step that it cannot take; what it raises says the same."""
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logging.disable(before)
 
 
 def _pt2_bytes(program: Any) -> bytes:
