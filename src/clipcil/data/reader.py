@@ -7,6 +7,7 @@ never decodes a picture twice and never encodes one twice.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -129,6 +130,12 @@ class Pictures:
 
     def __len__(self) -> int:
         return len(self._rows)
+
+    @property
+    def key(self) -> str:
+        """Fingerprint of exactly these pictures in this order, as they are preprocessed."""
+        rows = hashlib.sha256(self._rows.numpy().tobytes()).hexdigest()
+        return f"{self._set.key}:{rows}:{self._reader.clip.preprocess.fingerprint}"
 
     @property
     def labels(self) -> Tensor:

@@ -38,6 +38,7 @@ from clipcil.network import on_behalf_of_a_folder
 from clipcil.reading import Count, typed
 from clipcil.settings import build, merge, nested, to_dict
 from clipcil.training.loop import Session
+from clipcil.training.stages import StageCache
 
 HEADER = ("task", "classes", "A_k", "weighted", "newest", "first", "seconds")
 
@@ -49,6 +50,8 @@ class Shared:
     backbones: dict[str, CLIP] = field(default_factory=dict)
     datasets: dict[str, tuple[Dataset, list[str]]] = field(default_factory=dict)
     readers: dict[str, Reader] = field(default_factory=dict)
+    stages: StageCache | None = None
+    """Where trained stages are kept for runs that differ only in what comes after them."""
 
 
 class Experiment:
@@ -338,7 +341,7 @@ class Experiment:
     def _load(self, monitor: RunMonitor) -> _Loaded:
         spec, shared = self.spec, self._shared
         self.launch()
-        session = Session(self._fabric, monitor)
+        session = Session(self._fabric, monitor, self._shared.stages)
         with on_behalf_of_a_folder(self._named):
             if spec.backbone not in shared.backbones:
                 shared.backbones[spec.backbone] = load_clip(spec.backbone)

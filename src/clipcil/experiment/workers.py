@@ -17,7 +17,8 @@ from clipcil.experiment.display import Display
 from clipcil.experiment.experiment import Experiment, Shared
 from clipcil.experiment.folder import ERROR
 from clipcil.experiment.grid import Planned
-from clipcil.files import write_text
+from clipcil.files import cache_folder, write_text
+from clipcil.training.stages import StageCache
 
 ATTEMPTS = 3
 """How often a run is begun whose process dies, each time from its last checkpoint."""
@@ -48,7 +49,7 @@ def attempt(planned: Planned, shared: Shared, display: Display, raises: type[Use
 
 def in_this_process(todo: Iterable[Planned], make_display: Callable[[], Display] = Display) -> Generator[Ended]:
     """One run after the other; backbones, datasets and features of towers that are not tuned are shared."""
-    shared = Shared()
+    shared = Shared(stages=StageCache(cache_folder() / "stages"))
     for each in todo:
         yield each, attempt(each, shared, make_display())
 
@@ -122,7 +123,7 @@ def _serve(pipe: Connection) -> None:
     """The loop of a worker process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches every process of a terminal; the first one decides
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    shared = Shared()
+    shared = Shared(stages=StageCache(cache_folder() / "stages"))
     while True:
         try:
             planned = pipe.recv()

@@ -29,6 +29,7 @@ from clipcil.prompts.text import PromptTexts, encode_prompts
 from clipcil.settings import within
 from clipcil.training.loop import Training
 from clipcil.training.losses import clip_loss
+from clipcil.training.stages import own_random
 from clipcil.training.tuning import Tuned, tuned
 
 NEAREST = 32
@@ -211,8 +212,10 @@ class DMC(Method):
             return clip_loss(scale * self.encode(batch) @ texts.T, labels[rows])
 
         past = {name: value.detach().clone() for name, value in self.tower.named_parameters()}
-        with tuned(self.clip, self.config.tuned, self.config.tuned_blocks, self.config.lora_rank) as parameters:
-            self.session.fit("stage1", parameters, task.pictures, loss, self.config.stage1)
+        what = (self.config.tuned, self.config.tuned_blocks, self.config.lora_rank)
+        given: list[Tensor | str] = [repr(what), task.pictures.key, labels, texts, scale, *past.values()]
+        with own_random("stage1", task.index), tuned(self.clip, *what) as parameters:
+            self.session.fit("stage1", parameters, task.pictures, loss, self.config.stage1, depends_on=given)
         if self.config.average_tower:
             with torch.no_grad():
                 for name, value in self.tower.named_parameters():

@@ -17,9 +17,10 @@ import torch
 from torch import Tensor, nn
 
 from clipcil.data.reader import Pictures
-from clipcil.distributed import average_gradients
+from clipcil.distributed import average_gradients, world_size
 from clipcil.errors import UserError
 from clipcil.settings import within
+from clipcil.training.stages import Given, StageCache
 
 CHECK_EVERY = 50
 """Steps between checks of the loss for NaN: a check at every step would make a GPU wait."""
@@ -119,8 +120,9 @@ class Monitor:
 class Session:
     """Training context: device, precision and a monitor."""
 
-    def __init__(self, fabric: Any = None, monitor: Monitor | None = None) -> None:
+    def __init__(self, fabric: Any = None, monitor: Monitor | None = None, stages: StageCache | None = None) -> None:
         self.fabric = fabric
+        self.stages = stages
         self.monitor = monitor or Monitor()
         self.device: torch.device = fabric.device if fabric is not None else torch.device("cpu")
 
@@ -136,6 +138,7 @@ class Session:
         loss: Callable[..., Tensor],
         how: Training,
         each_epoch: Callable[[], None] | None = None,
+        depends_on: Sequence[Given] | None = None,
     ) -> None:
         """Train parameters by minibatches.
 
@@ -149,6 +152,8 @@ class Session:
                 divided among them with `clipcil.distributed.spread`.
             how: Epochs, optimizer and learning rate.
             each_epoch: Called before every epoch, to draw what stays the same during it.
+            depends_on: Everything that the loss depends on beside the parameters and the random state. Where it is
+                given and the session has a cache of stages, a stage that was trained before is taken from it.
 
         Raises:
             UserError: If the loss or a parameter becomes NaN or infinite.
@@ -171,6 +176,10 @@ class Session:
                     f"the snapshot of stage '{stage}' does not fit it; delete checkpoint/stages-*"
                 ) from error
             first = snapshot.epoch
+        key = "" if depends_on is None or first else self._key(trained, how, depends_on)
+        if key and self._replay(key, stage, trained, optimizer, how, steps):
+            first = how.epochs
+        losses: list[Tensor] = []
         for epoch in range(first, how.epochs):
             if each_epoch is not None:
                 each_epoch()
@@ -185,6 +194,7 @@ class Session:
                 self._update(value, trained, optimizer, how.clip_norm)
                 self.monitor.step(stage, epoch, step, value.detach(), how.lr * rate)
                 check.add(value.detach())
+                losses += [value.detach()] if key else []
             check.finish(trained)
             last = epoch + 1 == how.epochs
 
@@ -192,9 +202,33 @@ class Session:
                 return _take(done, trained, None if last else optimizer)
 
             self.monitor.finish_epoch(stage, epoch, last, take)
+        if losses and self.stages is not None:
+            self.stages.save(key, {**take().tensors, "losses": torch.stack(losses)})
         for parameter in trained:
             parameter.requires_grad_(False)
             parameter.grad = None
+
+    def _key(self, trained: list[nn.Parameter], how: Training, depends_on: Sequence[Given]) -> str:
+        """The key of a stage in the cache; empty where there is no cache, or where several processes train together."""
+        if self.stages is None or self.device.type != "cpu" or world_size() > 1 or not how.epochs:
+            return ""
+        precision = str(self.fabric._precision.precision) if self.fabric is not None else ""
+        return self.stages.key([repr(how), precision, torch.get_rng_state(), *trained, *depends_on])
+
+    def _replay(
+        self, key: str, stage: str, trained: list[nn.Parameter], optimizer: Any, how: Training, steps: int
+    ) -> bool:
+        """Put a stage from the cache in place of training it; the monitor sees the same steps."""
+        found = self.stages.load(key) if self.stages is not None else None
+        if found is None:
+            return False
+        losses = found.pop("losses")
+        _put_back(Snapshot(how.epochs, found), trained, optimizer)
+        for place, loss in enumerate(losses):
+            rate = how.lr * how.rate(place, how.epochs * steps)
+            self.monitor.step(stage, place // steps, place % steps, loss, rate)
+        self.monitor.finish_epoch(stage, how.epochs - 1, True, lambda: _take(how.epochs, trained, None))
+        return True
 
     def _update(
         self, value: Tensor, trained: list[nn.Parameter], optimizer: torch.optim.Optimizer, clip_norm: float

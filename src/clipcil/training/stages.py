@@ -1,0 +1,109 @@
+"""A cache of trained stages: runs that differ only in what comes after a stage share what it trained.
+
+Stage 1 of DMC depends on the backbone, the task's pictures and texts, its own settings and the seed, and on nothing
+else: runs that differ in calibration, prompts, M, β or λ have the same tower after it. The key of a cached stage is a
+hash of everything it depends on, the code and the number of threads included: a hit gives the same bits as training.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import cache
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from clipcil.errors import UserError
+from clipcil.files import write_bytes
+from clipcil.reading import read_tensors
+
+MOST_BYTES = 4 * 2**30
+"""The cache holds no more than this; the stages unused for the longest time are deleted first."""
+Given = Tensor | str
+
+
+@contextmanager
+def own_random(*names: object) -> Iterator[None]:
+    """Draw inside from a random state of its own, which follows from the run's seed and `names` alone.
+
+    What is drawn inside then does not depend on what was drawn before, and what is drawn afterwards does not depend on
+    what was drawn inside.
+    """
+    words = repr((torch.initial_seed(), *names)).encode()
+    devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
+    with torch.random.fork_rng(devices):
+        torch.manual_seed(int.from_bytes(hashlib.sha256(words).digest()[:7]))
+        yield
+
+
+class StageCache:
+    """Trained stages in a folder, each in a file named by its key and its checksum."""
+
+    def __init__(self, folder: Path, most_bytes: int = MOST_BYTES) -> None:
+        self.folder, self.most_bytes = folder, most_bytes
+        self.hits = 0
+
+    def key(self, depends_on: Iterable[Given]) -> str:
+        """The hash of everything that a stage depends on."""
+        digest = hashlib.sha256(f"{_code()} {torch.__version__} {torch.get_num_threads()}".encode())
+        for each in depends_on:
+            if isinstance(each, Tensor):
+                held = each.detach().cpu().contiguous()
+                digest.update(f"{held.dtype} {tuple(held.shape)};".encode())
+                digest.update(held.flatten().view(torch.uint8).numpy().tobytes())
+            else:
+                digest.update(f"{len(each)} {each};".encode())
+        return digest.hexdigest()
+
+    def load(self, key: str) -> dict[str, Tensor] | None:
+        """The tensors kept under `key`; None where there are none, or where they are damaged (they are deleted)."""
+        for path in self.folder.glob(f"{key}-*.safetensors"):
+            try:
+                tensors = read_tensors(path, path.stem.removeprefix(f"{key}-"), self.most_bytes)
+            except UserError:
+                with suppress(OSError):
+                    path.unlink()
+                continue
+            with suppress(OSError):
+                os.utime(path)
+            self.hits += 1
+            return tensors
+        return None
+
+    def save(self, key: str, tensors: dict[str, Tensor]) -> None:
+        """Keep tensors under `key`. A disk that is full is no reason to stop a run."""
+        from safetensors.torch import save
+
+        content = save({name: value.detach().cpu().contiguous() for name, value in tensors.items()})
+        if len(content) > self.most_bytes:
+            return
+        with suppress(UserError):
+            write_bytes(self.folder / f"{key}-{hashlib.sha256(content).hexdigest()}.safetensors", content)
+            self._shrink()
+
+    def _shrink(self) -> None:
+        """Delete the stages unused for the longest time until the rest fit; another process may be doing the same."""
+        found = []
+        for path in self.folder.glob("*-*.safetensors"):
+            with suppress(OSError):
+                found.append((path.stat().st_mtime, path.stat().st_size, path))
+        spare = self.most_bytes - sum(size for _, size, _ in found)
+        for _, size, path in sorted(found):
+            if spare >= 0:
+                return
+            with suppress(OSError):
+                path.unlink()
+            spare += size
+
+
+@cache
+def _code() -> str:
+    """A hash of the package's code in the rooms that training uses: after a change nothing old is found."""
+    package = Path(__file__).parents[1]
+    rooms: Sequence[str] = ("clip", "data", "training", "methods", "prompts")
+    files = sorted(path for room in rooms for path in (package / room).rglob("*.py"))
+    return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()

@@ -1,0 +1,133 @@
+"""The cache of trained stages: the same bytes with and without it, for runs that may share, and never for others."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from clipcil.clip import load_clip
+from clipcil.data.dataset import open_dataset
+from clipcil.experiment.experiment import Experiment, Shared
+from clipcil.methods.dmc import DMC
+from clipcil.training.stages import StageCache, own_random
+
+SAME = ("results.json", "matrix.csv", "predictions.csv", "steps.jsonl")
+SHORT = {"stage1.epochs": 2, "stage2.epochs": 1, "stage2.steps": 0, "stage1.batch_size": 8}
+
+
+class Stopped(BaseException):
+    """Stands for a kill."""
+
+
+class Runner:
+    """Runs on four classes in two tasks."""
+
+    def __init__(self) -> None:
+        self.clip, data = load_clip("mini"), open_dataset("emoji")
+        train, test = (part.subset(torch.nonzero(part.labels < 4).flatten()) for part in (data.train, data.test))
+        self.data = replace(data, classes=data.classes[:4], train=train, test=test)
+
+    def __call__(
+        self, folder: Path, stages: StageCache | None, method: Any = "dmc-ot", **settings: Any
+    ) -> dict[str, bytes]:
+        shared = Shared(backbones={"mini": self.clip}, stages=stages)
+        options = {"increment": 2, "seed": 3, "order": "seed:1", "device": "cpu", **SHORT, **settings}
+        Experiment(method, data=self.data, shared=shared, **options).run(folder)
+        return {name: (folder / name).read_bytes() for name in SAME}
+
+
+@pytest.fixture(scope="module")
+def run() -> Runner:
+    return Runner()
+
+
+def test_runs_share_the_tower_and_end_with_the_same_bytes(tmp_path: Path, run: Runner) -> None:
+    stages = StageCache(tmp_path / "stages")
+    plain = run(tmp_path / "plain", None)
+    assert run(tmp_path / "cold", stages) == plain and stages.hits == 0
+    assert run(tmp_path / "warm", stages) == plain and stages.hits == 2
+    # Another calibration, other prompts: the same tower after stage 1, and again the bytes of a run without cache.
+    other = {"calibration": "none", "task_prompt": False, "prompt_length": 3}
+    without = run(tmp_path / "other-plain", None, **other)
+    assert run(tmp_path / "other", stages, **other) == without != plain and stages.hits == 4
+    for name, value in (
+        ("stage1.lr", 1e-3),
+        ("seed", 4),
+        ("order", "seed:2"),
+        ("template", "a {}"),
+        ("tuned", "norms"),
+    ):
+        run(tmp_path / name, stages, **{name: value})
+        assert stages.hits == 4, name  # what stage 1 depends on
+
+
+def test_a_damaged_stage_is_trained_again(tmp_path: Path, run: Runner) -> None:
+    stages = StageCache(tmp_path / "stages")
+    plain = run(tmp_path / "cold", stages)
+    first, second = sorted((tmp_path / "stages").iterdir())
+    first.write_bytes(first.read_bytes()[:-1] + b"\x01")
+    second.write_bytes(b"")
+    assert run(tmp_path / "again", stages) == plain and stages.hits == 0
+    assert run(tmp_path / "healed", stages) == plain and stages.hits == 2
+
+
+def test_a_run_killed_after_a_cached_stage_resumes_to_the_same_bytes(
+    tmp_path: Path, run: Runner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stages = StageCache(tmp_path / "stages")
+    plain = run(tmp_path / "cold", stages)
+
+    def stop(*_: object) -> None:
+        raise Stopped
+
+    with monkeypatch.context() as patch, pytest.raises(Stopped):
+        patch.setattr(DMC, "train_prompts", stop)
+        run(tmp_path / "stopped", stages)
+    assert stages.hits == 1
+    assert run(tmp_path / "stopped", stages) == plain and stages.hits == 2  # the first stage came from its snapshot
+
+
+def test_the_cache_stays_within_its_bound_and_drops_the_oldest(tmp_path: Path) -> None:
+    stages = StageCache(tmp_path, most_bytes=10_000)
+    value = {"a": torch.zeros(900)}  # about 3.7 kB with its header
+    keys = [stages.key([str(index)]) for index in range(3)]
+    stages.save(keys[0], value)
+    stages.save(keys[1], value)
+    assert stages.load(keys[0]) is not None  # used again: the other one is now the oldest
+    stages.save(keys[2], value)
+    assert [stages.load(key) is not None for key in keys] == [True, False, True]
+    stages.save("large", {"a": torch.zeros(9000)})
+    assert stages.load("large") is None
+
+
+def test_the_key_sees_every_bit_and_every_boundary(tmp_path: Path) -> None:
+    stages, one = StageCache(tmp_path), torch.tensor([1.0, 2.0])
+    given = [
+        ["ab", "c"],
+        ["a", "bc"],
+        [one],
+        [one.view(2, 1)],
+        [one.double()],
+        [torch.nextafter(one, one + 1)],
+        [one, ""],
+    ]
+    assert len({stages.key(each) for each in given}) == len(given)
+
+
+def test_own_random_neither_takes_nor_leaves_a_trace() -> None:
+    torch.manual_seed(7)
+    torch.randn(5)
+    with own_random("stage", 1):
+        first = torch.randn(3)
+    after = torch.randn(3)
+    torch.manual_seed(7)
+    with own_random("stage", 1):
+        again = torch.randn(3)
+    with own_random("stage", 2):
+        assert not torch.equal(torch.randn(3), first)
+    torch.randn(5)
+    assert torch.equal(first, again) and torch.equal(torch.randn(3), after)
