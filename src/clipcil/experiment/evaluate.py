@@ -37,12 +37,13 @@ class Record:
 
 def predict(method: Method, pictures: Pictures) -> tuple[Tensor, Tensor]:
     """The class with the highest score for each picture, (N,) int64, and its probability, (N,) float32: the softmax of
-    the logits. Several processes predict a share each."""
+    the logits, or of cosines times CLIP's scale. Several processes predict a share each."""
     bounds = share_bounds(len(pictures))
     if world_size() > 1:
         _ = pictures.features  # encoded by all processes together; a share alone could not be
     own = pictures[bounds[rank()] : bounds[rank() + 1]]
-    answers = [_answer(method.logits(batch)) for batch in own.batches(BATCH)]
+    scale = float(method.clip.scale) if method.scores == "cosine" else 1.0
+    answers = [_answer(method.logits(batch), scale) for batch in own.batches(BATCH)]
     guesses = torch.cat([own.labels[:0], *(guess for guess, _ in answers)])
     probabilities = torch.cat([own.labels[:0].float(), *(probability for _, probability in answers)])
     return gather(guesses, bounds).cpu(), gather(probabilities, bounds).cpu()
@@ -81,7 +82,7 @@ def evaluate(method: Method, stream: TaskStream, last: int, sample: int | None =
     return Record(*counts, predictions, probabilities) if is_last else Record(*counts)
 
 
-def _answer(logits: Tensor) -> tuple[Tensor, Tensor]:
+def _answer(logits: Tensor, scale: float) -> tuple[Tensor, Tensor]:
     """The class predicted for each row of the logits (B, C), and its probability."""
     guess = logits.argmax(dim=1)
-    return guess, logits.float().softmax(dim=1).gather(1, guess[:, None])[:, 0]
+    return guess, (scale * logits.float()).softmax(dim=1).gather(1, guess[:, None])[:, 0]

@@ -39,7 +39,7 @@ def markdown(judged: Sequence[Judged], runs: Sequence[RunResult], note: str = ""
         "Written by `clipcil claims`; do not edit by hand. "
         f"{len(runs)} runs, {minutes:.0f} minutes in all; {backbones}.",
         HOW,
-        _table(["claim", *(name(stream) for stream in streams)], _verdicts(judged, streams)),
+        markdown_table(["claim", *(name(stream) for stream in streams)], _verdicts(judged, streams)),
     ]
     parts += [note.strip()] if note.strip() else []
     for number, claim in enumerate(dict.fromkeys(each.claim for each in judged), start=1):
@@ -50,7 +50,7 @@ def markdown(judged: Sequence[Judged], runs: Sequence[RunResult], note: str = ""
         for each in (one for one in judged if one.claim == claim):
             where = f"{name(each.stream)} ({counts[each.stream]:,} pictures)"
             lines += [[where, f"{claim.better} − {part.worse}", *_cells(part)] for part in each.parts]
-        parts.append(_table(["on", "difference", "mean", "95 %", "t", "by order", "paper", "verdict"], lines))
+        parts.append(markdown_table(["on", "difference", "mean", "95 %", "t", "by order", "paper", "verdict"], lines))
     return "\n\n".join(parts) + "\n"
 
 
@@ -75,7 +75,15 @@ def _cells(part: Part) -> list[str]:
     return [*(cell.replace("-", "−") for cell in cells), part.verdict]
 
 
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table in Markdown.
+
+    Example:
+        >>> print(markdown_table(["a", "b"], [["1", "2"]]))
+        | a | b |
+        | --- | --- |
+        | 1 | 2 |
+    """
     lines = [head, ["---"] * len(head), *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 

@@ -1,0 +1,128 @@
+"""Rewrite the tables of the README from `results/`, between the lines `<!-- results:NAME -->` and `<!-- /results -->`.
+
+python tools/update_readme.py            # rewrite README.md and docs/claims.md
+python tools/update_readme.py --check    # say whether they are current; exit code 1 where they are not
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from clipcil.errors import UserError
+from clipcil.experiment.claims import is_row, judge_claims
+from clipcil.files import write_text
+from clipcil.paper import Row, read_table
+from clipcil.reading import MissingFileError, read_text
+from clipcil.report.claims import Stream, summary
+from clipcil.report.claims_text import markdown, markdown_table, stream_namer
+from clipcil.report.compare import Group, group_runs
+from clipcil.report.keep import NOTES
+from clipcil.report.runs import RunResult, find_runs
+
+ROOT = Path(__file__).resolve().parents[1]
+MARKED = re.compile(r"<!-- results:(\w+) -->\n.*?<!-- /results -->", re.DOTALL)
+
+
+def methods_table(runs: Sequence[RunResult]) -> str:
+    """A_B and Ā of each method with its own settings on each stream of tasks."""
+    rows = [row for row in read_table("claims").rows if row.tasks]
+    named = {row.method for row in rows}
+    groups = group_runs(runs)
+    others = [Row(group.label, group.first.method) for group in groups if group.first.method not in named]
+    return _accuracies([*rows, *dict.fromkeys(others)], groups)
+
+
+def ablations_table(runs: Sequence[RunResult]) -> str:
+    """The same for the parts of DMC and DMC-OT, on the streams of the table of claims."""
+    table = read_table("claims")
+    groups = [group for group in group_runs(runs) if group.first.tasks == table.tasks]
+    return _accuracies([row for row in table.rows if row.method.startswith("dmc")], groups)
+
+
+def _accuracies(rows: Sequence[Row], groups: Sequence[Group]) -> str:
+    found = {(group.stream, row): group for group in groups for row in rows if is_row(group, row)}
+    streams = sorted({stream for stream, _ in found})
+    name = stream_namer(streams)
+    head = ["A_B ± s (Ā), %", *(f"{name(stream)}{_orders(found, stream)}" for stream in streams)]
+    lines = []
+    for row in rows:
+        cells = [_cell(found.get((stream, row))) for stream in streams]
+        if any(cell != "–" for cell in cells):
+            lines.append([row.label, *cells])
+    return markdown_table(head, lines)
+
+
+def _cell(group: Group | None) -> str:
+    if group is None:
+        return "–"
+    spread = f" ± {group.last.std:.1f}" if group.last.std is not None else ""
+    return f"{group.last.mean:.1f}{spread} ({group.average.mean:.1f})"
+
+
+def _orders(found: dict[tuple[Stream, Row], Group], stream: Stream) -> str:
+    counts = {len({run.order for run in group.runs}) for (own, _), group in found.items() if own == stream}
+    return f"; {min(counts)} orders" if len(counts) == 1 else f"; {min(counts)}–{max(counts)} orders"
+
+
+def claims_table(runs: Sequence[RunResult]) -> str:
+    """Each claim with its verdict on each stream."""
+    judged = judge_claims(runs)
+    name = stream_namer(sorted({each.stream for each in judged}))
+    lines = [[f"{number}. {says}", verdict] for number, (says, verdict) in enumerate(summary(judged, name), start=1)]
+    return markdown_table(["claim of the paper", "verdict"], lines)
+
+
+TABLES: dict[str, Callable[[Sequence[RunResult]], str]] = {
+    "methods": methods_table,
+    "ablations": ablations_table,
+    "claims": claims_table,
+}
+
+
+def updated(text: str, runs: Sequence[RunResult]) -> str:
+    """The text with every marked table made anew.
+
+    Raises:
+        UserError: A marker names a table that there is not.
+    """
+
+    def table(found: re.Match[str]) -> str:
+        if found[1] not in TABLES:
+            raise UserError(f"there is no table '{found[1]}' of results; known: {', '.join(TABLES)}")
+        return f"<!-- results:{found[1]} -->\n\n{TABLES[found[1]](runs)}\n\n<!-- /results -->"
+
+    return MARKED.sub(table, text)
+
+
+def pages(root: Path) -> dict[Path, str]:
+    """The README and the page of claims as they should be."""
+    runs = find_runs([root / "results"])
+    try:
+        note = read_text(root / "results" / NOTES)
+    except MissingFileError:
+        note = ""
+    readme = root / "README.md"
+    return {
+        readme: updated(read_text(readme), runs),
+        root / "docs" / "claims.md": markdown(judge_claims(runs), runs, note),
+    }
+
+
+def main(words: Sequence[str]) -> int:
+    """Rewrite, or check; returns the exit code."""
+    stale = [path for path, text in pages(ROOT).items() if not path.is_file() or read_text(path) != text]
+    if "--check" in words:
+        for path in stale:
+            print(f"{path.relative_to(ROOT)} is not what results/ says; run python tools/update_readme.py")
+        return 1 if stale else 0
+    for path, text in pages(ROOT).items():
+        write_text(path, text)
+    print(f"{len(stale)} files changed")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
