@@ -2,6 +2,9 @@
 
 python benchmarks/lessons.py unknown [METHOD]     80 emoji classes learnt in four lessons, 20 never seen
 python benchmarks/lessons.py cub FOLDER [METHOD]  FOLDER/images of CUB-200: 5 lessons of 20 classes
+python benchmarks/lessons.py folder FOLDER N [METHOD…]
+                                                  any folder of class folders, such as Caltech-101: 40 classes in five
+                                                  lessons, N pictures each; 10 new pictures of each and of 20 others
 python benchmarks/lessons.py speed                one picture, and a folder of 1,000
 """
 
@@ -28,25 +31,21 @@ def auroc(known: Tensor, unknown: Tensor) -> float:
     return float(above.double().mean() + equal.double().mean() / 2)
 
 
-def logits_of(model: clipcil.Classifier, pictures: list[object]) -> Tensor:
-    from clipcil.classifier.predicting import stream_logits
-
-    method = model._method
-    rows = [row for _, row in stream_logits(pictures, method.clip, torch.device("cpu"), method.logits)]
-    return torch.stack(rows)  # type: ignore[arg-type]
-
-
 def report(model: clipcil.Classifier, asked: list[tuple[str, object]]) -> None:
-    logits = logits_of(model, [picture for _, picture in asked])
+    rows = torch.stack([row for _, row in model._scores([picture for _, picture in asked])])  # type: ignore[arg-type]
+    logits, novelty = rows[:, :-1], rows[:, -1]
     place = {name: index for index, name in enumerate(model.classes)}
     labels = torch.tensor([place.get(name, -1) for name, _ in asked])
     known = labels >= 0
     likeliest = probabilities(logits, model.calibration.temperature).max(dim=1).values
     right = (logits[known].argmax(1) == labels[known]).double().mean()
     print(f"accuracy over {len(place)} classes: {right:.1%} of {int(known.sum())} new pictures")
-    for name, score in (("highest probability", likeliest), ("highest logit", logits.max(dim=1).values)):
-        print(f"AUROC by {name}: {auroc(score[known], score[~known]):.3f}")
-    below = (likeliest < (model.calibration.threshold or 0)).double()
+    scores = {"highest probability": likeliest, "highest logit": logits.max(dim=1).values, "novelty": -novelty}
+    for name, score in scores.items():
+        if not score.isnan().any():
+            print(f"AUROC by {name}: {auroc(score[known], score[~known]):.3f}")
+    strange = [model.calibration.is_unknown(*pair) for pair in zip(likeliest.tolist(), novelty.tolist(), strict=True)]
+    below = torch.tensor(strange).double()
     print(f"called unknown: {below[known].mean():.1%} of known classes, {below[~known].mean():.1%} of unknown ones")
 
 
@@ -57,7 +56,7 @@ def unknown(method: str = "dmc-ot") -> None:
     for classes in order[:80].split(20):
         rows = torch.isin(data.train.labels, classes).nonzero().flatten()
         lesson = model.learn(Dataset("emoji", data.classes, data.train.subset(rows), data.test, data.templates))
-        print(f"held-out accuracy {lesson.accuracy:.1%}, threshold {lesson.calibration.threshold:.3f}", flush=True)
+        print(f"held-out accuracy {lesson.accuracy:.1%}, threshold {lesson.calibration.threshold or 0:.3f}", flush=True)
     labels = data.test.labels.tolist()
     report(model, [(data.classes[label], data.test.image(row)) for row, label in enumerate(labels)])
 
@@ -75,9 +74,35 @@ def cub(folder: str, method: str = "dmc-ot") -> None:
             lesson[name] = files[:-10]
             asked += [(name, file) for file in files[-10:]]
         told = model.learn(lesson)
-        print(f"held-out accuracy {told.accuracy:.1%}, threshold {told.calibration.threshold:.3f}", flush=True)
+        print(f"held-out accuracy {told.accuracy:.1%}, threshold {told.calibration.threshold or 0:.3f}", flush=True)
     asked += [("", file) for path in folders[100:150] for file in sorted(path.iterdir())[:5]]
     report(model, asked)
+
+
+def folder(root: str, pictures: str, *methods: str) -> None:
+    """What a model says of itself beside what new pictures say, for each method."""
+    folders = [path for path in sorted(Path(root).iterdir()) if path.is_dir()]
+    random.Random(0).shuffle(folders)
+    chosen = [path for path in folders if len(list(path.iterdir())) >= int(pictures) + 10][:60]
+    files = {path.name: sorted(path.iterdir()) for path in chosen}
+    for found in files.values():
+        random.Random(1).shuffle(found)
+    names = list(files)
+    for method in methods or ("discriminant", "strata", "simplecil", "engine", "dmc-ot"):
+        model, start = clipcil.Classifier(method), time.perf_counter()
+        for first in range(0, 40, 8):
+            told = model.learn({name: files[name][10 : 10 + int(pictures)] for name in names[first : first + 8]})
+        seconds = time.perf_counter() - start
+        found = model.test({name: files[name][:10] for name in names})
+        said = "nothing" if told.accuracy is None else f"{told.accuracy:.1%} of {told.evaluation.pictures}"
+        low, high = found.interval
+        print(
+            f"{method:13} {found.accuracy or 0:.1%} ({low:.1%} to {high:.1%}) of {found.pictures} new pictures;"
+            f" the model says {said}; called unknown: {found.false_alarms / found.pictures:.1%} of known, expected"
+            f" {model.calibration.false_alarms or 0:.1%}; {1 - found.missed / found.strangers:.1%} of unknown classes;"
+            f" {seconds:.0f} s",
+            flush=True,
+        )
 
 
 def speed() -> None:
@@ -107,7 +132,7 @@ def speed() -> None:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    tasks = {"unknown": unknown, "cub": cub, "speed": speed}
+    tasks = {"unknown": unknown, "cub": cub, "folder": folder, "speed": speed}
     if len(sys.argv) < 2 or sys.argv[1] not in tasks:
         sys.exit(__doc__)
     tasks[sys.argv[1]](*sys.argv[2:])  # type: ignore[operator]

@@ -12,7 +12,7 @@ import clipcil
 from clipcil.classifier.evaluation import Answer, Evaluation, evaluate_answers, wilson_interval
 from clipcil.classifier.held_out import split_held_out
 from clipcil.classifier.lesson import LessonStoppedError
-from clipcil.classifier.measuring import held_out_logits
+from clipcil.classifier.measuring import held_out_scores
 from clipcil.classifier.sources import read_source
 from clipcil.data.reader import Reader
 from clipcil.errors import UserError
@@ -124,8 +124,8 @@ def test_pictures_that_are_trained_on_are_measured_by_leaving_one_out() -> None:
         other = clipcil.Classifier()
         other.learn(without, hold_out=False)
         label = model.classes.index(name)
-        left_out = held_out_logits(model._method, model._held)[6 * label + place]
-        own = torch.stack([row for _, row in other._logits([data[name][place]])])[0]
+        left_out = held_out_scores(model._method, model._held)[0][6 * label + place]
+        own = torch.stack([row for _, row in other._scores([data[name][place]])])[0][:-1]
         torch.testing.assert_close(left_out, own - own.mean(), rtol=2e-2, atol=0.5)
         right += int(left_out.argmax() == own.argmax())
     assert right == 3

@@ -7,7 +7,7 @@ import torch
 from test_discriminant import groups
 from torch import Tensor
 
-from clipcil.heads.leave_one_out import leave_one_out, scaled_discriminant
+from clipcil.heads.leave_one_out import leave_one_out, left_out_distances, nearest_distance, scaled_discriminant
 
 
 def statistics(parts: list[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
@@ -32,6 +32,30 @@ def test_each_picture_without_it(sizes: list[int]) -> None:
             others = torch.cat([part[:place], part[place + 1 :]])
             wanted = scores([*parts[:label], others, *parts[label + 1 :]], picture[None])[0]
             torch.testing.assert_close(found[row], wanted - wanted.mean(), rtol=1e-6, atol=1e-6)
+            row += 1
+
+
+@pytest.mark.parametrize("sizes", [[9, 4, 2], [40, 3, 12, 2, 7]])
+def test_distances_are_those_to_the_means(sizes: list[int]) -> None:
+    """Of new pictures, and of learnt ones by the statistics without them."""
+
+    def direct(parts: list[Tensor], inputs: Tensor) -> Tensor:
+        means, counts, scatter = statistics(parts)
+        count = int(counts.sum())
+        covariance = (scatter + scatter.trace() / (count - 1) * torch.eye(len(scatter), dtype=scatter.dtype)) / count
+        offsets = inputs[:, None] - means
+        return torch.einsum("bcd,de,bce->bc", offsets, torch.linalg.inv(covariance), offsets)
+
+    parts, tests = groups(sizes), torch.cat(groups([5, 5], seed=8))
+    torch.testing.assert_close(nearest_distance(*statistics(parts), tests), direct(parts, tests).amin(1))
+    labels = torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes))
+    found = left_out_distances(*statistics(parts), torch.cat(parts), labels)
+    row = 0
+    for label, part in enumerate(parts):
+        for place, picture in enumerate(part):
+            others = torch.cat([part[:place], part[place + 1 :]])
+            wanted = direct([*parts[:label], others, *parts[label + 1 :]], picture[None])[0]
+            torch.testing.assert_close(found[row], wanted, rtol=1e-6, atol=1e-6)
             row += 1
 
 

@@ -19,9 +19,11 @@ def model_card(facts: Facts) -> str:
     if unknown.threshold is None:
         threshold = "No picture is called unknown: there were too few pictures to set a threshold on."
     else:
+        probability = f"whose likeliest class has less than {unknown.threshold:.1%}"
+        how = probability if unknown.novelty is None else "that is unlike every class"
         threshold = (
-            f"A picture whose likeliest class has less than {unknown.threshold:.1%} is called unknown. To be expected"
-            f" for {unknown.false_alarms or 0:.1%} of new pictures of known classes, by {unknown.pictures} pictures."
+            f"A picture {how} is called unknown. To be expected for {unknown.false_alarms or 0:.1%} of new pictures of"
+            f" known classes, by {unknown.pictures} pictures."
         )
     right, total = sum(known.right for known in facts.known), sum(known.held_out for known in facts.known)
     accuracy = f" It tells {right} of {total} pictures kept to measure on right." if total else ""

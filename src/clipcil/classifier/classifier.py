@@ -15,7 +15,7 @@ from PIL import Image
 from clipcil.classifier.evaluation import Answer, Evaluation, evaluate_answers
 from clipcil.classifier.layout import passed_over
 from clipcil.classifier.lesson import Lesson, LessonRecord, Progress
-from clipcil.classifier.measuring import evaluate_logits, held_out_logits, plain_temperature
+from clipcil.classifier.measuring import evaluate_scores, held_out_scores, plain_temperature
 from clipcil.classifier.model import TaughtModel
 from clipcil.classifier.model_folder import Known, hold_model, load_model, read_model, write_model
 from clipcil.classifier.predicting import Prediction, rank
@@ -189,8 +189,8 @@ class Classifier(TaughtModel):
 
     def held_out_evaluation(self) -> Evaluation:
         """How well the pictures kept to measure on, of all lessons, are told by the model as it is now."""
-        logits = held_out_logits(self._method, self._held)
-        return evaluate_logits(logits, self._held.labels, self.classes, self.calibration)
+        logits, novelty = held_out_scores(self._method, self._held)
+        return evaluate_scores(logits, novelty, self._held.labels, self.classes, self.calibration)
 
     @overload
     def predict(self, pictures: str | bytes | Path | Image.Image, top: int = 5) -> Prediction: ...
@@ -229,10 +229,10 @@ class Classifier(TaughtModel):
             pictures: As for `predict`; one picture gives one row.
         """
         rows = []
-        for _, logits in self._logits(as_list(pictures)[0]):
-            if isinstance(logits, UserError):
-                raise logits
-            rows.append(probabilities(logits, self.calibration.temperature))
+        for _, scores in self._scores(as_list(pictures)[0]):
+            if isinstance(scores, UserError):
+                raise scores
+            rows.append(probabilities(scores[:-1], self.calibration.temperature))
         return torch.stack(rows).numpy() if rows else np.zeros((0, len(self._known)))
 
     def test(self, source: Source, *, subfolders: bool = False, on_progress: Progress | None = None) -> Evaluation:
@@ -284,11 +284,11 @@ class Classifier(TaughtModel):
         if top < 1:
             raise UserError(f"top is {top}; ask for 1 class or more")
         names, how = self.classes, self.calibration
-        for picture, result in self._logits(pictures):
+        for picture, result in self._scores(pictures):
             if isinstance(result, UserError):
                 yield picture, Prediction([], [], error=str(result))
             else:
-                yield picture, rank(result, names, top, how.temperature, how.threshold)
+                yield picture, rank(result[:-1], float(result[-1]), names, top, how)
 
     def forget(self, name: str) -> None:
         """Lose a class, with all that was kept of it."""
@@ -300,8 +300,8 @@ class Classifier(TaughtModel):
         del self._known[index]
         self._held, self._taught = self._held.without(index), self._taught.without(index)
         if len(self._held):  # among fewer classes the scores are others
-            logits = held_out_logits(self._method, self._held)
-            self.calibration = calibrate(logits, self._held.labels, plain_temperature(self._method))
+            logits, novelty = held_out_scores(self._method, self._held)
+            self.calibration = calibrate(logits, self._held.labels, plain_temperature(self._method), novelty)
             self._count_right(self.held_out_evaluation())
         self._previous = before
 

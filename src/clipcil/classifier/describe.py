@@ -14,8 +14,8 @@ from torch.nn.functional import cosine_similarity
 from clipcil.classifier.evaluation import wilson_interval
 from clipcil.classifier.held_out import PREFIX
 from clipcil.classifier.layout import quoted
-from clipcil.classifier.model_folder import Facts, load_model, size_on_disk
-from clipcil.classifier.wording import counted, say
+from clipcil.classifier.model_folder import Facts, load_model, read_model, size_on_disk
+from clipcil.classifier.wording import counted, say, unknown_sentence
 from clipcil.errors import printable
 from clipcil.memory.gaussians import GaussianMemory
 from clipcil.methods.registry import find_method
@@ -56,6 +56,7 @@ def describe(folder: Path) -> dict[str, Any]:
         "accuracy": facts.history[-1].accuracy if facts.history else None,
         "history": [asdict(lesson) for lesson in facts.history],
         "threshold": unknown.threshold,
+        "novelty": unknown.novelty,
         "false_alarms": unknown.false_alarms,
         "held_out": unknown.pictures,
         "classes": classes,
@@ -103,13 +104,7 @@ def print_description(folder: Path) -> None:
             f"features of {counted(facts['features_carried'], 'picture')} were carried by a map as the tower moved;"
             " their part of the accuracy is an estimate"
         )
-    if facts["threshold"] is None:
-        say("nothing is called 'none of these': there are too few pictures to measure on")
-    else:
-        say(
-            f"'none of these' where the likeliest class is below {facts['threshold']:.1%}; to be expected for"
-            f" {facts['false_alarms'] or 0:.1%} of new pictures of known classes"
-        )
+    say(unknown_sentence(read_model(folder).calibration))
     _print_classes(facts["classes"])
 
 

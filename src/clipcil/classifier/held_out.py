@@ -66,6 +66,15 @@ class LeavesOneOut(Protocol):
         ...
 
 
+@runtime_checkable
+class LeavesNoveltyOut(Protocol):
+    """A method that can say how strange a picture it has learnt would be had it not."""
+
+    def leave_one_out_novelty(self, batch: Batch, labels: Tensor) -> Tensor:
+        """(B,): `novelty` of each picture, learnt as `labels` (B,), by the model without it."""
+        ...
+
+
 class PixelsNeededError(Exception):
     """A method asked for the pixels of pictures of which only features are kept."""
 

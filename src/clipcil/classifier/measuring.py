@@ -11,7 +11,7 @@ from torch.nn.functional import normalize
 
 from clipcil.calibration.pairs import paired_map
 from clipcil.classifier.evaluation import Answer, Evaluation, evaluate_answers
-from clipcil.classifier.held_out import HeldOut, LeavesOneOut, PixelsNeededError
+from clipcil.classifier.held_out import HeldOut, LeavesNoveltyOut, LeavesOneOut, PixelsNeededError
 from clipcil.classifier.lesson import Lesson
 from clipcil.classifier.predicting import rank
 from clipcil.classifier.unknown import ENOUGH, Calibration, calibrate
@@ -44,14 +44,23 @@ def follow_tower(method: Method, held: HeldOut, pictures: Pictures) -> Iterator[
 
 
 @torch.no_grad()
-def held_out_logits(method: Method, held: HeldOut) -> Tensor:
-    """(N, C): every picture kept to measure on, by today's method; each left out where the method can do that."""
+def held_out_scores(method: Method, held: HeldOut) -> tuple[Tensor, Tensor | None]:
+    """Logits (N, C) and novelty (N,) of every picture kept to measure on, by today's method.
+
+    Each picture is left out where the method can do that. No novelty is returned where the method has no such score, or
+    cannot leave a picture out of it: a picture that was learnt is never a stranger.
+    """
     if not len(held):
-        return torch.zeros(0, method.seen)
-    batch = held.batch(method.device, method.clip.config.vision.width)
+        return torch.zeros(0, method.seen), None
+    batch, labels = held.batch(method.device, method.clip.config.vision.width), held.labels.to(method.device)
+    novelty: Tensor | None = None
     if isinstance(method, LeavesOneOut):
-        return method.leave_one_out(batch, held.labels.to(method.device)).float().cpu()
-    return method.logits(batch).float().cpu()
+        logits = method.leave_one_out(batch, labels)
+        if isinstance(method, LeavesNoveltyOut):
+            novelty = method.leave_one_out_novelty(batch, labels)
+    else:
+        logits, novelty = method.logits(batch), method.novelty(batch)
+    return logits.float().cpu(), None if novelty is None else novelty.float().cpu()
 
 
 def plain_temperature(method: Method) -> float:
@@ -59,9 +68,12 @@ def plain_temperature(method: Method) -> float:
     return float(method.clip.scale) if method.scores == "cosine" else 1.0
 
 
-def evaluate_logits(logits: Tensor, labels: Tensor, names: list[str], how: Calibration) -> Evaluation:
-    """Count what `logits` (N, C) say of pictures of classes `labels` (N,)."""
-    found = (rank(row, names, 1, how.temperature, how.threshold) for row in logits)
+def evaluate_scores(
+    logits: Tensor, novelty: Tensor | None, labels: Tensor, names: list[str], how: Calibration
+) -> Evaluation:
+    """Count what `logits` (N, C) and `novelty` (N,) say of pictures of classes `labels` (N,)."""
+    strange = [None] * len(logits) if novelty is None else novelty.tolist()
+    found = (rank(row, each, names, 1, how) for row, each in zip(logits, strange, strict=True))
     answers = (
         Answer(names[label], guess.names[0], guess.probabilities[0], guess.unknown)
         for label, guess in zip(labels.tolist(), found, strict=True)
@@ -87,17 +99,18 @@ def measure(method: Method, held: HeldOut, newest: Pictures, names: list[str], l
     lesson.held_out = 0 if lesson.left_one_out else len(newest)
     held = held.with_pictures(newest)
     try:
-        labels, logits = held.labels, held_out_logits(method, held)
+        labels, (logits, novelty) = held.labels, held_out_scores(method, held)
     except PixelsNeededError:
         held = held.none()
         batches = [method.logits(batch).float().cpu() for batch in newest.batches(BATCH)]
         labels, logits = newest.labels.cpu(), torch.cat(batches) if batches else torch.zeros(0, method.seen)
+        novelty = None
         lesson.warnings.append(
             f"{method.title} reads the pixels of a picture, not its features, so the accuracy and the threshold rest on"
             " the pictures held out of this lesson alone"
         )
-    lesson.calibration = calibrate(logits, labels, plain_temperature(method))
-    lesson.evaluation = evaluate_logits(logits, labels, names, lesson.calibration)
+    lesson.calibration = calibrate(logits, labels, plain_temperature(method), novelty)
+    lesson.evaluation = evaluate_scores(logits, novelty, labels, names, lesson.calibration)
     if len(names) == 1:
         lesson.warnings.append(
             f"the model knows one class, so it says '{names[0]}' to every picture; teach it another class"

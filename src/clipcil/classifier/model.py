@@ -16,7 +16,7 @@ from clipcil.classifier.held_out import HeldOut, LeavesOneOut, choose_left_out, 
 from clipcil.classifier.lesson import LearnMonitor, Lesson, LessonRecord
 from clipcil.classifier.measuring import follow_tower, measure
 from clipcil.classifier.model_folder import Facts, Known, now, today
-from clipcil.classifier.predicting import stream_logits
+from clipcil.classifier.predicting import logits_and_novelty, stream_logits
 from clipcil.classifier.sources import TEMPLATE
 from clipcil.classifier.taught import TaughtPictures
 from clipcil.classifier.unknown import Calibration
@@ -147,11 +147,14 @@ class TaughtModel:
             result = found.of(known.name)
             known.held_out, known.right = result.pictures, result.right
 
-    def _logits(self, pictures: Iterable[Any]) -> Iterator[tuple[Any, Tensor | UserError]]:
-        """Each picture with its logits (C,), or with the reason why it cannot be read."""
+    def _scores(self, pictures: Iterable[Any]) -> Iterator[tuple[Any, Tensor | UserError]]:
+        """Each picture with its logits and its novelty (C + 1,), or with the reason why it cannot be read."""
         if not self._known:
             raise UserError("the model has learnt nothing yet; teach it first")
-        return stream_logits(pictures, self._method.clip, self._session.device, self._method.logits)
+        method = self._method
+        return stream_logits(
+            pictures, method.clip, self._session.device, lambda batch: logits_and_novelty(method, batch)
+        )
 
     def facts(self) -> Facts:
         """All there is to say about the model but its weights."""

@@ -12,11 +12,12 @@ import torch
 from torch import Tensor
 
 from clipcil.classifier.sources import as_picture
-from clipcil.classifier.unknown import probabilities
+from clipcil.classifier.unknown import Calibration, probabilities
 from clipcil.clip import CLIP
 from clipcil.data.batch import Batch, TensorBatch
 from clipcil.data.pictures import decoded
 from clipcil.errors import UserError
+from clipcil.methods.base import Method
 
 BATCH = 32
 """Pictures per pass."""
@@ -40,7 +41,7 @@ class Prediction:
     names: list[str]
     probabilities: list[float]
     unknown: bool = False
-    """Whether the highest probability lies below the model's threshold; `names` still says which class is nearest."""
+    """Whether the picture is none of the classes, by the model's threshold; `names` still says which is nearest."""
     error: str | None = None
     """Why the picture could not be read; there are no names then."""
 
@@ -84,11 +85,19 @@ def stream_logits(
         pool.shutdown(wait=False, cancel_futures=True)  # a reader that stops early leaves nothing running
 
 
-def rank(logits: Tensor, names: list[str], top: int, temperature: float, threshold: float | None) -> Prediction:
-    """Logits (C,) of one picture → its `top` likeliest classes."""
-    best = probabilities(logits, temperature).topk(min(top, len(names)))
+def rank(logits: Tensor, novelty: float | None, names: list[str], top: int, how: Calibration) -> Prediction:
+    """Logits (C,) and novelty of one picture → its `top` likeliest classes."""
+    best = probabilities(logits, how.temperature).topk(min(top, len(names)))
     chosen = [names[index] for index in best.indices.tolist()]
-    return Prediction(chosen, best.values.tolist(), threshold is not None and float(best.values[0]) < threshold)
+    return Prediction(chosen, best.values.tolist(), how.is_unknown(float(best.values[0]), novelty))
+
+
+def logits_and_novelty(method: Method, batch: Batch) -> Tensor:
+    """(B, C + 1): logits, and the novelty score in the last column; NaN there for a method without one."""
+    logits = method.logits(batch)
+    novelty = method.novelty(batch)
+    last = torch.full_like(logits[:, :1], torch.nan) if novelty is None else novelty[:, None].to(logits)
+    return torch.cat([logits, last], dim=1)
 
 
 def _outcome(future: Future[Tensor]) -> Tensor | UserError:

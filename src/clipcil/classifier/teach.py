@@ -17,7 +17,7 @@ from clipcil.classifier.layout import check_swapped, describe_passed_over, passe
 from clipcil.classifier.lesson import Lesson
 from clipcil.classifier.model_folder import MODEL, hold_model, refuse_other_folders
 from clipcil.classifier.sources import read_source
-from clipcil.classifier.wording import accuracy_sentence, confusion_sentence, counted, say
+from clipcil.classifier.wording import accuracy_sentence, confusion_sentence, counted, say, unknown_sentence
 from clipcil.data.dataset import Dataset
 from clipcil.data.names import same_name
 from clipcil.errors import UserError, printable
@@ -143,10 +143,7 @@ def report(model: Classifier, lesson: Lesson, folder: Path) -> None:
     if found.confused:
         say(confusion_sentence(found))
     if how.threshold is not None:
-        say(
-            f"'none of these' where the likeliest class is below {how.threshold:.1%}; to be expected for"
-            f" {how.false_alarms or 0:.1%} of new pictures of known classes"
-        )
+        say(unknown_sentence(how))
     for warning in lesson.warnings:
         say(f"note: {warning}")
     say(f"model in {quoted(folder)}; ask it: clipcil predict {quoted(folder)} PICTURE")

@@ -3,10 +3,8 @@
 Both are fitted to held-out pictures of known classes, scored again by today's model after every lesson. No picture of
 an unknown class is needed: the threshold is where the allowed share of known ones would be called unknown by mistake.
 
-The score is the highest probability, not the highest logit (for cosine classifiers: the cosine to the nearest class).
-Measured on the embedded data, 80 classes learnt in four lessons and 20 never seen, area under the ROC curve: DMC-OT
-0.69 by probability and 0.61 by cosine, SimpleCIL 0.74 and 0.72 (`python benchmarks/lessons.py unknown`). It is also
-the number that people see beside the name.
+What is compared with the threshold is the method's own novelty score, such as the distance to the nearest class; for a
+method without one, the highest probability (`python benchmarks/lessons.py unknown` prints how well each tells).
 """
 
 from __future__ import annotations
@@ -33,8 +31,17 @@ class Calibration:
     """A picture whose highest probability lies below it is none of the classes; None: nothing is."""
     pictures: int = 0
     """Held-out pictures that there were to fit the two."""
+    novelty: float | None = None
+    """A picture whose novelty score lies above it is none of the classes; None: the method has no such score, and the
+    threshold of the probability decides."""
     false_alarms: float | None = None
-    """Share of new pictures of known classes expected below the threshold; None where there is no threshold."""
+    """Share of new pictures of known classes expected called unknown by mistake; None where there is no threshold."""
+
+    def is_unknown(self, probability: float, novelty: float | None) -> bool:
+        """Whether a picture with this highest probability and novelty score is none of the classes."""
+        if self.novelty is not None and novelty is not None:
+            return novelty > self.novelty
+        return self.threshold is not None and probability < self.threshold
 
 
 def probabilities(logits: Tensor, temperature: float) -> Tensor:
@@ -42,13 +49,16 @@ def probabilities(logits: Tensor, temperature: float) -> Tensor:
     return torch.softmax(logits.double() * temperature, dim=-1)
 
 
-def calibrate(logits: Tensor, labels: Tensor, plain: float, rate: float = FALSE_ALARMS) -> Calibration:
+def calibrate(
+    logits: Tensor, labels: Tensor, plain: float, novelty: Tensor | None = None, rate: float = FALSE_ALARMS
+) -> Calibration:
     """Fit temperature and threshold to held-out pictures of known classes.
 
     Args:
         logits: (N, C) of today's model.
         labels: (N,) true classes.
         plain: The temperature to use where there are too few pictures to fit one.
+        novelty: (N,) how unlike every class each picture is, where the method can tell.
         rate: Share of pictures of known classes that may be called unknown.
 
     Returns:
@@ -56,11 +66,12 @@ def calibrate(logits: Tensor, labels: Tensor, plain: float, rate: float = FALSE_
         threshold, so that nothing is called unknown; a threshold set by a handful of pictures would be chance.
     """
     if len(labels) < ENOUGH or logits.shape[1] < 2:
-        return Calibration(plain, None, len(labels), None)
+        return Calibration(plain, None, len(labels))
     temperature = fit_temperature(logits, labels)
     scores = probabilities(logits, temperature).max(dim=1).values
     threshold, expected = threshold_for(scores, rate)
-    return Calibration(temperature, threshold, len(scores), expected)
+    limit = None if novelty is None else -threshold_for(-novelty, rate)[0]
+    return Calibration(temperature, threshold, len(scores), limit, expected)
 
 
 def threshold_for(scores: Tensor, rate: float = FALSE_ALARMS) -> tuple[float, float]:

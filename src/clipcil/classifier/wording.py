@@ -8,6 +8,7 @@ import textwrap
 from typing import TextIO
 
 from clipcil.classifier.evaluation import Evaluation
+from clipcil.classifier.unknown import Calibration
 from clipcil.errors import printable
 
 
@@ -38,6 +39,16 @@ def accuracy_sentence(found: Evaluation, classes: int, how: str) -> str:
         f"accuracy over all {counted(classes, 'class', 'classes')}: {found.accuracy or 0:.1%} (95% interval"
         f" {low:.0%} to {high:.0%}), measured on {counted(found.pictures, 'picture')}{how}"
     )
+
+
+def unknown_sentence(how: Calibration) -> str:
+    """When a picture is called "none of these", and how often that is a false alarm."""
+    share = f"{how.false_alarms or 0:.1%} of new pictures of known classes"
+    if how.threshold is None:
+        return "nothing is called 'none of these': there are too few pictures to measure on"
+    if how.novelty is not None:
+        return f"'none of these' where a picture is unlike every class; to be expected for {share}"
+    return f"'none of these' where the likeliest class is below {how.threshold:.1%}; to be expected for {share}"
 
 
 def confusion_sentence(found: Evaluation, most: int = 3) -> str:

@@ -29,6 +29,23 @@ def scaled_discriminant(means: Tensor, counts: Tensor, scatter: Tensor) -> tuple
 
 
 @torch.no_grad()
+def nearest_distance(means: Tensor, counts: Tensor, scatter: Tensor, inputs: Tensor) -> Tensor:
+    """(B,): min_c (x − μ_c)ᵀ A⁻¹ (x − μ_c) of inputs (B, d), with A of `scaled_discriminant`.
+
+    The distances to two classes differ by twice the difference of their scores, so one of them gives all.
+    """
+    weight, bias = scaled_discriminant(means, counts, scatter)
+    count, trace = float(counts.sum()), float(scatter.trace())
+    identity = torch.eye(len(scatter)).to(scatter)
+    flat = trace <= NO_SPREAD * float(means.square().sum())
+    covariance = identity if flat else (scatter + trace / max(1.0, count - 1) * identity) / count
+    root = torch.linalg.cholesky(covariance)
+    first = torch.linalg.solve_triangular(root, (inputs - means[0]).T, upper=False).square().sum(0)
+    scores = inputs @ weight.T + bias
+    nearest: Tensor = first + 2 * (scores[:, 0] - scores.amax(1))
+    return nearest
+
+
 def leave_one_out(means: Tensor, counts: Tensor, scatter: Tensor, inputs: Tensor, labels: Tensor) -> Tensor:
     """The scores of `scaled_discriminant` for pictures it was made from, each without that picture.
 
@@ -44,6 +61,22 @@ def leave_one_out(means: Tensor, counts: Tensor, scatter: Tensor, inputs: Tensor
     Returns:
         (B, C). A picture that is alone in its class gets the lowest score for it: without it there is no such class.
     """
+    scores, _ = _left_out(means, counts, scatter, inputs, labels)
+    return scores - scores.mean(dim=1, keepdim=True)
+
+
+def left_out_distances(means: Tensor, counts: Tensor, scatter: Tensor, inputs: Tensor, labels: Tensor) -> Tensor:
+    """(B, C): (x − μ_c)ᵀ A⁻¹ (x − μ_c) of pictures that the statistics were made from, each without that picture.
+
+    Arguments as for `leave_one_out`. A picture that is alone in its class is farthest from it.
+    """
+    scores, squares = _left_out(means, counts, scatter, inputs, labels)
+    return squares[:, None] - 2 * scores
+
+
+@torch.no_grad()
+def _left_out(means: Tensor, counts: Tensor, scatter: Tensor, inputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Scores μ_cᵀA⁻¹x − ½ μ_cᵀA⁻¹μ_c (B, C) and squares xᵀA⁻¹x (B,), each row without its picture."""
     values, basis = torch.linalg.eigh(scatter)
     means, inputs = means @ basis, inputs @ basis
     own, rest = counts[labels].double(), float(counts.sum()) - 1
@@ -72,5 +105,5 @@ def leave_one_out(means: Tensor, counts: Tensor, scatter: Tensor, inputs: Tensor
     )
     without = torch.where(own > 1, without, scores.min(dim=1).values - 1)
     scores[torch.arange(len(labels)), labels] = without
-    scores = scores * rest
-    return scores - scores.mean(dim=1, keepdim=True)
+    squares = (inputs.square() * inverse).sum(1) + gains * along_input.square()
+    return scores * rest, squares * rest
