@@ -25,7 +25,6 @@ from clipcil.classifier.wording import counted
 from clipcil.clip import CLIP, load_clip
 from clipcil.data.broken import drop_broken
 from clipcil.data.names import check_names, clean_name
-from clipcil.data.reader import Reader
 from clipcil.errors import UserError
 from clipcil.experiment.spec import RunSpec, method_settings
 from clipcil.methods.registry import find_method
@@ -167,7 +166,7 @@ class Classifier(TaughtModel):
             if skip_broken:
                 dataset, lesson.left_out = drop_broken(dataset, self._monitor.progress)
             pictures = self._plan(dataset, lesson)
-            reader = Reader(self._method.clip, None, self._session.device)  # no picture stays on disk
+            reader = self.make_reader(self._method.clip, None, self._session.device)  # no picture stays on disk
             reader.on_progress = self._monitor.progress
             try:
                 if not self._known:

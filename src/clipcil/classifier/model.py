@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -59,6 +59,7 @@ class TaughtModel:
         self.seed, self.config, self.device = seed, config, device
         self._kind, self._backbone = kind, backbone
         self._monitor = LearnMonitor()
+        self.make_reader: Callable[..., Reader] = Reader
         self._session = Session(make_fabric(device, "32-true") if device != "cpu" else None, self._monitor)
         self._clip = clip.to(self._session.device)
         self._source: tuple[Path, str] | None = None  # the folder it was loaded from, and the weights that lay there

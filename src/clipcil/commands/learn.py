@@ -7,7 +7,7 @@ from typing import Annotated
 
 import tyro
 
-from clipcil.commands.types import Name, Words
+from clipcil.commands.types import Address, Name, On, Words
 
 Model = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
 Pictures = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="FOLDER")]
@@ -29,6 +29,9 @@ def learn(
     device: Name = "cpu",
     quiet: bool = False,
     allow_download: bool = False,
+    on: On = "here",
+    actors: int = 2,
+    address: Address = None,
 ) -> None:
     """Teach a model the classes in a folder; the pictures of earlier lessons are not needed.
 
@@ -56,6 +59,9 @@ def learn(
         device: cpu, cuda, mps or auto.
         quiet: Print the closing lines only.
         allow_download: Fetch a backbone that the folder names and this machine lacks.
+        on: ray: pictures are decoded and encoded by actors on Ray; every machine must be able to read them.
+        actors: Number of actors, with --on ray.
+        address: Address of a Ray cluster, or auto; without one a Ray is started on this machine.
     """
     from clipcil.classifier import teach
     from clipcil.network import allow_downloads
@@ -63,7 +69,8 @@ def learn(
 
     choices = {"method": method, "seed": seed}
     request = teach.Request(
-        model, folder, choices, parse_words(set), backbone, device, hold_out, skip_broken, subfolders, quiet
-    )
+        model, folder, choices, parse_words(set), backbone, device, hold_out, skip_broken, subfolders, quiet,
+        teach.RayOptions(actors, address) if on == "ray" else None,
+    )  # fmt: skip
     with allow_downloads(allow_download):
         (teach.dry_run if dry_run else teach.teach)(request)

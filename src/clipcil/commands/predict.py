@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import tyro
 
 from clipcil.commands.learn import Choice, Model
-from clipcil.commands.types import Folder, Name
+from clipcil.commands.types import Address, Folder, Name, On
 
 if TYPE_CHECKING:
     from clipcil.classifier.predicting import Prediction
@@ -31,6 +31,11 @@ def predict(
     backbone: Choice = None,
     device: Name = "cpu",
     allow_download: bool = False,
+    on: On = "here",
+    out: Folder = None,
+    actors: int = 2,
+    gpus_per_actor: float = 0.0,
+    address: Address = None,
 ) -> None:
     """Tell what pictures show, with probabilities.
 
@@ -41,6 +46,7 @@ def predict(
     $ clipcil predict birds/ a.jpg b.jpg
     $ clipcil predict birds/ camera/ --csv > found.csv
     $ clipcil predict birds/ camera/ --watch --folder-out sorted/
+    $ clipcil predict birds/ archive/ --on ray --out answers/
 
     Args:
         model: Folder of the model.
@@ -54,7 +60,16 @@ def predict(
         backbone: Where the model's backbone lies on this machine, if elsewhere.
         device: cpu, cuda, mps or auto.
         allow_download: Fetch a backbone that the folder names and this machine lacks.
+        on: ray: for millions of pictures. PICTURE is then one folder, parquet files or a list of paths, and the answers
+            are parquet files in --out; stopped and given again, finished parts are not done again.
+        out: Folder for the answers, with --on ray; every machine of the cluster must be able to write there.
+        actors: Models that work at the same time, with --on ray.
+        gpus_per_actor: GPUs of each of them; 0: the CPU.
+        address: Address of a Ray cluster, or auto; without one a Ray is started on this machine.
     """
+    if on == "ray":
+        predict_many(model, pictures, out, top, actors, gpus_per_actor, address, backbone)
+        return
     from clipcil.classifier.classifier import load
     from clipcil.classifier.layout import check_swapped
     from clipcil.classifier.output import open_printer
@@ -85,6 +100,45 @@ def predict(
     if broken:
         print(f"clipcil: {broken} of {asked} pictures cannot be read", file=sys.stderr)
         sys.exit(1)
+
+
+def predict_many(
+    model: Path,
+    sources: tuple[Path, ...],
+    out: Path | None,
+    top: int,
+    actors: int,
+    gpus: float,
+    address: str | None,
+    backbone: str | None,
+) -> None:
+    """Predict on Ray, with a bar on a terminal."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from clipcil.classifier.bulk import predict_on_ray
+    from clipcil.errors import UserError
+    from clipcil.settings import within
+
+    within("actors", actors, 1, 100_000)
+    if len(sources) != 1 or out is None:
+        raise UserError("with --on ray give one folder, parquet file or list of paths, and --out for the answers")
+    console = Console(stderr=True)
+    with Progress(console=console, disable=not console.is_terminal) as bars:
+        bar = bars.add_task("parts", total=None)
+        counts = predict_on_ray(
+            model,
+            sources[0],
+            out,
+            top=top,
+            actors=actors,
+            gpus=gpus,
+            address=address,
+            backbone=backbone,
+            on_progress=lambda done, total: bars.update(bar, completed=done, total=total),
+        )
+    print("{pictures} pictures in {parts} parts, {errors} cannot be read".format(**counts))
+    print(f"answers in {out}")
 
 
 def _with_bar(found: Iterator[tuple[Path, Prediction]], total: int) -> Iterable[tuple[Path, Prediction]]:

@@ -6,7 +6,7 @@ import dataclasses
 import typing
 from collections.abc import Collection
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import tyro
 
@@ -15,6 +15,8 @@ from clipcil.experiment.spec import PER_RUN, Grid, RunSpec, field_docs
 Name = Annotated[str, tyro.conf.arg(metavar="NAME")]
 Number = Annotated[int | None, tyro.conf.arg(metavar="N", help_behavior_hint="")]
 Folder = Annotated[Path | None, tyro.conf.arg(metavar="DIR", help_behavior_hint="")]
+On = Annotated[Literal["here", "ray"], tyro.conf.arg(help_behavior_hint="(default: here)")]
+Address = Annotated[str | None, tyro.conf.arg(metavar="ADDRESS", help_behavior_hint="")]
 Words = Annotated[tuple[str, ...], tyro.conf.arg(metavar="KEY=VALUE…", help_behavior_hint="")]
 
 METAVARS = {"data_options": "KEY=VALUE…", "set": "KEY=VALUE…", "data_root": "DIR", "out": "DIR", "only": "PATTERN…"}
