@@ -32,7 +32,8 @@ def head(lite: Lite, blocks: Tensor) -> Tensor:
 def fill(pictures: list[Picture], folder: Path, lite: Lite, out: Path, seed: int, part: int = 0, parts: int = 1) -> int:
     """Write the shards of this part that are missing; returns how many pictures were computed."""
     out.mkdir(parents=True, exist_ok=True)
-    student = Preprocess(Steps.from_trunk(lite.spec), lite.trunk())
+    trunk = lite.trunk()
+    student = Preprocess(Steps.from_trunk(lite.spec), trunk)
     done = 0
     for shard in range(part, -(-len(pictures) // SHARD), parts):
         file = out / f"{shard:04d}.npy"
@@ -47,7 +48,7 @@ def fill(pictures: list[Picture], folder: Path, lite: Lite, out: Path, seed: int
                     image = opened.convert("RGB")
                 rng = random.Random(f"{seed} {shard} {index}")
                 both += [student.picture(view) for view in views(image, picture.source, rng)]
-            seen.append(student.finish(torch.stack(both)).half().unflatten(0, (-1, 2)))
+            seen.append(trunk(torch.stack(both)).half().unflatten(0, (-1, 2)))
         half = file.with_suffix(f".{os.getpid()}.npy")
         np.save(half, torch.cat(seen).numpy())
         half.rename(file)

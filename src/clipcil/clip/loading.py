@@ -117,8 +117,8 @@ def _with_trunk(folder: Path, config: CLIPConfig) -> Preprocess:
         raise UserError(f"{folder / 'trunk.json'} is not whole ({error!r}); copy it again") from error
     fill(trunk, read_safetensors(folder / "trunk.safetensors"), str(folder / "trunk.safetensors"))
     trunk.eval().requires_grad_(False)
-    vision = config.vision
-    return Preprocess(steps, trunk, (vision.channels, vision.image_size, vision.image_size))
+    vision, side = config.vision, config.vision.image_size
+    return Preprocess(steps, trunk, (vision.channels + trunk.packed(side, side), side, side))
 
 
 def _assemble(
@@ -129,7 +129,7 @@ def _assemble(
             f"the tokenizer of '{name}' has {tokenizer.vocab} tokens, the text tower {config.text.vocab}; "
             "take tokenizer and weights from the same backbone"
         )
-    if preprocess.shape[0] != config.vision.channels:
+    if preprocess.trunk is None and preprocess.shape[0] != config.vision.channels:
         raise UserError(f"'{name}' reads {config.vision.channels} channels, pictures have 3; its trunk.json is missing")
     # Old config.json files say bos 0, eos 2, pad 1, which is wrong; the tokenizer knows.
     text = replace(config.text, bos=tokenizer.bos, eos=tokenizer.eos, pad=tokenizer.eos)
@@ -137,6 +137,7 @@ def _assemble(
         clip = CLIP(replace(config, text=text), tokenizer, preprocess, name)
     towers = _Towers(clip)
     fill(towers, tensors, f"weights of '{name}'")
+    clip.vision.inner = preprocess.trunk.inner_size if preprocess.trunk is not None else 0
     clip.logit_scale = towers.logit_scale  # the one tensor that is no member of a shared submodule
     return clip.freeze()
 

@@ -99,7 +99,7 @@ class Preprocess:
         """(B, 3, h, w) → (B, *shape): through the frozen trunk, or unchanged where the backbone has none."""
         if self.trunk is None:
             return batch
-        out: Tensor = self.trunk.to(batch.device)(batch)
+        out: Tensor = self.trunk.to(batch.device)(batch, inner=True)
         return out
 
     def __call__(self, images: Sequence[Image.Image]) -> Tensor:
@@ -156,6 +156,7 @@ def _centre_crop(image: Image.Image, high: int, wide: int) -> Image.Image:
 def _fingerprint(steps: Steps, trunk: Trunk | None) -> str:
     digest = hashlib.sha256(json.dumps(asdict(steps), sort_keys=True).encode())
     if trunk is not None:
+        digest.update(f"averages of blocks {trunk.depths}".encode())
         for name, tensor in sorted(trunk.state_dict().items()):
             digest.update(f"{name} {tuple(tensor.shape)}".encode())
             digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())

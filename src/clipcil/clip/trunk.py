@@ -81,16 +81,38 @@ class Trunk(nn.Module):
         if "reduce" in spec:
             self.reduce = Convolution(width, spec["reduce"]["out"], 1, relu=False)
 
+        changes = [index for index, block in enumerate(spec["blocks"]) if block["stride"] > 1]
+        self.depths = sorted({index - 1 for index in changes[-1:] if index} | {len(blocks) - 1})
+        """The last block of each of the last two resolutions: what `inner` averages."""
+        self.inner_size = sum(spec["blocks"][depth]["out"] for depth in self.depths)
+
     @torch.no_grad()
-    def forward(self, pixels: Tensor) -> Tensor:
+    def forward(self, pixels: Tensor, inner: bool = False) -> Tensor:
+        """With `inner`, some channels more that hold `inner_size` averages over places of blocks further down, packed
+        as they come, and zeros to fill the last channel."""
         # Channels last is twice as fast in the CPU's depthwise kernels, and a few pictures at a time stay in its cache.
         parts = []
         for start in range(0, max(len(pixels), 1), _AT_ONCE):
             part = pixels[start : start + _AT_ONCE].contiguous(memory_format=torch.channels_last)
-            parts.append(self.whole(part).contiguous())
+            parts.append((self.whole(part) if inner else self.maps(part)[0]).contiguous())
         return torch.cat(parts)
 
     def whole(self, pixels: Tensor) -> Tensor:
-        """The same in one piece, as a graph that is exported needs it."""
-        out: Tensor = self.reduce(self.head(self.blocks(self.stem(pixels))))
-        return out
+        """(B, 3, h, w) → (B, channels + packed, high, wide) in one piece, as a graph that is exported needs it."""
+        maps, averages = self.maps(pixels)
+        places = maps.shape[2] * maps.shape[3]
+        packed = F.pad(averages, (0, -self.inner_size % places))
+        return torch.cat([maps, packed.unflatten(1, (-1, *maps.shape[2:]))], dim=1)
+
+    def maps(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
+        """(B, 3, h, w) → what the tower reads (B, channels, high, wide), and the averages (B, inner_size)."""
+        hidden, averages = self.stem(pixels), []
+        for depth, block in enumerate(self.blocks):
+            hidden = block(hidden)
+            if depth in self.depths:
+                averages.append(hidden.mean((2, 3)))
+        return self.reduce(self.head(hidden)), torch.cat(averages, dim=1)
+
+    def packed(self, high: int, wide: int) -> int:
+        """How many channels of high × wide the averages take."""
+        return -(-self.inner_size // (high * wide))

@@ -21,8 +21,9 @@ class VisionOutput(NamedTuple):
     features: Tensor
     """(B, dim): `pooled` projected into the joint space, not normalised."""
     levels: Tensor
-    """(B, sum of `level_sizes`): the picture at three depths: the average patch as the tower receives it, the average
-    patch token halfway up, and `pooled`. What the first two know is partly lost further up."""
+    """(B, sum of `level_sizes`): the picture at three depths: averages of inner layers of the trunk (where there is no
+    trunk, the average patch), the average patch token halfway up the tower, and `pooled`. What the first two know is
+    partly lost further up."""
 
 
 class PatchEmbedding(nn.Module):
@@ -84,11 +85,13 @@ class VisionTower(nn.Module):
         self.config = config
         self.vision_model = VisionModel(config)
         self.visual_projection = nn.Linear(config.width, dim, bias=False)
+        self.inner = 0  # averages of the trunk's inner layers, packed behind the channels that the tower reads
 
     @property
     def level_sizes(self) -> tuple[int, int, int]:
         """How many numbers each of the `levels` has."""
-        return self.config.channels * self.config.patch_size**2, self.config.width, self.config.width
+        patch = self.config.channels * self.config.patch_size**2
+        return self.inner or patch, self.config.width, self.config.width
 
     def forward(
         self,
@@ -97,7 +100,7 @@ class VisionTower(nn.Module):
         prefixes: Mapping[int, Prefix] | None = None,
         class_only: bool = False,
     ) -> VisionOutput:
-        """pixels (B, C, H, W) → tokens, pooled, features.
+        """pixels (B, C, H, W) → tokens, pooled, features, levels; later channels hold the trunk's averages.
 
         extra_tokens: (B or 1, L, width), placed after the class token once positions were added, before `pre_layrnorm`.
         prefixes: layer index → (keys, values), each (B or 1, L, width), placed in front of that layer's own keys and
@@ -106,6 +109,7 @@ class VisionTower(nn.Module):
             the work of a 4-layer tower), and `tokens` holds that one token.
         """
         model = self.vision_model
+        pixels, packed = pixels[:, : self.config.channels], pixels[:, self.config.channels :]
         hidden = model.embeddings(pixels)
         if extra_tokens is not None:
             extra = extra_tokens.expand(hidden.shape[0], -1, -1)
@@ -124,5 +128,7 @@ class VisionTower(nn.Module):
             else:
                 hidden = block(hidden, prefixes.get(layer))
         pooled = model.post_layernorm(hidden[:, 0])
-        averages = [model.embeddings.patch_embedding.average(pixels), halfway[:, -self.config.patches :].mean(1)]
-        return VisionOutput(hidden, pooled, self.visual_projection(pooled), torch.cat([*averages, pooled], dim=1))
+        average = model.embeddings.patch_embedding.average
+        first = packed.flatten(1)[:, : self.inner] if self.inner else average(pixels)
+        levels = [first, halfway[:, -self.config.patches :].mean(1), pooled]
+        return VisionOutput(hidden, pooled, self.visual_projection(pooled), torch.cat(levels, dim=1))
