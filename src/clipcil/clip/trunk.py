@@ -82,9 +82,9 @@ class Trunk(nn.Module):
             self.reduce = Convolution(width, spec["reduce"]["out"], 1, relu=False)
 
         changes = [index for index, block in enumerate(spec["blocks"]) if block["stride"] > 1]
-        self.depths = sorted({index - 1 for index in changes[-1:] if index} | {len(blocks) - 1})
+        self.depths = sorted({index - 1 for index in [*changes[-1:], len(blocks)] if index})
         """The last block of each of the last two resolutions: what `inner` averages."""
-        self.inner_size = sum(spec["blocks"][depth]["out"] for depth in self.depths)
+        self.inner_size: int = sum(spec["blocks"][depth]["out"] for depth in self.depths)
 
     @torch.no_grad()
     def forward(self, pixels: Tensor, inner: bool = False) -> Tensor:
@@ -102,16 +102,17 @@ class Trunk(nn.Module):
         maps, averages = self.maps(pixels)
         places = maps.shape[2] * maps.shape[3]
         packed = F.pad(averages, (0, -self.inner_size % places))
-        return torch.cat([maps, packed.unflatten(1, (-1, *maps.shape[2:]))], dim=1)
+        return torch.cat([maps, packed.reshape(len(maps), -1, *maps.shape[2:])], dim=1)
 
     def maps(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
         """(B, 3, h, w) → what the tower reads (B, channels, high, wide), and the averages (B, inner_size)."""
-        hidden, averages = self.stem(pixels), []
+        hidden: Tensor = self.stem(pixels)
+        averages: list[Tensor] = []
         for depth, block in enumerate(self.blocks):
             hidden = block(hidden)
             if depth in self.depths:
                 averages.append(hidden.mean((2, 3)))
-        return self.reduce(self.head(hidden)), torch.cat(averages, dim=1)
+        return self.reduce(self.head(hidden)), torch.cat([hidden.new_zeros(len(hidden), 0), *averages], dim=1)
 
     def packed(self, high: int, wide: int) -> int:
         """How many channels of high × wide the averages take."""
