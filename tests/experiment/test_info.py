@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +12,7 @@ from rich.console import Console
 
 from clipcil.cli import main
 from clipcil.experiment.board import Board
+from clipcil.experiment.evaluate import Record
 from clipcil.experiment.grid import plan
 from clipcil.experiment.spec import Grid
 from clipcil.methods.registry import methods
@@ -51,7 +52,7 @@ def test_the_board_shows_each_run_where_it_stands(tmp_path: Path) -> None:
     for run in runs[1:]:
         (run.folder / "checkpoint").mkdir(parents=True)
         (run.folder / "config.toml").touch()
-    records = [{"correct": [2], "total": [4]}, {"correct": [1, 4], "total": [4, 4]}]
+    records = [asdict(Record([2], [4], [[4]])), asdict(Record([1, 4], [4, 4], [[4, 0], [0, 4]]))]
     facts = {"sizes": [1, 1], "records": records}
     (runs[1].folder / "checkpoint/task-0001.json").write_text("{")  # an older one, half written
     (runs[1].folder / "checkpoint/task-0002.json").write_text(json.dumps(facts))

@@ -11,9 +11,10 @@ from rich.live import Live
 from rich.table import Table
 
 from clipcil.errors import UserError
+from clipcil.experiment.evaluate import Record
 from clipcil.experiment.grid import Planned
+from clipcil.experiment.results import Results
 from clipcil.reading import read_json
-from clipcil.report.metrics import compute_metrics
 
 STATES = ("running", "failed", "done", "waiting")
 """The order in which runs are shown where there are too many for the screen."""
@@ -55,9 +56,9 @@ class Board:
         if newest not in self._read:
             try:
                 facts = read_json(newest)
-                correct = [record["correct"] for record in facts["records"]]
-                metrics = compute_metrics(facts["sizes"], correct, facts["records"][-1]["total"])
-                self._read[newest] = (str(len(correct)), f"{metrics.last:.2f}")
+                records = [Record(**record) for record in facts["records"]]
+                results = Results({}, [], facts["sizes"], records, [], [])
+                self._read[newest] = (str(len(records)), f"{results.last:.2f}")
             except (UserError, LookupError, TypeError, ValueError):  # being replaced just now, or damaged
                 return "", ""
         return self._read[newest]
