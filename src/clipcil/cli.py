@@ -54,7 +54,7 @@ DESCRIPTION = "Class-incremental learning with CLIP: DMC, DMC-OT and the methods
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run a command. What a person can mend is one line on stderr and exit code 2."""
+    """Run a command. A `UserError` is printed as one line on stderr, with exit code 2."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     # Waiting threads sleep instead of spinning, which would take the cores from others; read when torch is imported.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -86,7 +86,7 @@ def _run(words: list[str]) -> None:
 
 
 def _dispatch(words: list[str]) -> None:
-    """Let tyro parse and call; its boxed complaints become one line."""
+    """Let tyro parse the words, and call the command; a parsing error becomes one line."""
     if any("\0" in word for word in words):
         raise UserError("a word of the command holds a zero byte, which no file name can have")
     if not words[0].startswith("-") and words[0] not in COMMANDS:
@@ -111,7 +111,7 @@ def _dispatch(words: list[str]) -> None:
 
 
 def _later(function: Callable[..., None], brief: bool) -> Callable[..., Callable[[], None]]:
-    """The same signature and help, returning the call instead of making it: parsing and doing fail differently."""
+    """The same signature and help, but the call is returned instead of made: errors of parsing and of running differ."""
 
     @functools.wraps(function)
     def parsed(*args: Any, **kwargs: Any) -> Callable[[], None]:
@@ -141,7 +141,7 @@ def _gather(words: list[str], *flags: str) -> list[str]:
 
 
 def _one_line(boxed: str) -> str:
-    """The substance of tyro's message without its frame."""
+    """The text of tyro's error message without its frame."""
     lines = [re.sub(r"[│╭╮╰╯]", "", line).strip() for line in boxed.splitlines()]
     text, _, hint = " ".join(line for line in lines if line and "For full helptext" not in line).partition(
         "Perhaps you"

@@ -21,7 +21,7 @@ def describe(
 ) -> None:
     """Ask a language model what tells each pair of classes apart, and keep the answers for ENGINE.
 
-    One question per pair: 4,950 for 100 classes. What was answered is kept; the same command goes on after a stop.
+    One question per pair: 4,950 for 100 classes. Answers are kept: after a stop, the same command continues.
     Examples: clipcil describe emoji --endpoint http://localhost:8000/v1 --model NAME --out emoji.json; then clipcil
     run engine --set descriptions=emoji.json.
 

@@ -1,4 +1,4 @@
-"""Checkpoints: after every task the whole method, inside a task a snapshot of every stage after each epoch.
+"""Checkpoints of the whole method after every task, and snapshots of every stage after each epoch of a task.
 
 Tensors are safetensors, the rest JSON with the checksum of what it belongs to; each file is written under another name
 and renamed. Nothing is ever unpickled.
@@ -238,7 +238,7 @@ def run_mark(belongs: dict[str, Any]) -> str:
 
 
 def first_difference(found: dict[str, Any], asked: dict[str, Any], where: str = "") -> str:
-    """The first entry in which two tables differ, in words; empty where they agree."""
+    """The first entry in which two tables differ, as a phrase for a message; empty where they agree."""
     for key in sorted({*found, *asked}, key=lambda key: (key != "run", key)):  # the method's name before its settings
         a, b = found.get(key), asked.get(key)
         if isinstance(a, dict) and isinstance(b, dict):

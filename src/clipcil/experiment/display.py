@@ -1,4 +1,4 @@
-"""What a person sees of a run: a live table and progress bars on a terminal, plain lines elsewhere."""
+"""What a run prints: a live table and progress bars on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from clipcil.errors import printable
 
 
 class Display:
-    """Says nothing. The base of the two that do, and what a library user gets."""
+    """Prints nothing. The base class of the displays that do, and the default in Python."""
 
     def start(self, title: str, tasks: int) -> None:
         """A run begins."""
 
     def tell(self, line: str) -> None:
-        """A line for the person, whenever it comes."""
+        """Print a line."""
 
     def stage(self, name: str, steps: int) -> None:
-        """A stage of `steps` steps begins (0: no steps to count)."""
+        """A stage of `steps` steps begins; 0 where the number is not known."""
 
     def advance(self, steps: int = 1) -> None:
         """Steps of the stage are done."""
@@ -32,14 +32,14 @@ class Display:
         """Pictures are being preprocessed or encoded."""
 
     def row(self, row: Sequence[str], header: Sequence[str]) -> None:
-        """A task is learnt and measured."""
+        """A task is learnt and evaluated."""
 
     def stop(self) -> None:
-        """The run is over, well or not."""
+        """The run has ended, also where it failed."""
 
 
 class PlainDisplay(Display):
-    """A line per task, for logs and pipes."""
+    """Prints a line per task, for logs and pipes."""
 
     def __init__(self, console: Console | None = None) -> None:
         self.console = console or Console(highlight=False, soft_wrap=True, markup=False)
@@ -61,7 +61,7 @@ class PlainDisplay(Display):
 
 
 class LiveDisplay(Display):
-    """A table that grows task by task, with a bar for the tasks and one for what is under way."""
+    """A table with a row per task, a progress bar for the tasks and one for the current stage."""
 
     def __init__(self, console: Console | None = None) -> None:
         self.console = console or Console(markup=False)
@@ -117,7 +117,7 @@ class LiveDisplay(Display):
 
 
 def open_display(quiet: bool = False) -> Display:
-    """The display that suits where the output goes."""
+    """The display for where the output goes: a terminal, a file or a pipe, or nowhere."""
     if quiet:
         return Display()
     console = Console(markup=False)
