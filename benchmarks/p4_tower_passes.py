@@ -9,7 +9,8 @@ from typing import Any
 
 from benchmarks.harness import Row
 from clipcil.clip import CLIP
-from clipcil.experiment.experiment import Experiment, Shared
+from clipcil.experiment.experiment import Experiment
+from clipcil.experiment.loading import Shared
 from clipcil.experiment.spec import RunSpec, method_settings
 
 

@@ -255,7 +255,7 @@ def make_stock(stock: Path) -> None:
     from clipcil.clip import load_clip
     from clipcil.descriptions import client
     from clipcil.experiment import checkpoint
-    from clipcil.experiment import experiment as engine
+    from clipcil.experiment import loading as engine
     from clipcil.experiment.device import make_fabric
 
     torch.set_num_threads(1)

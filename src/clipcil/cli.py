@@ -111,7 +111,7 @@ def _dispatch(words: list[str]) -> None:
 
 
 def _later(function: Callable[..., None], brief: bool) -> Callable[..., Callable[[], None]]:
-    """The same signature and help, but the call is returned instead of made: errors of parsing and of running differ."""
+    """The same signature and help, but the call is returned, not made: errors of parsing and of running differ."""
 
     @functools.wraps(function)
     def parsed(*args: Any, **kwargs: Any) -> Callable[[], None]:

@@ -9,7 +9,8 @@ from made_up import class_tree
 
 from clipcil.errors import UserError
 from clipcil.experiment.display import Display
-from clipcil.experiment.experiment import Experiment, Shared
+from clipcil.experiment.experiment import Experiment
+from clipcil.experiment.loading import Shared
 from clipcil.experiment.spec import RunSpec, as_table, method_settings, resolved
 from clipcil.settings import build, read_toml
 

@@ -14,10 +14,10 @@ import torch
 
 from clipcil.clip import CLIP
 from clipcil.data.dataset import Dataset, open_dataset
-from clipcil.experiment import checkpoint
-from clipcil.experiment import experiment as engine
+from clipcil.experiment import checkpoint, loading
 from clipcil.experiment.display import Display
-from clipcil.experiment.experiment import Experiment, Shared
+from clipcil.experiment.experiment import Experiment
+from clipcil.experiment.loading import Shared
 from clipcil.experiment.spec import RunSpec, method_settings
 from clipcil.settings import build, read_toml
 from clipcil.training.loop import Training
@@ -73,7 +73,7 @@ class Runner:
             table = read_toml(out / "config.toml")
             spec, config = build(RunSpec, table["run"]), method_settings(spec, table["method"], preset=False)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(engine, "open_dataset", lambda *_: self.data)
+            patch.setattr(loading, "open_dataset", lambda *_: self.data)
             Experiment.of(spec, config, self.shared()).run(out, display=display, resume=resume)
 
     def interrupted(self, method: str, out: Path, stop_at: Callable[[int], bool]) -> int:

@@ -15,7 +15,7 @@ from short_runs import Runner, few_classes
 from clipcil.clip import CLIP
 from clipcil.data.dataset import Dataset
 from clipcil.errors import UserError
-from clipcil.experiment import experiment as engine
+from clipcil.experiment import loading
 from clipcil.experiment.checkpoint import load_tensors
 from clipcil.experiment.experiment import Experiment
 from clipcil.methods.registry import methods
@@ -79,7 +79,7 @@ def test_a_diverging_stage_stops_with_the_stage_and_what_to_try(name: str, poor_
     stages = [field.name for field in dataclasses.fields(config) if isinstance(getattr(config, field.name), Training)]
     hot = {key: dataclasses.replace(getattr(config, key), lr=1e30, epochs=4, optimizer="sgd") for key in stages}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(engine, "open_dataset", lambda *_: poor_runner.data)
+        patch.setattr(loading, "open_dataset", lambda *_: poor_runner.data)
         with pytest.raises(UserError) as caught:
             Experiment.of(spec, dataclasses.replace(config, **hot), poor_runner.shared()).run(out)
     line = str(caught.value)

@@ -7,18 +7,13 @@ import shlex
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from clipcil.clip import CLIP, load_clip
-from clipcil.data.broken import drop_broken
-from clipcil.data.dataset import Dataset, open_dataset
-from clipcil.data.orders import class_order
-from clipcil.data.reader import Reader
-from clipcil.data.stream import Task, TaskStream, task_sizes
+from clipcil.clip import CLIP
+from clipcil.data.dataset import Dataset
+from clipcil.data.stream import Task, TaskStream
 from clipcil.distributed import barrier, from_first, rank, world_size
 from clipcil.errors import UserError, first_line, nearest
 from clipcil.experiment.checkpoint import CheckpointFolder, Loaded, SnapshotFolder, run_mark, sweep_run
@@ -27,10 +22,11 @@ from clipcil.experiment.display import Display
 from clipcil.experiment.drift import copy_memory, measure_drift
 from clipcil.experiment.evaluate import Record, evaluate
 from clipcil.experiment.folder import check_same, check_start, read_config, write_results, write_start
+from clipcil.experiment.loading import Parts, Shared, load_parts
 from clipcil.experiment.monitor import RunMonitor
 from clipcil.experiment.results import Results
-from clipcil.experiment.spec import PROCESSES, TASKS, RunSpec, as_table, method_settings, resolved
-from clipcil.files import cache_folder, run_lock
+from clipcil.experiment.spec import PROCESSES, RunSpec, as_table, method_settings, resolved
+from clipcil.files import run_lock
 from clipcil.memory.gaussians import GaussianMemory
 from clipcil.methods.base import Method
 from clipcil.methods.registry import find_method
@@ -38,20 +34,8 @@ from clipcil.network import on_behalf_of_a_folder
 from clipcil.reading import Count, typed
 from clipcil.settings import build, merge, nested, to_dict
 from clipcil.training.loop import Session
-from clipcil.training.stages import StageCache
 
 HEADER = ("task", "classes", "A_k", "weighted", "newest", "first", "seconds")
-
-
-@dataclass
-class Shared:
-    """What experiments in one process can share: backbones, datasets, and features of towers that are not tuned."""
-
-    backbones: dict[str, CLIP] = field(default_factory=dict)
-    datasets: dict[str, tuple[Dataset, list[str]]] = field(default_factory=dict)
-    readers: dict[str, Reader] = field(default_factory=dict)
-    stages: StageCache | None = None
-    """Where trained stages are kept for runs that differ only in what comes after them."""
 
 
 class Experiment:
@@ -152,7 +136,7 @@ class Experiment:
         self._records: list[Record] = []
         self._drift: list[dict[str, float] | None] = []
         self._before: GaussianMemory | None = None
-        self._loaded: _Loaded | None = None
+        self._loaded: Parts | None = None
         self._fabric: Any = None
         self._named = True  # whether what is loaded was named by the user, not by a folder
 
@@ -197,7 +181,7 @@ class Experiment:
         Raises:
             UserError: It is not the next task.
         """
-        method, monitor = self.method, self._ready().monitor
+        method, monitor = self.method, self._monitor
         if task.index != len(method.sizes):
             raise UserError(f"task {task.index + 1} is not the next one: {len(method.sizes)} tasks are learnt")
         if method.sizes:
@@ -216,7 +200,7 @@ class Experiment:
         Raises:
             UserError: Nothing is learnt yet.
         """
-        method, stream, monitor = self.method, self.stream, self._ready().monitor
+        method, stream, monitor = self.method, self.stream, self._monitor
         newest = len(method.sizes) - 1
         if newest < 0:
             raise UserError("no task is learnt yet; learn one before evaluating")
@@ -283,8 +267,8 @@ class Experiment:
                 checkpoints.save(task.index + 1, ready.method, self._facts())
                 snapshots.clear()
                 display.row(_row(results, time.perf_counter() - started), HEADER)
-            ready.monitor.cut_log()
-            write_results(folder, self.results, ready.stream, ready.monitor)
+            self._monitor.cut_log()
+            write_results(folder, self.results, ready.stream, self._monitor)
             barrier()
             return self.results
         finally:
@@ -304,7 +288,7 @@ class Experiment:
 
     def _facts(self) -> dict[str, Any]:
         """What a checkpoint holds beside the method."""
-        monitor = self._ready().monitor
+        monitor = self._monitor
         facts = {"records": [dataclasses.asdict(record) for record in self._records], "drift": self._drift}
         return {**facts, "log_size": monitor.log_size, "seconds": monitor.seconds}
 
@@ -314,7 +298,7 @@ class Experiment:
         if not len(facts.records) == len(facts.drift) == kept.tasks:
             raise UserError(f"the checkpoint after task {kept.tasks} has {len(facts.records)} records; start anew")
         self._records, self._drift = facts.records, facts.drift
-        monitor = self._ready().monitor
+        monitor = self._monitor
         monitor.log_size, monitor.seconds = facts.log_size, facts.seconds
 
     def _identity(self) -> dict[str, Any]:
@@ -330,49 +314,16 @@ class Experiment:
             "config": self.table,
         }
 
-    def _ready(self, monitor: RunMonitor | None = None) -> _Loaded:
+    def _ready(self, monitor: RunMonitor | None = None) -> Parts:
         """Backbone, data, tasks and method, loaded when first needed."""
         if self._loaded is None:
             monitor = monitor or RunMonitor(None, Display(), None)
-            with monitor.phase("loading"):
-                self._loaded = self._load(monitor)
+            self.launch()
+            session = Session(self._fabric, monitor, self._shared.stages)
+            with monitor.phase("loading"), on_behalf_of_a_folder(self._named):
+                self._loaded = load_parts(self.spec, self.config, self._kind, session, self._shared, self._dataset)
+            self._monitor = monitor
         return self._loaded
-
-    def _load(self, monitor: RunMonitor) -> _Loaded:
-        spec, shared = self.spec, self._shared
-        self.launch()
-        session = Session(self._fabric, monitor, self._shared.stages)
-        with on_behalf_of_a_folder(self._named):
-            if spec.backbone not in shared.backbones:
-                shared.backbones[spec.backbone] = load_clip(spec.backbone)
-            clip = shared.backbones[spec.backbone].to(session.device)
-            dataset, notes = self._open_dataset()
-        if spec.shots is not None:
-            dataset = dataset.shrink(spec.shots, spec.seed)
-        if self._kind.tunes_tower:
-            clip = clip.with_own_vision_tower()
-            reader = Reader(clip, cache_folder(), session.device)
-        else:
-            reader = shared.readers.setdefault(spec.backbone, Reader(clip, cache_folder(), session.device, shared=True))
-        order = class_order(spec.order, dataset.classes)
-        tasks = None if spec.tasks == TASKS else spec.tasks  # the default adapts to fewer classes
-        sizes = task_sizes(len(dataset.classes), tasks, spec.increment, spec.base)
-        stream = TaskStream(dataset, reader, order, sizes)
-        torch.manual_seed(spec.seed)
-        method = self._kind(self.config, clip, session, dataset.templates).to(session.device)
-        return _Loaded(method, stream, reader, monitor, notes)
-
-    def _open_dataset(self) -> tuple[Dataset, list[str]]:
-        """The dataset, opened once for all experiments that share, and what there is to say about it."""
-        spec, known = self.spec, self._shared.datasets
-        place = repr((spec.data, spec.data_root, sorted(spec.data_options.items()), spec.skip_broken))
-        if self._dataset is not None or place not in known:
-            dataset = self._dataset or open_dataset(spec.data, spec.data_root, spec.data_options)
-            broken: list[str] = []
-            if spec.skip_broken:
-                dataset, broken = drop_broken(dataset)
-            known[place] = (dataset, [*dataset.notes, *(f"left out: {line}" for line in broken)])
-        return known[place]
 
 
 @contextmanager
@@ -397,18 +348,6 @@ class _Kept:
     drift: list[dict[str, float] | None]
     log_size: Count
     seconds: dict[str, float]
-
-
-@dataclass
-class _Loaded:
-    """What an experiment consists of once it is loaded."""
-
-    method: Method
-    stream: TaskStream
-    reader: Reader
-    monitor: RunMonitor
-    notes: list[str]
-    """What a person should know about the pictures: those left out, lists read in part."""
 
 
 def _own_method(kind: Any) -> type[Method]:

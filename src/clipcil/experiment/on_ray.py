@@ -6,24 +6,30 @@ import os
 import time
 import uuid
 from collections.abc import Generator, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from clipcil.cluster import connect, need_ray
 from clipcil.errors import UserError, first_line
 from clipcil.experiment.display import Display
-from clipcil.experiment.experiment import Shared
 from clipcil.experiment.grid import Planned
+from clipcil.experiment.loading import Shared
 from clipcil.experiment.spec import Grid
 from clipcil.experiment.workers import ATTEMPTS, Ended, attempt
-from clipcil.files import InUseError
+from clipcil.files import InUseError, cache_folder
+from clipcil.training.stages import StageCache
 
 PATIENCE = 120
 """Seconds that a run waits for the process before it, on a machine that was lost, to let go of its folder."""
 ENVIRONMENT = ("CLIPCIL_CACHE", "OMP_WAIT_POLICY", "HF_HOME", "HF_HUB_OFFLINE")
 """Environment variables that a worker is given as they are here."""
 
-_shared = Shared()  # of a worker process: runs that follow each other in it share backbone and features
+
+@cache
+def _shared() -> Shared:
+    """What the runs that follow each other in one worker process share."""
+    return Shared(stages=StageCache(cache_folder() / "stages"))
 
 
 def on_ray(todo: Sequence[Planned], grid: Grid) -> Generator[Ended]:
@@ -61,7 +67,7 @@ def _attempt(planned: Planned, here: str) -> str:
     until = time.monotonic() + PATIENCE
     while True:
         try:
-            return attempt(planned, _shared, Display(), raises=InUseError)
+            return attempt(planned, _shared(), Display(), raises=InUseError)
         except InUseError as error:  # the worker before it is not quite dead yet
             if time.monotonic() > until:
                 return str(error)

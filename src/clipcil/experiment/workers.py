@@ -14,9 +14,10 @@ from typing import Any
 
 from clipcil.errors import UserError, first_line
 from clipcil.experiment.display import Display
-from clipcil.experiment.experiment import Experiment, Shared
+from clipcil.experiment.experiment import Experiment
 from clipcil.experiment.folder import ERROR
 from clipcil.experiment.grid import Planned
+from clipcil.experiment.loading import Shared
 from clipcil.files import cache_folder, write_text
 from clipcil.training.stages import StageCache
 

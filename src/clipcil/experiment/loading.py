@@ -1,0 +1,77 @@
+"""Loading the parts of an experiment: backbone, data, the stream of tasks and the method."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from clipcil.clip import CLIP, load_clip
+from clipcil.data.broken import drop_broken
+from clipcil.data.dataset import Dataset, open_dataset
+from clipcil.data.orders import class_order
+from clipcil.data.reader import Reader
+from clipcil.data.stream import TaskStream, task_sizes
+from clipcil.experiment.spec import TASKS, RunSpec
+from clipcil.files import cache_folder
+from clipcil.methods.base import Method
+from clipcil.training.loop import Session
+from clipcil.training.stages import StageCache
+
+
+@dataclass
+class Shared:
+    """What experiments in one process can share: backbones, datasets, and features of towers that are not tuned."""
+
+    backbones: dict[str, CLIP] = field(default_factory=dict)
+    datasets: dict[str, tuple[Dataset, list[str]]] = field(default_factory=dict)
+    readers: dict[str, Reader] = field(default_factory=dict)
+    stages: StageCache | None = None
+    """Where trained stages are kept for runs that differ only in what comes after them."""
+
+
+@dataclass
+class Parts:
+    """What an experiment consists of once it is loaded."""
+
+    method: Method
+    stream: TaskStream
+    reader: Reader
+    notes: list[str]
+    """What a person should know about the pictures: those left out, lists read in part."""
+
+
+def load_parts(
+    spec: RunSpec, config: Any, kind: type[Method], session: Session, shared: Shared, dataset: Dataset | None
+) -> Parts:
+    """Load what `spec` names; `dataset` is taken instead of the one by name where it is given."""
+    if spec.backbone not in shared.backbones:
+        shared.backbones[spec.backbone] = load_clip(spec.backbone)
+    clip = shared.backbones[spec.backbone].to(session.device)
+    dataset, notes = _open(spec, shared, dataset)
+    if spec.shots is not None:
+        dataset = dataset.shrink(spec.shots, spec.seed)
+    if kind.tunes_tower:
+        clip = clip.with_own_vision_tower()
+        reader = Reader(clip, cache_folder(), session.device)
+    else:
+        reader = shared.readers.setdefault(spec.backbone, Reader(clip, cache_folder(), session.device, shared=True))
+    order = class_order(spec.order, dataset.classes)
+    tasks = None if spec.tasks == TASKS else spec.tasks  # the default adapts to fewer classes
+    stream = TaskStream(dataset, reader, order, task_sizes(len(order), tasks, spec.increment, spec.base))
+    torch.manual_seed(spec.seed)
+    method = kind(config, clip, session, dataset.templates).to(session.device)
+    return Parts(method, stream, reader, notes)
+
+
+def _open(spec: RunSpec, shared: Shared, dataset: Dataset | None) -> tuple[Dataset, list[str]]:
+    """The dataset, opened once for all experiments that share, and what there is to say about it."""
+    place = repr((spec.data, spec.data_root, sorted(spec.data_options.items()), spec.skip_broken))
+    if dataset is not None or place not in shared.datasets:
+        dataset = dataset or open_dataset(spec.data, spec.data_root, spec.data_options)
+        broken: list[str] = []
+        if spec.skip_broken:
+            dataset, broken = drop_broken(dataset)
+        shared.datasets[place] = (dataset, [*dataset.notes, *(f"left out: {line}" for line in broken)])
+    return shared.datasets[place]
