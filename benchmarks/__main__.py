@@ -30,6 +30,7 @@ BENCHMARKS = {
     "S5": "s5_text_batches",
     "S6": "s6_compile",
     "S7": "s7_precision",
+    "S8": "s8_serve_load",
     "S9": "s9_stage_cache",
 }
 

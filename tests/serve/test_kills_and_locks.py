@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import shutil
 import subprocess
 import sys
@@ -84,5 +85,8 @@ def test_the_second_is_told_who_holds_the_model(model: Path, tmp_path: Path) -> 
             assert done.returncode == 2 and done.stderr.count("\n") == 1, done.stderr
             assert f"process {server.process.pid}" in done.stderr and f"127.0.0.1:{server.port}" in done.stderr
         assert sorted(path.name for path in model.iterdir()) == weights
+        listening = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
+        listening.request("GET", "/api/events")
+        assert listening.getresponse().status == 200, "a page that listens does not keep the server from ending"
         assert server.call("GET", "/api/health").status == 200
     shutil.rmtree(tmp_path / "tree")

@@ -16,12 +16,19 @@ class Hub:
 
     def __init__(self, most: int) -> None:
         self.most = most
+        self.closed = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._listeners: set[_Listener] = set()
 
     def open(self) -> None:
         """Bind the hub to the running event loop."""
         self._loop = asyncio.get_running_loop()
+
+    def close(self) -> None:
+        """Let every listener go."""
+        self.closed = True
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._wake)
 
     @property
     def full(self) -> bool:
@@ -31,6 +38,10 @@ class Hub:
         """Tell every listener; an event of this kind that a listener has not read yet is replaced."""
         if self._loop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._spread, kind, json.dumps(value, ensure_ascii=False))
+
+    def _wake(self) -> None:
+        for listener in self._listeners:
+            listener.wake.set()
 
     def _spread(self, kind: str, text: str) -> None:
         for listener in self._listeners:
@@ -42,7 +53,7 @@ class Hub:
         listener = _Listener({kind: json.dumps(value, ensure_ascii=False) for kind, value in first.items()})
         self._listeners.add(listener)
         try:
-            while True:
+            while not self.closed:
                 while listener.pending:
                     kind = next(iter(listener.pending))
                     yield f"event: {kind}\ndata: {listener.pending.pop(kind)}\n\n"

@@ -8,6 +8,7 @@ import threading
 import webbrowser
 from contextlib import suppress
 from pathlib import Path
+from types import FrameType
 
 import uvicorn
 
@@ -49,7 +50,7 @@ def serve_model(
         api = Api(Keeper(folder, method, backbone, device), staging, limits)
         app = build_app(api, host, port, token)
         config = uvicorn.Config(
-            app, log_level="warning", access_log=False, server_header=False, timeout_graceful_shutdown=2
+            app, log_level="warning", access_log=False, server_header=False, timeout_graceful_shutdown=5
         )
         address = _address(host, port)
         print(f"{folder} is served at {address}{f'/?token={token}' if token else ''} (Ctrl-C ends it)", flush=True)
@@ -62,9 +63,21 @@ def serve_model(
             threading.Timer(0.5, webbrowser.open, [page]).start()
         try:
             with suppress(KeyboardInterrupt):  # Ctrl-C is how it is ended
-                uvicorn.Server(config).run(sockets=[listening])
+                _Server(config, api).run(sockets=[listening])
         finally:
             api.lessons.close()
+
+
+class _Server(uvicorn.Server):
+    """Lets the pages that listen go when it is asked to stop; they would never go by themselves."""
+
+    def __init__(self, config: uvicorn.Config, api: Api) -> None:
+        super().__init__(config)
+        self._api = api
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        self._api.hub.close()
+        super().handle_exit(sig, frame)
 
 
 def _listen(host: str, port: int) -> socket.socket:
