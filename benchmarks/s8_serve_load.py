@@ -39,7 +39,7 @@ serve_model(Path(model), "127.0.0.1", 0, False, None, None, "cpu", Limits(batch=
 
 
 def run(quick: bool) -> list[Row]:
-    rounds, each = (1, 2) if quick else (3, 12)
+    rounds, each = (1, 2) if quick else (3, 4)
     with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
         pictures = _pictures(32)
         ports, processes = {}, {}

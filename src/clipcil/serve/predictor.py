@@ -33,6 +33,8 @@ class Predictor:
         self._model, self._limits = model, limits
         self._queue: deque[_Job] = deque()
         self._wake = asyncio.Event()
+        self.closed = False
+        """Set when the server is asked to stop: what still waits is refused, so that nobody keeps it from ending."""
 
     async def predict(self, pictures: list[bytes], top: int) -> list[Prediction]:
         """What each picture shows, in their order.
@@ -60,7 +62,10 @@ class Predictor:
             while self._queue:
                 count = min(self._limits.batch, len(self._queue))
                 jobs = [job for job in (self._queue.popleft() for _ in range(count)) if not job.answer.cancelled()]
-                if jobs:
+                if self.closed:
+                    for job in jobs:
+                        job.answer.set_exception(HTTPException(503, "the server is being stopped"))
+                elif jobs:
                     await self._answer(jobs)
 
     async def _answer(self, jobs: list[_Job]) -> None:

@@ -69,7 +69,7 @@ def serve_model(
 
 
 class _Server(uvicorn.Server):
-    """Lets the pages that listen go when it is asked to stop; they would never go by themselves."""
+    """Lets pages that listen and pictures that wait go when it is asked to stop; pages would never go by themselves."""
 
     def __init__(self, config: uvicorn.Config, api: Api) -> None:
         super().__init__(config)
@@ -77,6 +77,7 @@ class _Server(uvicorn.Server):
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         self._api.hub.close()
+        self._api.predictor.closed = True
         super().handle_exit(sig, frame)
 
 

@@ -81,4 +81,4 @@ export const day = (text) => {
   const year = date.getFullYear() === new Date().getFullYear() ? undefined : "numeric";
   return Number.isNaN(date.getTime()) ? text : date.toLocaleDateString(undefined, { day: "numeric", month: "short", year });
 };
-export const colour = (index) => `var(--c${index % 8})`;
+export const colour = (index) => `var(--c${index % 12})`;
