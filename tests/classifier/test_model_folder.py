@@ -11,8 +11,8 @@ from picture_helpers import pictures
 
 import clipcil
 from clipcil.classifier import model_folder
-from clipcil.classifier.describe import describe
 from clipcil.classifier.model_folder import read_model
+from clipcil.classifier.summary import summarise
 from clipcil.clip.loading import MINI_1
 from clipcil.errors import UserError
 from clipcil.files import run_lock
@@ -41,7 +41,7 @@ def test_what_lies_there(model: clipcil.Classifier, tmp_path: Path) -> None:
     assert all(row["pictures"] == 5 and row["task"] == 0 for row in table["classes"])  # one of six is held out
     assert sorted(path.suffix for path in folder.iterdir()) == ["", ".md", ".safetensors", ".toml"]
     assert "| airplane |" in (folder / "README.md").read_text()
-    told = describe(folder)
+    told = summarise(folder)
     assert told["exemplars_kept"] == 0 and told["bytes"] == sum(p.stat().st_size for p in folder.iterdir())
 
 

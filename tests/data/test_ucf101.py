@@ -7,7 +7,7 @@ import pytest
 from made_up import picture, shared_data, write_lines
 
 from clipcil.data.dataset import Dataset, open_dataset
-from clipcil.data.video import Clip, middles, read_frames
+from clipcil.data.video import VideoClip, middles, read_frames
 from clipcil.errors import UserError
 
 
@@ -97,7 +97,7 @@ def test_real_clips(own_cache: Path) -> None:
     assert np.array_equal(np.asarray(data.train.image(0)), np.asarray(image))
     assert kept[0].stat().st_mtime_ns == before
 
-    clip = Clip("x", "x", "01", (sorted(root.glob("*.avi"))[0],))
+    clip = VideoClip("x", "x", "01", (sorted(root.glob("*.avi"))[0],))
     frames = [np.asarray(frame, dtype=float) for frame in read_frames(clip, 3)]
     assert np.abs(frames[0] - frames[2]).mean() > 1, "different moments"
     mean = opened(root, split="random", frames=3)
@@ -115,10 +115,10 @@ def test_damaged_clips_are_named(tmp_path: Path) -> None:
         path = tmp_path / f"v_Diving_{name}_c01.avi"
         path.write_bytes(content)
         with pytest.raises(UserError, match=f"v_Diving_{name}_c01.avi is not a video"):
-            read_frames(Clip("x", "x", "1", (path,)), 1)
+            read_frames(VideoClip("x", "x", "1", (path,)), 1)
     half = tmp_path / "v_Diving_g04_c01.avi"
     half.write_bytes(real[: len(real) // 2])
-    assert read_frames(Clip("x", "x", "1", (half,)), 2)[1].size == (320, 240)
+    assert read_frames(VideoClip("x", "x", "1", (half,)), 2)[1].size == (320, 240)
 
 
 def test_what_is_wrong_is_said_in_one_line(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import pytest
 from clipcil.commands.describe import class_names
 from clipcil.commands.describe import describe as command
 from clipcil.descriptions import client as module
-from clipcil.descriptions.client import AnswerError, Endpoint, describe, parse_answer
+from clipcil.descriptions.client import AnswerError, Endpoint, ask_for_descriptions, parse_answer
 from clipcil.descriptions.file import Descriptions, read_table
 from clipcil.errors import UserError
 
@@ -96,7 +96,9 @@ def check_whole(out: Path) -> None:
 
 def test_every_pair_is_asked_once_and_lands_in_its_place(server: StandIn, tmp_path: Path) -> None:
     seen: list[tuple[int, int]] = []
-    asked = describe(CLASSES, endpoint(server), tmp_path / "d.json", jobs=3, on_progress=lambda *at: seen.append(at))
+    asked = ask_for_descriptions(
+        CLASSES, endpoint(server), tmp_path / "d.json", jobs=3, on_progress=lambda *at: seen.append(at)
+    )
     assert asked == len(server.questions) == 6
     check_whole(tmp_path / "d.json")
     assert seen == [(done, 6) for done in range(7)]
@@ -131,7 +133,7 @@ def test_names_of_a_dataset() -> None:
 def test_errors_that_pass_are_tried_again(server: StandIn, tmp_path: Path) -> None:
     codes = {0: 500, 1: 429, 4: 503}
     server.reply = lambda number, question: (codes[number], "busy") if number in codes else good(question)
-    describe(CLASSES, endpoint(server), tmp_path / "d.json", jobs=1)
+    ask_for_descriptions(CLASSES, endpoint(server), tmp_path / "d.json", jobs=1)
     check_whole(tmp_path / "d.json")
     assert len(server.questions) == 9
 
@@ -139,7 +141,7 @@ def test_errors_that_pass_are_tried_again(server: StandIn, tmp_path: Path) -> No
 def test_a_malformed_answer_is_asked_again(server: StandIn, tmp_path: Path) -> None:
     bad = [chat("I cannot say."), (200, "<html>"), (200, "{}")]
     server.reply = lambda number, question: bad[number // 2] if number in (0, 2, 4) else good(question)
-    describe(CLASSES, endpoint(server), tmp_path / "d.json", jobs=1)
+    ask_for_descriptions(CLASSES, endpoint(server), tmp_path / "d.json", jobs=1)
     check_whole(tmp_path / "d.json")
 
 
@@ -152,12 +154,12 @@ def test_a_pair_that_stays_malformed_is_named_and_the_rest_is_kept(server: Stand
 
     server.reply = reply
     with pytest.raises(UserError, match=r"1 of 6 pairs.*'wolf' and 'crow'") as caught:
-        describe(CLASSES, endpoint(server), out, jobs=2)
+        ask_for_descriptions(CLASSES, endpoint(server), out, jobs=2)
     assert "\n" not in str(caught.value)
     assert sum(map(len, read_table(out).values())) == 10
     server.questions.clear()
     server.reply = lambda number, question: good(question)
-    assert describe(CLASSES, endpoint(server), out) == len(server.questions) == 1
+    assert ask_for_descriptions(CLASSES, endpoint(server), out) == len(server.questions) == 1
     check_whole(out)
 
 
@@ -167,7 +169,7 @@ def test_a_model_that_never_answers_properly_is_given_up(
     monkeypatch.setattr(module, "HOPELESS", 2)
     server.reply = lambda number, question: chat("no")
     with pytest.raises(UserError, match="2 of 6 pairs"):
-        describe(CLASSES, endpoint(server, attempts=1), tmp_path / "d.json", jobs=1)
+        ask_for_descriptions(CLASSES, endpoint(server, attempts=1), tmp_path / "d.json", jobs=1)
     assert len(server.questions) <= 3
 
 
@@ -175,7 +177,7 @@ def test_a_refused_key_stops_at_once_and_is_not_repeated(server: StandIn, tmp_pa
     said = json.dumps({"error": {"message": f"Incorrect API key provided: {KEY}.\nSee the docs."}})
     server.reply = lambda number, question: (401, said)
     with pytest.raises(UserError, match=r"401 .*Incorrect API key.*--key-from") as caught:
-        describe(CLASSES, endpoint(server, key=KEY), tmp_path / "d.json", jobs=1)
+        ask_for_descriptions(CLASSES, endpoint(server, key=KEY), tmp_path / "d.json", jobs=1)
     assert len(server.questions) == 1
     assert KEY not in str(caught.value) and "***" in str(caught.value) and "\n" not in str(caught.value)
     assert caught.value.__cause__ is None and KEY not in repr(endpoint(server, key=KEY))
@@ -188,7 +190,7 @@ def test_a_redirect_is_refused_with_the_key_at_home(server: StandIn, tmp_path: P
         server.headers = {"Location": other.url}
         server.reply = lambda number, question: (302, "")
         with pytest.raises(UserError, match="302"):
-            describe(CLASSES, endpoint(server, key=KEY), tmp_path / "d.json", jobs=1)
+            ask_for_descriptions(CLASSES, endpoint(server, key=KEY), tmp_path / "d.json", jobs=1)
         assert other.requests == []
     finally:
         other.close()
@@ -199,7 +201,7 @@ def test_a_server_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     gone = StandIn()
     gone.close()
     with pytest.raises(UserError, match="cannot be reached") as caught:
-        describe(CLASSES, endpoint(gone, attempts=2), tmp_path / "d.json")
+        ask_for_descriptions(CLASSES, endpoint(gone, attempts=2), tmp_path / "d.json")
     assert "\n" not in str(caught.value)
 
 
@@ -211,7 +213,7 @@ def test_interrupted_and_continued(server: StandIn, tmp_path: Path, monkeypatch:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        describe(CLASSES, endpoint(server), out, jobs=1, on_progress=stop)
+        ask_for_descriptions(CLASSES, endpoint(server), out, jobs=1, on_progress=stop)
     assert sum(map(len, read_table(out).values())) == 8
     answered = len(server.questions)
     monkeypatch.setattr(module, "SAVE_EVERY", 1)
@@ -221,11 +223,11 @@ def test_interrupted_and_continued(server: StandIn, tmp_path: Path, monkeypatch:
         seen.append(done)
         assert sum(map(len, read_table(out).values())) == 2 * done  # every answer is in the file at once
 
-    assert describe(CLASSES, endpoint(server), out, jobs=1, on_progress=watch) == 2
+    assert ask_for_descriptions(CLASSES, endpoint(server), out, jobs=1, on_progress=watch) == 2
     assert seen == [4, 5, 6]
     assert len(server.questions) - answered <= 2
     check_whole(out)
-    assert describe(CLASSES, endpoint(server), out) == 0
+    assert ask_for_descriptions(CLASSES, endpoint(server), out) == 0
     assert list(tmp_path.iterdir()) == [out]
 
 
@@ -233,7 +235,7 @@ def test_a_file_that_holds_something_else_is_left_alone(server: StandIn, tmp_pat
     out = tmp_path / "notes.json"
     out.write_text("[1, 2]", encoding="utf-8")
     with pytest.raises(UserError, match=r"notes\.json"):
-        describe(CLASSES, endpoint(server), out)
+        ask_for_descriptions(CLASSES, endpoint(server), out)
     assert out.read_text(encoding="utf-8") == "[1, 2]" and server.questions == []
 
 
@@ -254,7 +256,7 @@ def test_wrong_endpoints_are_refused(options: dict[str, str], message: str) -> N
 @pytest.mark.parametrize("classes", [["lynx"], [], ["lynx", "wolf", "lynx"]])
 def test_too_few_or_repeated_names(server: StandIn, tmp_path: Path, classes: list[str]) -> None:
     with pytest.raises(UserError, match="two different class names"):
-        describe(classes, endpoint(server), tmp_path / "d.json")
+        ask_for_descriptions(classes, endpoint(server), tmp_path / "d.json")
 
 
 def test_answers_with_words_or_fences_around_them() -> None:

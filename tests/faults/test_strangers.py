@@ -42,7 +42,7 @@ from clipcil.data.parquet import identity_of_tables, read_parquet
 from clipcil.data.pictures import decode
 from clipcil.data.store import PixelStore
 from clipcil.data.tree import list_files
-from clipcil.descriptions.client import Endpoint, describe, parse_answer
+from clipcil.descriptions.client import Endpoint, ask_for_descriptions, parse_answer
 from clipcil.descriptions.file import read_table
 from clipcil.errors import UserError, printable
 from clipcil.experiment.checkpoint import load_tensors
@@ -437,7 +437,7 @@ class Server:
 def test_the_key_is_never_shown(tmp_path: Path) -> None:
     server = Server(f"HTTP/1.1 401 wrong key {KEY}\r\nContent-Length: 0\r\n\r\n".encode())
     with pytest.raises(UserError) as caught:
-        describe(["a", "b"], Endpoint(f"{server.url}?api-key=hidden", "m", KEY), tmp_path / "x.json")
+        ask_for_descriptions(["a", "b"], Endpoint(f"{server.url}?api-key=hidden", "m", KEY), tmp_path / "x.json")
     assert KEY not in str(caught.value) and "hidden" not in str(caught.value) and "401" in str(caught.value)
     for url in (f"http://me:{KEY}@localhost/v1", f"htp://me:{KEY}@x", f"http://x?{KEY}y\x07"):
         with pytest.raises(UserError) as caught:
@@ -456,7 +456,7 @@ def test_a_server_that_drips_is_given_up_on(tmp_path: Path) -> None:
         server = Server(head, drip=True)
         started = time.monotonic()
         with pytest.raises(UserError, match=r"takes too long|answered 400"):
-            describe(["a", "b"], Endpoint(server.url, "m", timeout=0.5, attempts=1), tmp_path / "x.json")
+            ask_for_descriptions(["a", "b"], Endpoint(server.url, "m", timeout=0.5, attempts=1), tmp_path / "x.json")
         assert time.monotonic() - started < 60
 
 

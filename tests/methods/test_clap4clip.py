@@ -111,7 +111,7 @@ def test_learns_and_judges_pictures_one_by_one(tiny_clip: CLIP, monkeypatch: pyt
     assert_batch_invariant(method, pictures)
     assert_survives_checkpoint(method, make(tiny_clip), pictures)
     whole = method.logits(pictures)
-    monkeypatch.setattr(clap4clip, "CHUNK", 1)  # one picture at a time
+    monkeypatch.setattr(clap4clip, "LARGEST_TENSOR", 1)  # one picture at a time
     torch.testing.assert_close(method.logits(pictures), whole, atol=1e-4, rtol=1e-5)
 
 

@@ -128,7 +128,7 @@ def test_learns_and_judges_pictures_one_by_one(tiny_clip: CLIP, monkeypatch: pyt
     assert_batch_invariant(method, pictures)
     assert_survives_checkpoint(method, make(tiny_clip), pictures)
     whole = method.logits(pictures)
-    monkeypatch.setattr(proof, "CHUNK", 1)  # one picture at a time
+    monkeypatch.setattr(proof, "LARGEST_TENSOR", 1)  # one picture at a time
     torch.testing.assert_close(method.logits(pictures), whole, atol=1e-4, rtol=1e-5)
 
 

@@ -128,7 +128,7 @@ def test_score_is_the_reference(clip: CLIP, learnt: Any) -> None:
 def test_loss_is_the_reference(clip: CLIP, learnt: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     method, session, task, _ = learnt
     views = method.noisy_views(task.pictures)
-    method.train_adapters(task.pictures, method.describe(), views)
+    method.train_adapters(task.pictures, method.encode_new_descriptions(), views)
     draws = torch.linspace(0, 0.999, 6)
     noise = torch.randn(3, clip.config.dim)
     monkeypatch.setattr(torch, "randn", lambda *shape, **_: noise)

@@ -15,7 +15,7 @@ from clipcil.classifier.sources import as_picture
 from clipcil.classifier.unknown import Calibration, probabilities
 from clipcil.clip import CLIP
 from clipcil.data.batch import Batch, TensorBatch
-from clipcil.data.pictures import decoded
+from clipcil.data.pictures import DECODING_THREADS, decoded
 from clipcil.errors import UserError
 from clipcil.methods.base import Method
 
@@ -23,7 +23,6 @@ BATCH = 32
 """Pictures per pass."""
 AHEAD = 3
 """Batches decoded ahead of the one being scored; what is in memory at any time is this many batches."""
-THREADS = 4
 
 
 @dataclass(frozen=True)
@@ -72,7 +71,7 @@ def stream_logits(
         for (thing, _), result in zip(batch, results, strict=True):
             yield thing, next(rows) if isinstance(result, Tensor) else result
 
-    pool = ThreadPoolExecutor(THREADS)
+    pool = ThreadPoolExecutor(DECODING_THREADS)
     try:
         waiting: deque[tuple[Any, Future[Tensor]]] = deque()
         for thing in things:

@@ -39,8 +39,7 @@ def describe(
     from rich.console import Console
     from rich.progress import Progress
 
-    from clipcil.descriptions.client import Endpoint
-    from clipcil.descriptions.client import describe as ask_all
+    from clipcil.descriptions.client import Endpoint, ask_for_descriptions
     from clipcil.errors import UserError, printable
     from clipcil.settings import within
 
@@ -53,7 +52,9 @@ def describe(
     console = Console(highlight=False, soft_wrap=True)
     with Progress(console=console, disable=not console.is_terminal) as bars:
         bar = bars.add_task("pairs", total=None)
-        asked = ask_all(names, where, out, jobs, lambda done, total: bars.update(bar, completed=done, total=total))
+        asked = ask_for_descriptions(
+            names, where, out, jobs, lambda done, total: bars.update(bar, completed=done, total=total)
+        )
     print(f"{printable(out)}: {len(names)} classes, {len(names) * (len(names) - 1) // 2} pairs, {asked} asked now")
 
 

@@ -15,11 +15,11 @@ def show(model: Model, json: bool = False) -> None:
         model: Folder of the model.
         json: Print it as JSON.
     """
-    from clipcil.classifier.describe import describe, print_description
+    from clipcil.classifier.summary import print_summary, summarise
 
     if json:
         from json import dumps
 
-        print(dumps(describe(model), indent=1, ensure_ascii=False))
+        print(dumps(summarise(model), indent=1, ensure_ascii=False))
     else:
-        print_description(model)
+        print_summary(model)

@@ -9,10 +9,9 @@ from dataclasses import replace
 import torch
 
 from clipcil.data.dataset import Dataset
-from clipcil.data.pictures import PictureSet
+from clipcil.data.pictures import DECODING_THREADS, PictureSet
 from clipcil.errors import UserError
 
-THREADS = 4
 BATCH = 1024
 
 
@@ -46,7 +45,7 @@ def _broken(pictures: PictureSet, on_progress: Callable[[int], None]) -> dict[in
         return None
 
     found: dict[int, str] = {}
-    with ThreadPoolExecutor(THREADS) as pool:
+    with ThreadPoolExecutor(DECODING_THREADS) as pool:
         for start in range(0, len(pictures), BATCH):
             rows = range(start, min(start + BATCH, len(pictures)))
             for row, line in zip(rows, pool.map(attempt, rows), strict=True):

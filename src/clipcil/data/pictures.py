@@ -38,6 +38,9 @@ FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM", "JPEG2000", "AVIF
 # PIL warns about harmless metadata; what matters raises. Once for all: filters cannot be set within a thread.
 warnings.filterwarnings("ignore", module=r"PIL\.")
 
+DECODING_THREADS = 4
+"""Threads that decode pictures ahead of the pass that needs them."""
+
 
 @dataclass(frozen=True, eq=False)
 class PictureSet:

@@ -22,13 +22,12 @@ import torch
 from torch import Tensor
 
 from clipcil.clip.preprocess import Preprocess
-from clipcil.data.pictures import PictureSet, decoded
+from clipcil.data.pictures import DECODING_THREADS, PictureSet, decoded
 from clipcil.errors import UserError
 
 CHUNK = 32
 """Pictures per pass through the preprocessing trunk. Always this many (the last chunk is filled up), so that a picture
 comes out with the same bits whatever stands beside it."""
-THREADS = 4
 
 
 class PixelStore:
@@ -82,7 +81,7 @@ class PixelStore:
                 return self.preprocess.picture(image)
 
         chunks = [places[start : start + CHUNK] for start in range(0, len(places), CHUNK)]
-        with ThreadPoolExecutor(THREADS) as pool:
+        with ThreadPoolExecutor(DECODING_THREADS) as pool:
             # One chunk is decoded by the threads while the trunk works on the one before it.
             coming = [pool.submit(decode, place) for place in chunks[0]]
             for number, chunk in enumerate(chunks):

@@ -21,7 +21,7 @@ QUALITY = 95
 
 
 @dataclass(frozen=True)
-class Clip:
+class VideoClip:
     """One clip: a video file, or the pictures of its frames in order."""
 
     name: str
@@ -36,7 +36,7 @@ class ClipPictures(Sequence[Picture]):
     A video is decoded when its picture is asked for the first time; after that the picture comes from the cache.
     """
 
-    def __init__(self, clips: Sequence[Clip], frames: int, mean: bool, identity: str) -> None:
+    def __init__(self, clips: Sequence[VideoClip], frames: int, mean: bool, identity: str) -> None:
         self.clips, self.frames, self.mean = clips, frames, mean
         self.folder = cache_folder() / "frames" / identity
 
@@ -64,7 +64,7 @@ class ClipPictures(Sequence[Picture]):
             self._make(clip, path)
         return path
 
-    def _make(self, clip: Clip, path: Path) -> None:
+    def _make(self, clip: VideoClip, path: Path) -> None:
         frames = read_frames(clip, self.frames)
         if self.mean:
             frames = [average(clip, frames)]
@@ -78,14 +78,14 @@ def middles(total: int, count: int) -> list[int]:
     return [min(total - 1, int((2 * part + 1) * total / (2 * count))) for part in range(count)]
 
 
-def average(clip: Clip, frames: Sequence[Image.Image]) -> Image.Image:
+def average(clip: VideoClip, frames: Sequence[Image.Image]) -> Image.Image:
     if len({frame.size for frame in frames}) > 1:
         raise UserError(f"the frames of clip {clip.name} differ in size and cannot be averaged")
     total = np.mean([np.asarray(frame, dtype=np.float32) for frame in frames], axis=0)
     return Image.fromarray(total.round().astype(np.uint8))
 
 
-def read_frames(clip: Clip, count: int) -> list[Image.Image]:
+def read_frames(clip: VideoClip, count: int) -> list[Image.Image]:
     """The `count` frames at `middles`, RGB; the last frame stands in for those a damaged end has lost."""
     if clip.files[0].suffix.lower() not in VIDEO:
         return [decode(clip.files[place], str(clip.files[place])) for place in middles(len(clip.files), count)]

@@ -172,7 +172,7 @@ def parse_answer(text: str) -> tuple[list[str], list[str]]:
 _SIDES = ("first", "second")
 
 
-def describe(
+def ask_for_descriptions(
     classes: Sequence[str],
     endpoint: Endpoint,
     out: Path,

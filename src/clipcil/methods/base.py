@@ -16,6 +16,8 @@ from clipcil.data.stream import Task
 from clipcil.errors import UserError
 from clipcil.training.loop import Session
 
+LARGEST_TENSOR = 2**24
+"""Numbers in the largest tensor of a forward pass at test: 64 MB."""
 TEMPLATES = ("a photo of a {}.",)
 
 

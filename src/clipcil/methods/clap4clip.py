@@ -21,14 +21,11 @@ from torch.nn.functional import cross_entropy, gelu, linear, normalize, softplus
 from clipcil.data.batch import Batch
 from clipcil.data.stream import Task
 from clipcil.memory.exemplars import Budget, ExemplarMemory
-from clipcil.methods.base import Method
+from clipcil.methods.base import LARGEST_TENSOR, Method
 from clipcil.methods.registry import register
 from clipcil.prompts.templates import encode_sentences, ensemble
 from clipcil.settings import within
 from clipcil.training.loop import Training
-
-CHUNK = 2**24
-"""Numbers in the largest tensor of a forward pass at test: 64 MB."""
 
 
 @dataclass(frozen=True)
@@ -212,7 +209,7 @@ class CLAP4CLIP(Method):
     def logits(self, batch: Batch) -> Tensor:
         unit = normalize(batch.features, dim=-1)
         noise = self.test_noise() if self.config.test_samples else None
-        size = max(1, CHUNK // (self.seen * max(self.config.hidden, unit.shape[1])))
+        size = max(1, LARGEST_TENSOR // (self.seen * max(self.config.hidden, unit.shape[1])))
         return torch.cat([self._logits(part, noise) for part in torch.split(unit, size)])
 
     def _logits(self, unit: Tensor, noise: Tensor | None) -> Tensor:

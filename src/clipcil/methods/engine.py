@@ -132,7 +132,7 @@ class ENGINE(Method):
     def learn_task(self, task: Task) -> None:
         phase, pictures = self.session.monitor.phase, task.pictures
         with phase("descriptions"):
-            spoken = self.describe()
+            spoken = self.encode_new_descriptions()
         with phase("noisy views"):
             views = self.noisy_views(pictures) if self.config.image_weight else None
         self.train_adapters(pictures, spoken, views)
@@ -157,7 +157,7 @@ class ENGINE(Method):
             rest = self.config.rerank * ranked + (1 - self.config.rerank) * cosines
         return share * normalize(self.head(normalize(batch.pooled, dim=-1)), dim=-1) + (1 - share) * rest
 
-    def describe(self) -> list[Tensor]:
+    def encode_new_descriptions(self) -> list[Tensor]:
         """Encode the descriptions that each task brings; return the unit sentences about each class, (S, dim) each."""
         if self.config.descriptions is None:
             return []

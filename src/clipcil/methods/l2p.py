@@ -100,11 +100,11 @@ class L2P(Method):
         self.head.grow(len(names))
 
     def learn_task(self, task: Task) -> None:
-        pictures, queries = task.pictures, task.pictures.features
-        labels = pictures.labels - self.old
+        labels, queries = task.pictures.labels - self.old, task.pictures.features
+        augment = self.config.train.augment
 
         def loss(rows: Tensor, batch: Pictures) -> Tensor:
-            pixels, query = training_inputs(self.clip.vision, batch.pixels, queries[rows], self.config.train.augment)
+            pixels, query = training_inputs(self.clip.vision, batch.pixels, queries[rows], augment)
             similarity = cosine(query, self.keys)  # (B, N)
             chosen = choose(similarity, self.config.top_k, together=self.config.vote_in_training)
             features = spread(self.encode, pixels, chosen)
@@ -112,7 +112,7 @@ class L2P(Method):
             return cross_entropy(self.head.current(features), labels[rows]) - self.config.pull * near
 
         parameters = [self.prompts, self.keys, *self.head.newest()]
-        self.session.fit("train", parameters, pictures, loss, self.config.train)
+        self.session.fit("train", parameters, task.pictures, loss, self.config.train)
 
     def logits(self, batch: Batch) -> Tensor:
         chosen = choose(cosine(batch.features, self.keys), self.config.top_k)

@@ -21,15 +21,12 @@ from torch.nn.functional import cross_entropy, linear, normalize
 from clipcil.data.batch import Batch
 from clipcil.data.stream import Task
 from clipcil.memory.exemplars import Budget, ExemplarMemory
-from clipcil.methods.base import Method
+from clipcil.methods.base import LARGEST_TENSOR, Method
 from clipcil.methods.registry import register
 from clipcil.prompts.templates import raw_sentences
 from clipcil.settings import within
 from clipcil.training.loop import Training
 from clipcil.training.losses import clip_loss
-
-CHUNK = 2**24
-"""Numbers in the largest tensor of a forward pass at test: 64 MB."""
 
 
 @dataclass(frozen=True)
@@ -189,7 +186,7 @@ class PROOF(Method):
 
     def logits(self, batch: Batch) -> Tensor:
         projected = project(batch.features, self.image_projections)
-        size = max(1, CHUNK // self.tokens.numel())
+        size = max(1, LARGEST_TENSOR // self.tokens.numel())
         return torch.cat([self._score(part) for part in torch.split(projected, size)])
 
     def _score(self, projected: Tensor) -> Tensor:

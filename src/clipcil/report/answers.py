@@ -20,7 +20,7 @@ PLAIN, PACKED = "predictions.csv", "predictions.csv.gz"
 
 
 @dataclass(frozen=True)
-class Prediction:
+class TestAnswer:
     """One line of `predictions.csv`."""
 
     task: int
@@ -35,7 +35,7 @@ class Prediction:
         return self.true == self.guess
 
 
-def read_predictions(folder: Path) -> list[Prediction]:
+def read_predictions(folder: Path) -> list[TestAnswer]:
     """The predictions of the run in `folder`, from `predictions.csv` or its packed form.
 
     Raises:
@@ -60,15 +60,15 @@ def _text(path: Path) -> str:
     return content.decode("utf-8")
 
 
-def _prediction(row: dict[str, str]) -> Prediction:
+def _prediction(row: dict[str, str]) -> TestAnswer:
     task, place, said = int(row["task"]), int(row["row"]), row.get("probability")
     probability = float(said) if said else None
     if not (0 < task < 2**31 and 0 <= place < 2**53 and 0 <= (probability or 0.0) <= 1):
         raise ValueError("a number is out of bounds")
-    return Prediction(task, place, str(row["class"]), str(row["predicted"]), probability)
+    return TestAnswer(task, place, str(row["class"]), str(row["predicted"]), probability)
 
 
-def write_packed(predictions: Iterable[Prediction], path: Path) -> None:
+def write_packed(predictions: Iterable[TestAnswer], path: Path) -> None:
     """Write what statistics and tables need, without the names of pictures: the same bytes every time."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
@@ -88,11 +88,11 @@ class Pair(NamedTuple):
     """In percent of all pictures of the true class."""
 
 
-def confused_pairs(predictions: Sequence[Prediction], most: int = 12) -> list[Pair]:
+def confused_pairs(predictions: Sequence[TestAnswer], most: int = 12) -> list[Pair]:
     """The pairs of classes confused most often, the largest share first.
 
     Example:
-        >>> wrong, right = Prediction(1, 0, "cat", "dog"), Prediction(1, 1, "cat", "cat")
+        >>> wrong, right = TestAnswer(1, 0, "cat", "dog"), TestAnswer(1, 1, "cat", "cat")
         >>> confused_pairs([wrong, right])
         [Pair(true='cat', guess='dog', times=1, share=50.0)]
     """
@@ -102,6 +102,6 @@ def confused_pairs(predictions: Sequence[Prediction], most: int = 12) -> list[Pa
     return sorted(pairs, key=lambda pair: (-pair.times, -pair.share, pair.true, pair.guess))[:most]
 
 
-def confident_mistakes(predictions: Sequence[Prediction], most: int) -> list[Prediction]:
+def confident_mistakes(predictions: Sequence[TestAnswer], most: int) -> list[TestAnswer]:
     """The mistakes, the most confident first; in the order of the file where no probability was written."""
     return sorted((each for each in predictions if not each.right), key=lambda each: -(each.probability or 0.0))[:most]

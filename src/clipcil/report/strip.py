@@ -10,7 +10,7 @@ from typing import Any
 
 from clipcil.errors import UserError
 from clipcil.network import on_behalf_of_a_folder
-from clipcil.report.answers import Prediction, confident_mistakes, read_predictions
+from clipcil.report.answers import TestAnswer, confident_mistakes, read_predictions
 from clipcil.report.runs import RunResult
 
 MOST_PICTURES = 12_000
@@ -23,10 +23,10 @@ class Shown:
     """A small picture (JPEG) and the prediction for it."""
 
     jpeg: bytes
-    prediction: Prediction
+    prediction: TestAnswer
 
 
-def choose(predictions: Sequence[Prediction], count: int) -> list[Prediction]:
+def choose(predictions: Sequence[TestAnswer], count: int) -> list[TestAnswer]:
     """`count` of them at equal distances, so that every task has its share; the same ones every time."""
     if len(predictions) <= count:
         return list(predictions)
@@ -50,7 +50,7 @@ class Strips:
         mistakes = confident_mistakes(predictions, wrong)
         return [self._show(run, each) for each in some], [self._show(run, each) for each in mistakes]
 
-    def _show(self, run: RunResult, prediction: Prediction) -> Shown:
+    def _show(self, run: RunResult, prediction: TestAnswer) -> Shown:
         dataset = self._dataset(run)
         place = {int(row): index for index, row in enumerate(dataset.test.rows.tolist())}.get(prediction.row)
         if place is None or dataset.classes[int(dataset.test.labels[place])] != prediction.true:

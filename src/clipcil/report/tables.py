@@ -11,7 +11,7 @@ from clipcil.errors import UserError
 from clipcil.paper.tables import BACKBONE
 from clipcil.reading import read_json
 from clipcil.report import html
-from clipcil.report.answers import Prediction, confused_pairs, read_predictions
+from clipcil.report.answers import TestAnswer, confused_pairs, read_predictions
 from clipcil.report.compare import Group, Spread, flatten, show
 from clipcil.report.console import difference
 from clipcil.report.ranking import Entry, is_clear
@@ -118,7 +118,7 @@ def classes(group: Group) -> str:
     return "".join(parts) + missing
 
 
-def _class_row(group: Group, name: str, predictions: Sequence[Prediction]) -> list[str]:
+def _class_row(group: Group, name: str, predictions: Sequence[TestAnswer]) -> list[str]:
     own = [each for each in predictions if each.true == name]
     values = [run.values.get("per_class", {}).get(name) for run in group.runs]
     known = [value for value in values if value is not None]

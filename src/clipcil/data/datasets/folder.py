@@ -22,7 +22,7 @@ TRAIN, TEST = ("train", "training"), ("test", "val", "valid", "validation")
 @dataclass(frozen=True)
 class FolderOptions:
     test_share: float = 0.2
-    """Pictures of each class kept for the test where there is no folder test/."""
+    """Pictures of each class kept for the test where the data has no test part of its own."""
     split_seed: int = 0
     """Which pictures those are."""
     template: str = "a photo of a {}."

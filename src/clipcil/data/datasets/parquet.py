@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from clipcil.data.dataset import Dataset, register
-from clipcil.data.datasets.folder import check_template
+from clipcil.data.datasets.folder import FolderOptions
 from clipcil.data.names import clean_name
 from clipcil.data.parquet import ParquetTable, read_parquet
 from clipcil.data.pictures import PictureSet
@@ -18,29 +18,18 @@ from clipcil.data.splits import split_by_class
 from clipcil.data.tree import list_files
 from clipcil.errors import UserError
 from clipcil.reading import read_text
-from clipcil.settings import within
 
 TRAIN, TEST = ("train",), ("test", "validation", "valid", "val")
 
 
 @dataclass(frozen=True)
-class ParquetOptions:
+class ParquetOptions(FolderOptions):
     image: str | None = None
     """Column with the pictures; None: the only one that could be."""
     label: str | None = None
     """Column with the classes, by number or by name; None: the only one that could be."""
     names: Path | None = None
     """Text file with a class name a line, for labels that are bare numbers."""
-    test_share: float = 0.2
-    """Pictures of each class kept for the test where the files have no test part."""
-    split_seed: int = 0
-    """Which pictures those are."""
-    template: str = "a photo of a {}."
-    """The sentence for a class name, {} standing for it."""
-
-    def __post_init__(self) -> None:
-        within("test_share", self.test_share, 0.001, 0.999)
-        check_template(self.template)
 
 
 @register("parquet", "any parquet files with pictures and labels", "a folder of *.parquet, or one file", ParquetOptions)

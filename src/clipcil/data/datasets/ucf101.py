@@ -14,7 +14,7 @@ from clipcil.data.names import clean_name
 from clipcil.data.pictures import PictureSet, identity_of_files
 from clipcil.data.splits import split_by_group, split_whole
 from clipcil.data.tree import SUFFIXES, list_files
-from clipcil.data.video import VIDEO, Clip, ClipPictures
+from clipcil.data.video import VIDEO, ClipPictures, VideoClip
 from clipcil.errors import UserError
 from clipcil.reading import read_text
 from clipcil.settings import within
@@ -98,7 +98,7 @@ def open_ucf101(root: Path | None, options: UcfOptions) -> Dataset:
     return Dataset("ucf101", [clean_name(name, camel=True) for name in names], learn, check, TEMPLATES)
 
 
-def find_clips(home: Path) -> list[Clip]:
+def find_clips(home: Path) -> list[VideoClip]:
     """Clips below `home` in order of name: videos, or else pictures whose file or folder is called like a clip."""
     found: dict[str, list[Path]] = {}
     for suffixes in (VIDEO, SUFFIXES):
@@ -116,7 +116,9 @@ def find_clips(home: Path) -> list[Clip]:
         label, group, _ = _CLIP.findall(name)[0]
         if len(found[name]) > 1 and found[name][0].suffix.lower() in VIDEO:
             raise UserError(f"clip {name} is there twice: {found[name][0]} and {found[name][1]}; remove one")
-        clips.append(Clip(name, _SPELLING.get(label.lower(), label), group, tuple(sorted(found[name], key=_natural))))
+        clips.append(
+            VideoClip(name, _SPELLING.get(label.lower(), label), group, tuple(sorted(found[name], key=_natural)))
+        )
     return clips
 
 
@@ -125,7 +127,7 @@ def _natural(path: Path) -> list[tuple[int, str]]:
     return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"([0-9]+)", path.as_posix())]
 
 
-def _listed(clips: list[Clip], home: Path, options: UcfOptions, part: str) -> torch.Tensor:
+def _listed(clips: list[VideoClip], home: Path, options: UcfOptions, part: str) -> torch.Tensor:
     """(N,) bool: the clips in the official list of this part."""
     name = f"{part}list0{options.split}.txt"
     folder = options.lists or home

@@ -21,7 +21,7 @@ from clipcil.memory.gaussians import GaussianMemory
 from clipcil.methods.registry import find_method
 
 
-def describe(folder: Path) -> dict[str, Any]:
+def summarise(folder: Path) -> dict[str, Any]:
     """Everything there is to say, as JSON can hold it."""
     facts, tensors = load_model(folder)
     moved = carried(tensors)
@@ -83,9 +83,9 @@ def exemplars(facts: Facts, tensors: dict[str, Tensor]) -> int:
     return sum(len(value) for key, value in tensors.items() if key.endswith("memory.labels"))
 
 
-def print_description(folder: Path) -> None:
+def print_summary(folder: Path) -> None:
     """`clipcil show`, for people."""
-    facts = describe(folder)
+    facts = summarise(folder)
     classes, lessons = counted(len(facts["classes"]), "class", "classes"), counted(facts["lessons"], "lesson")
     say(
         f"{quoted(folder)}: {facts['method']} on {facts['backbone']} ({facts['fingerprint']}), {classes} from"
