@@ -25,6 +25,7 @@ from clipcil.errors import UserError
 from clipcil.experiment.checkpoint import CheckpointFolder, SnapshotFolder
 from clipcil.experiment.monitor import RunMonitor
 from clipcil.files import LOCK, run_lock, write_json, write_text, write_toml
+from clipcil.report import html
 
 
 @pytest.mark.parametrize("name", ["weights.safetensors", "weights-best.safetensors", ".thesis.pdf.part", ".notes"])
@@ -167,6 +168,10 @@ def test_a_report_replaces_a_report_and_nothing_else(tmp_path: Path, capsys: pyt
     write_json(run / "results.json", values)
     before = tree(tmp_path)
     assert "no report of clipcil" in refused(capsys, "report", str(run), "--out", str(run / "results.json"))
+    (tmp_path / "mine.html").write_text("<title>mine</title>")
+    with pytest.raises(UserError, match="no report of clipcil"):
+        html.write_page(tmp_path / "mine.html", "clipcil: model", "")
+    (tmp_path / "mine.html").unlink()
     (tmp_path / "page-figures").mkdir()
     (tmp_path / "page-figures" / "mine.png").write_text("mine")
     assert "belongs to no report" in refused(capsys, "report", str(run), "--out", str(tmp_path / "page.html"))

@@ -15,7 +15,6 @@ from clipcil.classifier.sources import as_picture
 from clipcil.classifier.wording import counted
 from clipcil.data.pictures import decode
 from clipcil.errors import UserError
-from clipcil.files import write_text
 from clipcil.report import html
 
 SHOWN = 120
@@ -44,7 +43,7 @@ def write_model_page(model: Classifier, out: Path) -> None:
         class_table(model.class_facts),
         _confusions(found),
     ]
-    write_text(out, html.page("clipcil: model", "\n".join(parts)))
+    html.write_page(out, "clipcil: model", "\n".join(parts))
 
 
 def write_test_page(model: Classifier, found: Evaluation, source: str, out: Path) -> None:
@@ -74,7 +73,7 @@ def write_test_page(model: Classifier, found: Evaluation, source: str, out: Path
                 f"<ul>{lines}</ul>",
             )
         )
-    write_text(out, html.page("clipcil: test", "\n".join(parts)))
+    html.write_page(out, "clipcil: test", "\n".join(parts))
 
 
 def class_table(known: Sequence[Known]) -> str:

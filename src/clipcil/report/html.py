@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 from collections.abc import Iterable, Sequence
 from html import escape
 from importlib import resources
+from pathlib import Path
 from string import Template
 
+from clipcil.errors import UserError
+from clipcil.files import refuse_links, write_text
+from clipcil.reading import open_regular
 from clipcil.report.figures import Drawn
 from clipcil.report.strip import Shown
 from clipcil.report.style import INKS
@@ -80,3 +85,22 @@ def page(title: str, body: str) -> str:
     script = (files / "page.js").read_text(encoding="utf-8")
     inks = {f"{theme}_{name}": value for theme, ink in INKS.items() for name, value in vars(ink).items()}
     return template.substitute(title=text(title), body=body, script=script, **inks)
+
+
+def write_page(out: Path, title: str, body: str) -> None:
+    """Write the whole file; a page of clipcil in its place is replaced, anything else is refused."""
+    refuse_others_page(out)
+    write_text(out, page(title, body))
+
+
+def refuse_others_page(out: Path) -> bool:
+    """Refuse a folder, a link, or a file that is no page of clipcil; returns whether there is a page."""
+    refuse_links(out)
+    if out.is_dir():
+        raise UserError(f"{out} is a folder; name a file for the page, such as {out / 'report.html'}")
+    if not os.path.lexists(out):
+        return False
+    with open_regular(out) as file:
+        if b"<title>clipcil: " not in file.read(4096):
+            raise UserError(f"{out} is there already and no report of clipcil; name another file")
+    return True

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from clipcil.errors import UserError
-from clipcil.files import refuse_links, write_bytes, write_text
-from clipcil.reading import open_regular
+from clipcil.files import refuse_links, write_bytes
 from clipcil.report import figures, html
 from clipcil.report.compare import Group, group_runs
 from clipcil.report.ranking import Entry, finding, rank, stream_titles
@@ -140,7 +138,7 @@ def write_report(runs: Sequence[RunResult], out: Path, more: str = "") -> list[s
     folder = out.with_name(f"{out.stem}-figures")
     _refuse_others_files(out, folder)
     report = Report(runs)
-    write_text(out, html.page(TITLE, report.body() + more))
+    html.write_page(out, TITLE, report.body() + more)
     for name, content in report.files.items():
         write_bytes(folder / name, content)
     return report.figures
@@ -148,15 +146,9 @@ def write_report(runs: Sequence[RunResult], out: Path, more: str = "") -> list[s
 
 def _refuse_others_files(out: Path, folder: Path) -> None:
     """A report replaces an earlier report and its figures; anything else there is somebody's own."""
-    refuse_links(out, folder)
-    if out.is_dir():
-        raise UserError(f"{out} is a folder; name a file for the report, such as {out / 'report.html'}")
-    if os.path.lexists(out):
-        with open_regular(out) as file:
-            ours = f"<title>{TITLE}</title>".encode() in file.read(4096)
-        if not ours:
-            raise UserError(f"{out} is there already and no report of clipcil; name another file with --out")
-    elif folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
+    refuse_links(folder)
+    there = html.refuse_others_page(out)
+    if not there and folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
         raise UserError(f"{folder} is there already and belongs to no report; name another file with --out")
 
 
