@@ -195,7 +195,8 @@ def judge(case: Case, code: object, stock: Path) -> str:
         return f"exit code {code} with {len(lines)} lines on stderr"
     if odd := {letter for letter in said + errors if ord(letter) < 32 or 127 <= ord(letter) < 160} - {"\n"}:
         return f"printed control characters {odd}"
-    if fuzz_server.KEY in said + errors:
+    told = "--key-from" in case.words or fuzz_server.KEY in " ".join(case.words)  # else it is the server's own word
+    if told and fuzz_server.KEY in said + errors:
         return "printed the key"
     if fingerprint(case.place / "in") != case.before:
         return "changed the files it was given"

@@ -111,7 +111,12 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def write_toml(path: Path, table: Mapping[str, Any]) -> None:
-    """Write TOML that is read back as the same table; a name that is not UTF-8 has no place in it."""
+    """Write TOML that is read back as the same table."""
+    write_bytes(path, toml_bytes(path, table))
+
+
+def toml_bytes(path: Path, table: Mapping[str, Any]) -> bytes:
+    """The contents of a TOML file `path` that is read back as `table`; a name that is not UTF-8 has no place in it."""
     try:
         text = tomli_w.dumps(table)
         data = text.encode()
@@ -119,7 +124,7 @@ def write_toml(path: Path, table: Mapping[str, Any]) -> None:
         raise UserError(f"cannot write {path}: {_not_text(error)}") from error
     if parse_toml(text, f"what is to be written to {path}") != table:
         raise UserError(f"cannot write {path}: its values would not be read back as they are")
-    write_bytes(path, data)
+    return data
 
 
 def _not_text(error: ValueError) -> str:

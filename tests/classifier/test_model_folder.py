@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -54,22 +56,32 @@ def test_saving_again_keeps_one_set_of_weights(model: clipcil.Classifier, tmp_pa
     assert clipcil.load(tmp_path / "m").classes == ["airplane", "ant", "apple"]
 
 
-@pytest.mark.parametrize("step", ["write_bytes", "write_toml", "write_text"])
+@pytest.mark.parametrize("step", ["weights-", "README.md", "model.toml"])
+@pytest.mark.parametrize("moment", ["written", "renamed"])
 def test_a_write_that_fails_leaves_the_old_model(
-    model: clipcil.Classifier, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+    model: clipcil.Classifier, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str, moment: str
 ) -> None:
     model.save(tmp_path / "m")
     before = clipcil.load(tmp_path / "m")
     more = clipcil.load(tmp_path / "m")
     more.learn(pictures(["apple"]))
+    kept = {path.name for path in (tmp_path / "m").iterdir()}
+    whole_file = model_folder.whole_file
 
-    def fail(*args: object) -> None:
-        raise OSError(28, "No space left on device")
+    @contextmanager
+    def fail(path: Path) -> Iterator[Path]:
+        with whole_file(path) as part:
+            if path.name.startswith(step) and moment == "written":
+                raise OSError(28, "No space left on device")
+            yield part
+            if path.name.startswith(step):
+                raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(model_folder, step, fail)
+        patch.setattr(model_folder, "whole_file", fail)
         with pytest.raises((OSError, UserError)):
             more.save(tmp_path / "m")
+    assert {path.name for path in (tmp_path / "m").iterdir()} == kept
     after = clipcil.load(tmp_path / "m")
     assert after.classes == before.classes
     image = pictures(["ant"])["ant"][0]

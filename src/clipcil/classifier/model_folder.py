@@ -15,12 +15,11 @@ import hashlib
 import os
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
-import tomli_w
 import torch
 from safetensors.torch import save
 from torch import Tensor
@@ -36,10 +35,11 @@ from clipcil.files import (
     run_lock,
     sha256,
     sweep_parts,
+    toml_bytes,
     uninterrupted,
+    whole_file,
     write_bytes,
     write_text,
-    write_toml,
 )
 from clipcil.reading import (
     Between,
@@ -152,6 +152,8 @@ def refuse_other_folders(folder: Path) -> None:
 
 def sweep(folder: Path) -> None:
     """Delete what a killed process left in the folder of a model. The caller holds the lock."""
+    if not folder.is_dir():
+        return
     named = {_named_weights(folder / name) for name in (MODEL, PREVIOUS)}
     if None in named:  # a file that cannot be read may name any of them
         return
@@ -199,20 +201,28 @@ def write_model(folder: Path, facts: Facts, tensors: dict[str, Tensor], *, keep_
         if value.is_floating_point() and not bool(torch.isfinite(value).all()):
             raise UserError(f"the model is not written: its '{key}' holds a NaN or an infinity")
     data = save({key: value.detach().cpu().contiguous().clone() for key, value in tensors.items()})
+    facts.sha256 = hashlib.sha256(data).hexdigest()
+    facts.weights = f"weights-{facts.sha256[:12]}.safetensors"
+    table = toml_bytes(folder / MODEL, to_table(facts))
+    if _facts(parse_toml(table.decode(), MODEL)) != facts:
+        raise UserError(f"{folder / MODEL} is not written: it could not be read back as it is")
+    files = {facts.weights: data, CARD: model_card(facts).encode("utf-8", "backslashreplace"), MODEL: table}
+    if keep_previous and (folder / MODEL).is_file():
+        files = {PREVIOUS: read_bytes(folder / MODEL), **files}
     with uninterrupted():
-        facts.sha256 = hashlib.sha256(data).hexdigest()
-        facts.weights = f"weights-{facts.sha256[:12]}.safetensors"
-        write_bytes(folder / facts.weights, data)
-        table = to_table(facts)
-        if _facts(parse_toml(tomli_w.dumps(table), MODEL)) != facts:
-            raise UserError(f"{folder / MODEL} is not written: it could not be read back as it is")
-        if keep_previous and (folder / MODEL).is_file():
-            write_bytes(folder / PREVIOUS, read_bytes(folder / MODEL))
-        elif not keep_previous:  # before the new model is there: a process killed now leaves less, not more
-            (folder / PREVIOUS).unlink(missing_ok=True)
-        write_text(folder / CARD, model_card(facts))  # before it: a full disk is noticed while the old model counts
-        write_toml(folder / MODEL, table)
-        sweep(folder)
+        try:
+            # All of them are written before the first takes its place, so that a full disk leaves everything as it is.
+            # They take their places in the order of `files`: the last one that is entered is the first to end.
+            with ExitStack() as ends:
+                parts = {name: ends.enter_context(whole_file(folder / name)) for name in reversed(files)}
+                for name, content in files.items():
+                    parts[name].write_bytes(content)
+                    if parts[name].read_bytes() != content:
+                        raise OSError("what was written cannot be read back")
+                if not keep_previous:  # before the new model is there: a process killed now leaves less, not more
+                    (folder / PREVIOUS).unlink(missing_ok=True)
+        finally:
+            sweep(folder)
 
 
 def read_previous(folder: Path) -> Facts | None:
