@@ -15,11 +15,14 @@ from clipcil.data.dataset import open_dataset
 from clipcil.data.reader import Reader
 from clipcil.data.stream import TaskStream
 from clipcil.methods.dmc import DMC, DMCConfig, DMCOTConfig, orthogonality
+from clipcil.training.augment import TowerTraining
 from clipcil.training.loop import Session, Training
 from clipcil.training.losses import clip_loss
 from clipcil.training.tuning import tuned
 
 FAST = Training(epochs=1, lr=1e-3)
+FAST_TOWER = TowerTraining(epochs=1, lr=1e-3)
+FLIPS = TowerTraining(epochs=1, lr=1e-3, augment="flip")
 
 
 def literal_clip_loss(images: torch.Tensor, texts: torch.Tensor, scale: float) -> torch.Tensor:
@@ -57,7 +60,7 @@ def test_eq_6_is_the_mean_squared_product_of_distinct_tasks() -> None:
 
 @pytest.fixture
 def method(mini: CLIP) -> DMC:
-    config = DMCOTConfig(beta=0.7, stage1=FAST, stage2=FAST)
+    config = DMCOTConfig(beta=0.7, stage1=FAST_TOWER, stage2=FAST)
     torch.manual_seed(3)
     method = DMC(config, mini.with_own_vision_tower(), Session())
     method.grow(["octopus", "fire engine"])
@@ -103,9 +106,47 @@ def learn(config: DMCConfig, mini: CLIP, cache: Path) -> DMC:
     return method
 
 
+def test_both_readings_of_the_batch(method: DMC) -> None:
+    """Two old classes and a new one; a batch of 30 holds 30 new pictures and replay, or 10 new ones and 20 replayed."""
+    stage2 = replace(FAST, batch_size=30)
+    for reading, own, replayed in (("new", 30, 60), ("all", 10, 20)):
+        method.config = replace(method.config, stage2=stage2, batch_of=reading)  # type: ignore[arg-type]
+        how, count = method.budget(1 / 3)
+        assert (how.batch_size, count) == (own, replayed)
+        assert method.budget(1.0) == (stage2, 0)  # the first task replays nothing
+    method.config = replace(method.config, stage2=replace(stage2, batch_size=1))
+    how, count = method.budget(1 / 3)
+    assert how.batch_size == 1 and count >= 1  # never without a new picture or without an old one
+
+
+def test_the_tower_is_the_mean_of_what_the_tasks_made_of_it(mini: CLIP, tmp_path: Path) -> None:
+    """After two tasks: half of the tower before the second, half of what stage 1 made of it."""
+    towers: list[dict[str, torch.Tensor]] = []
+
+    class Watching(Session):
+        def fit(self, stage, parameters, *args, **kwargs) -> None:  # type: ignore[no-untyped-def]
+            if stage == "stage1":
+                with torch.no_grad():
+                    for parameter in parameters:
+                        parameter.add_(1.0)
+
+    clip = mini.with_own_vision_tower()
+    start = {name: value.clone() for name, value in clip.vision.named_parameters()}
+    method = DMC(DMCConfig(average_tower=True, stage1=FAST_TOWER, stage2=FAST), clip, Watching())
+    data = open_dataset("emoji")
+    train, test = (part.subset(torch.nonzero(part.labels < 4).flatten()) for part in (data.train, data.test))
+    data = replace(data, classes=data.classes[:4], train=train, test=test)
+    for task in TaskStream(data, Reader(clip, tmp_path), range(4), [2, 2]).tasks():
+        method.learn(task)
+        towers.append({name: value.clone() for name, value in clip.vision.named_parameters()})
+    for name, value in start.items():
+        torch.testing.assert_close(towers[0][name], value + 1.0)
+        torch.testing.assert_close(towers[1][name], value + 1.5)
+
+
 @pytest.mark.parametrize("what", ["tower", "blocks", "norms", "projection", "lora"])
 def test_what_is_tuned_moves_and_the_rest_does_not(what: str, mini: CLIP, tmp_path: Path) -> None:
-    method = learn(DMCConfig(tuned=what, tuned_blocks=1, stage1=FAST, stage2=FAST), mini, tmp_path)  # type: ignore[arg-type]
+    method = learn(DMCConfig(tuned=what, tuned_blocks=1, stage1=FAST_TOWER, stage2=FAST), mini, tmp_path)  # type: ignore[arg-type]
     before = dict(mini.vision.named_parameters())
     moved = {name for name, value in method.tower.named_parameters() if not torch.equal(value, before[name])}
     assert set(dict(method.tower.named_parameters())) == set(before), "low-rank updates must be merged"
@@ -133,10 +174,17 @@ def test_a_low_rank_update_is_merged_exactly(mini: CLIP) -> None:
 
 
 @pytest.mark.parametrize(
-    "change", [{"calibration": "none"}, {"calibration": "class"}, {"task_prompt": False}, {"simultaneous": True}]
+    "change",
+    [
+        {"calibration": "none"},
+        {"calibration": "class"},
+        {"task_prompt": False},
+        {"simultaneous": True},
+        {"stage1": FLIPS},
+    ],
 )
 def test_ablations_run_and_differ(change: dict[str, object], mini: CLIP, tmp_path: Path) -> None:
-    whole = DMCOTConfig(stage1=FAST, stage2=FAST)
+    whole = DMCOTConfig(stage1=FAST_TOWER, stage2=FAST)
     other = learn(replace(whole, **change), mini, tmp_path)  # type: ignore[arg-type]
     assert not torch.equal(other.classifier, learn(whole, mini, tmp_path).classifier)
     assert torch.isfinite(other.classifier).all()
@@ -144,11 +192,11 @@ def test_ablations_run_and_differ(change: dict[str, object], mini: CLIP, tmp_pat
 
 def test_old_prompts_stay_when_told_to(mini: CLIP, tmp_path: Path) -> None:
     trained, frozen = (
-        learn(DMCOTConfig(train_old_prompts=on, stage1=FAST, stage2=replace(FAST, epochs=2)), mini, tmp_path)
+        learn(DMCOTConfig(train_old_prompts=on, stage1=FAST_TOWER, stage2=replace(FAST, epochs=2)), mini, tmp_path)
         for on in (True, False)
     )
     torch.manual_seed(0)
-    first = DMC(DMCOTConfig(stage1=FAST, stage2=FAST), mini.with_own_vision_tower(), Session())
+    first = DMC(DMCOTConfig(stage1=FAST_TOWER, stage2=FAST), mini.with_own_vision_tower(), Session())
     assert not torch.equal(trained.class_prompts[0], frozen.class_prompts[0])
     assert math.isclose(float(frozen.classifier.norm(dim=1).min()), 1.0, abs_tol=1e-5)
     assert first.seen == 0

@@ -27,6 +27,7 @@ from clipcil.methods.registry import register
 from clipcil.prompts.templates import encode_classes, fill
 from clipcil.prompts.text import PromptTexts, encode_prompts
 from clipcil.settings import within
+from clipcil.training.augment import Augment, TowerTraining, augmented
 from clipcil.training.loop import Training
 from clipcil.training.losses import clip_loss
 from clipcil.training.stages import own_random
@@ -40,7 +41,7 @@ NEAREST = 32
 class DMCConfig:
     """Where a line says "the paper does not say", the value is ours and the README's table of open points lists it."""
 
-    stage1: Training = field(default_factory=lambda: Training(epochs=3, lr=1e-5, weight_decay=1e-4))
+    stage1: TowerTraining = field(default_factory=lambda: TowerTraining(epochs=3, lr=1e-5, weight_decay=1e-4))
     """Adapting the tower. AdamW and batch 32 are the paper's; it gives neither learning rate nor epochs. 1e-5 is common
     practice for fine-tuning the whole of CLIP with AdamW."""
     tuned: Tuned = "tower"
@@ -209,7 +210,7 @@ class DMC(Method):
         scale, labels = self.clip.scale, task.pictures.labels - self.old
 
         def loss(rows: Tensor, batch: Pictures) -> Tensor:
-            return clip_loss(scale * self.encode(batch) @ texts.T, labels[rows])
+            return clip_loss(scale * self.encode(batch, self.config.stage1.augment) @ texts.T, labels[rows])
 
         past = {name: value.detach().clone() for name, value in self.tower.named_parameters()}
         what = (self.config.tuned, self.config.tuned_blocks, self.config.lora_rank)
@@ -221,8 +222,11 @@ class DMC(Method):
                 for name, value in self.tower.named_parameters():
                     value.copy_(torch.lerp(past[name], value, 1 / len(self.sizes)))
 
-    def encode(self, batch: Pictures) -> Tensor:
+    def encode(self, batch: Pictures, augment: Augment = "none") -> Tensor:
         """Unit features (B, dim) of the tower as it is now, with gradients."""
+        if augment != "none":
+            pixels = augmented(batch.pixels, augment)  # the whole batch, so that every process draws the same
+            return normalize(spread(lambda part: self.tower(part, class_only=True).features, pixels), dim=-1)
         return normalize(spread(lambda part: self.tower(part.pixels, class_only=True).features, batch), dim=-1)
 
     def train_prompts(self, pictures: Pictures) -> None:

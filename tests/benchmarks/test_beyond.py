@@ -1,0 +1,29 @@
+"""The comparison is paired by class order and seed."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from benchmarks.beyond import above, table
+
+
+def test_differences_are_taken_between_runs_of_the_same_order_and_seed() -> None:
+    ours = {("seed:1", 0): 80.0, ("seed:2", 0): 60.0, ("seed:3", 0): 50.0}
+    theirs = {("seed:2", 0): 58.0, ("seed:1", 0): 76.0, ("seed:9", 0): 99.0}
+    mean, error, count = above(ours, theirs)
+    assert (mean, count) == (3.0, 2)
+    assert error == pytest.approx(math.sqrt(2) / math.sqrt(2))
+    assert above(ours, {})[2] == 0
+
+
+def test_the_average_is_over_streams_not_runs() -> None:
+    one, two = ("seed:1", 0), ("seed:2", 0)
+    found = {
+        ("emoji", 10): {"strata": {one: 80.0, two: 80.0}, "other": {one: 70.0, two: 70.0}},
+        ("cub200", 20): {"strata": {one: 30.0}, "other": {one: 32.0}},
+    }
+    lines = table(found, "strata").splitlines()
+    assert lines[2].startswith("| strata | 30.0 | 80.0 |")
+    assert "+4.0 over 2 streams" in lines[3] and "32.0 (-2.0" in lines[3] and "70.0 (+10.0 ± 0.0, 2)" in lines[3]
