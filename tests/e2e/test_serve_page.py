@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 from browser import CHROMIUM, DRIVER, MISSING, Browser
 from picture_helpers import pictures, write_tree
-from server_process import Server, running
+from PIL import Image
+from server_process import Server, png, running
 
 pytestmark = [
     pytest.mark.skipif(not (CHROMIUM and DRIVER), reason=MISSING),
@@ -196,16 +197,15 @@ def tab_to(browser: Browser, wanted: str) -> None:
     raise AssertionError(f"the Tab key never reaches {wanted}")
 
 
-def test_by_keyboard_alone(browser: Browser, server: Server, folder: Path) -> None:
+def test_by_keyboard_alone(browser: Browser, server: Server) -> None:
     show(browser, server)
     browser.keys(TAB)
     assert "Skip" in browser.run(FOCUS)
     browser.keys(TAB)
     browser.keys("pizza" + ENTER)
     assert browser.run(FOCUS) == "Add pictures to pizza", "the new class is at hand at once"
-    server.add(
-        "pizza", [(f"{i}.png", path.read_bytes()) for i, path in enumerate((folder / "later" / "rocket").iterdir())]
-    )
+    colours = ("red", "tomato", "gold", "salmon", "crimson", "orange")
+    server.add("pizza", [(f"{i}.png", png(Image.new("RGB", (64, 64), name))) for i, name in enumerate(colours)])
     browser.wait("document.querySelectorAll('.thumbs img').length === 6")
     tab_to(browser, "Take out 0.png")
     browser.keys(ENTER)

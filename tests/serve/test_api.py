@@ -60,8 +60,9 @@ def test_two_classes_then_a_third(server: Server, emoji: dict[str, list[bytes]],
     assert {"lesson", "model", "waiting"} <= {line.split(": ")[1] for line in events if line.startswith("event")}
     assert server.call("GET", "/api/waiting").json["classes"] == []
     assert server.predict(fresh_emoji["fox"])["classes"][0]["name"] == "fox"
-    state = server.teach({"rocket": emoji["rocket"], "Fox": emoji["fox"][:2]})
-    assert state["result"]["new"] == {"rocket": 6} and list(state["result"]["again"].values()) == [2]
+    state = server.teach({"rocket": emoji["rocket"], "Fox": [fresh_emoji["fox"], emoji["fox"][0]]})
+    assert state["result"]["new"] == {"rocket": 6} and list(state["result"]["again"].values()) == [1]
+    assert state["result"]["repeated"] == 1, "a picture that was taught before is recognised"
     for name in ("fox", "owl", "rocket"):
         found = server.predict(fresh_emoji[name], top=3)
         assert found["classes"][0]["name"] == name

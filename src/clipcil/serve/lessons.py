@@ -144,6 +144,7 @@ def lesson_json(lesson: Lesson, broken: list[str]) -> dict[str, Any]:
         "new": lesson.new,
         "again": lesson.again,
         "left_out": [*broken, *lesson.left_out],
+        "repeated": len(lesson.repeated),
         "held_out": lesson.evaluation.pictures,
         "left_one_out": lesson.left_one_out,
         "accuracy": lesson.accuracy,

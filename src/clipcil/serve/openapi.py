@@ -36,6 +36,7 @@ RESULT = _object(
     new=COUNTS,
     again=COUNTS,
     left_out=_list(TEXT),
+    repeated=COUNT,
     held_out=COUNT,
     left_one_out=SWITCH,
     accuracy=MAYBE_SHARE,

@@ -83,6 +83,7 @@ function learnt(result) {
     result.confused.length ? h("div", {}, h("h3", {}, "Now confused"), h("ul", { class: "confused" }, result.confused.slice(0, 6).map((pair) =>
       h("li", {}, h("strong", {}, pair.name), h("span", { class: "quiet" }, "taken for"), h("strong", {}, pair.taken_for), h("span", { class: "quiet" }, `${pair.pictures}×`))))) : null,
     result.warnings.map((text) => h("p", { class: "note" }, `${text[0].toUpperCase()}${text.slice(1)}.`)),
+    result.repeated ? h("p", { class: "note" }, `${plural(result.repeated, "picture")} left out: taught before.`) : null,
     result.left_out.length ? h("p", { class: "note" }, `Left out: ${result.left_out.slice(0, 5).join("; ")}`) : null,
   ].flat().filter(Boolean);
 }
