@@ -91,7 +91,8 @@ def make_stock(work: Path, run: Callable[[list[str]], int]) -> None:
         "--out",
         str(stock / "run"),
     ]
-    for command in (["learn", str(stock / "model"), str(stock / "week1"), "--quiet"], ["run", "simplecil", *words]):
+    learn = ["learn", str(stock / "model"), str(stock / "week1"), "--quiet", "--method", "simplecil"]  # it can do all
+    for command in (learn, ["run", "simplecil", *words]):
         if run(command):
             sys.exit(f"clipcil {command} failed")
 
