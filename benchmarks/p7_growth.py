@@ -28,11 +28,14 @@ from clipcil.clip import CLIP
 from clipcil.data.stream import Task
 from clipcil.memory.gaussians import GaussianMemory
 from clipcil.methods.dmc import DMCOT, DMCOTConfig
+from clipcil.training.augment import TowerTraining
 from clipcil.training.loop import Monitor, Session, Training
 
 
 class MadeUp:
     """Pictures that are nothing but features and labels; each reading moves them a little, as a tuned tower would."""
+
+    key = "made up"
 
     def __init__(self, first: int, classes: int, count: int, dim: int) -> None:
         centres = torch.randn(classes, 1, dim)
@@ -67,7 +70,9 @@ class Growth:
         torch.manual_seed(0)
         self.dim, self.classes, self.count = dim, classes, count
         clip = clip or random_clip(SMALL_VISION, MINI_TEXT, dim)
-        config = DMCOTConfig(stage1=Training(epochs=0), stage2=Training(epochs=1, lr=2e-3), train_old_prompts=False)
+        config = DMCOTConfig(
+            stage1=TowerTraining(epochs=0), stage2=Training(epochs=1, lr=2e-3), train_old_prompts=False
+        )
         self.method = DMCOT(config, clip, Session(monitor=Phases()))
         self.transports: dict[int, float] = {}
         """Seconds of one transport by the number of spaces it carried."""

@@ -20,6 +20,7 @@ from clipcil.data.pictures import PictureSet
 from clipcil.data.reader import Reader
 from clipcil.experiment.device import make_fabric
 from clipcil.methods.dmc import DMC, DMCConfig
+from clipcil.training.augment import TowerTraining
 from clipcil.training.loop import Session, Training
 
 WAITS = ("item", "__int__", "__float__", "__bool__", "__index__", "tolist", "numpy")
@@ -49,7 +50,16 @@ class Strict(Session):
         super().__init__()
         self.patch, self.steps = patch, 0
 
-    def fit(self, stage: str, parameters: Any, data: Any, loss: Any, how: Training, each_epoch: Any = None) -> None:
+    def fit(
+        self,
+        stage: str,
+        parameters: Any,
+        data: Any,
+        loss: Any,
+        how: Training,
+        each_epoch: Any = None,
+        depends_on: Any = None,
+    ) -> None:
         def strict(*given: Any) -> Tensor:
             self.steps += 1
             with waits_forbidden(self.patch):
@@ -87,6 +97,7 @@ def test_stage_one_never_waits(tiny_clip: CLIP, monkeypatch: pytest.MonkeyPatch)
     class Ready:
         """Pictures that lie on the device."""
 
+        key = "ready"
         labels = torch.tensor([0, 0, 0, 1, 1, 1])
         features = torch.randn(6, tiny_clip.config.dim)
 
@@ -97,8 +108,8 @@ def test_stage_one_never_waits(tiny_clip: CLIP, monkeypatch: pytest.MonkeyPatch)
             return type("Batch", (), {"pixels": pixels[rows], "__len__": lambda self: len(self.pixels)})()
 
     session = Strict(monkeypatch)
-    method = DMC(DMCConfig(stage1=Training(epochs=2, batch_size=4)), tiny_clip.with_own_vision_tower(), session)
-    method.learn(type("Task", (), {"names": ["fox", "boat"], "pictures": Ready()})())  # type: ignore[arg-type]
+    method = DMC(DMCConfig(stage1=TowerTraining(epochs=2, batch_size=4)), tiny_clip.with_own_vision_tower(), session)
+    method.learn(type("Task", (), {"index": 0, "names": ["fox", "boat"], "pictures": Ready()})())  # type: ignore[arg-type]
     assert session.steps == 2 * 2 + 5
 
 

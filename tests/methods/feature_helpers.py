@@ -17,6 +17,8 @@ WORDS = ["dog", "cat", "fire engine", "tree", "house", "boat", "apple", "key", "
 class FeaturePictures:
     """Stands for `Pictures` where only features and labels are read."""
 
+    key = "made up"
+
     def __init__(self, features: Tensor, labels: Tensor) -> None:
         self.features, self.labels = features, labels
 

@@ -13,9 +13,10 @@ from torch.nn.functional import normalize
 from clipcil.clip import CLIP
 from clipcil.methods import dmc
 from clipcil.methods.dmc import DMCOT, DMCOTConfig, compete, nearest_classes
+from clipcil.training.augment import TowerTraining
 from clipcil.training.loop import Session, Training
 
-QUICK = DMCOTConfig(stage1=Training(epochs=0), stage2=Training(epochs=2, batch_size=8), prompt_length=2)
+QUICK = DMCOTConfig(stage1=TowerTraining(epochs=0), stage2=Training(epochs=2, batch_size=8), prompt_length=2)
 
 
 def learnt(clip: CLIP, config: DMCOTConfig) -> DMCOT:
@@ -53,7 +54,7 @@ def test_with_few_neighbours_it_trains_and_differs(tiny_clip: CLIP, monkeypatch:
 
 
 def test_the_memory_keeps_few_maps(tiny_clip: CLIP) -> None:
-    config = replace(QUICK, stage1=Training(epochs=1, lr=1e-3), max_spaces=1)
+    config = replace(QUICK, stage1=TowerTraining(epochs=1, lr=1e-3), max_spaces=1)
     kept: list[Tensor] = [
         learnt_with_tower(tiny_clip, each).memory.matrices for each in (config, replace(config, max_spaces=9))
     ]

@@ -73,6 +73,6 @@ def test_more_pictures_later_are_the_same_sums(tiny_clip: CLIP) -> None:
     more = pictures(tiny_clip, torch.arange(6), 9)
     parts.learn_again(Task(2, [], more))  # type: ignore[arg-type]
     everything = torch.cat([part.pooled for part in [*sets, more]])
-    features = parts.expand(everything)
+    features = parts.expand(everything).double()
     torch.testing.assert_close(parts.gram, features.T @ features, rtol=1e-4, atol=1e-2)
     assert parts.penalty == penalty

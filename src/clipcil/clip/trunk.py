@@ -102,7 +102,7 @@ class Trunk(nn.Module):
         maps, averages = self.maps(pixels)
         places = maps.shape[2] * maps.shape[3]
         packed = F.pad(averages, (0, -self.inner_size % places))
-        return torch.cat([maps, packed.reshape(len(maps), -1, *maps.shape[2:])], dim=1)
+        return torch.cat([maps, packed.reshape(maps.shape[0], -1, *maps.shape[2:])], dim=1)
 
     def maps(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
         """(B, 3, h, w) → what the tower reads (B, channels, high, wide), and the averages (B, inner_size)."""
@@ -112,7 +112,7 @@ class Trunk(nn.Module):
             hidden = block(hidden)
             if depth in self.depths:
                 averages.append(hidden.mean((2, 3)))
-        return self.reduce(self.head(hidden)), torch.cat([hidden.new_zeros(len(hidden), 0), *averages], dim=1)
+        return self.reduce(self.head(hidden)), torch.cat([hidden.new_zeros(hidden.shape[0], 0), *averages], dim=1)
 
     def packed(self, high: int, wide: int) -> int:
         """How many channels of high × wide the averages take."""

@@ -61,9 +61,9 @@ class RanPAC(Method):
         width = self.clip.config.vision.width
         count = self.config.projections or 8 * width
         self.register_buffer("directions", torch.randn(width, count, device=self.device))
-        self.register_buffer("gram", torch.zeros(count, count, device=self.device))
+        self.register_buffer("gram", torch.zeros(count, count, dtype=torch.float64, device=self.device))
         self.register_buffer("penalty", torch.ones((), dtype=torch.float64, device=self.device))
-        self.growing_buffer("sums", count)
+        self.growing_buffer("sums", count, dtype=torch.float64)
         self.growing_buffer("classifier", count)
 
     @torch.no_grad()
@@ -86,11 +86,12 @@ class RanPAC(Method):
         return torch.relu(pooled @ self.directions)
 
     def add(self, features: Tensor, labels: Tensor) -> None:
+        features = features.double()  # in float32 a small λ would lie below the rounding of G
         self.gram = self.gram + features.T @ features
         self.sums = self.sums.index_add(0, labels, features)
-        matrix = self.gram.double()
+        matrix = self.gram.clone()
         matrix.diagonal().add_(self.penalty)
-        self.classifier = solve(matrix, self.sums.double().T).T.to(self.classifier)
+        self.classifier = solve(matrix, self.sums.T).T.to(self.classifier)
 
     def choose_penalty(self, features: Tensor, labels: Tensor) -> Tensor:
         """The λ with the least squared error on a held-out part of this task, fitted to its other part alone.
