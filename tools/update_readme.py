@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from clipcil.errors import UserError
-from clipcil.experiment.claims import is_row, judge_claims
+from clipcil.experiment.claims import find_rows, judge_claims
 from clipcil.files import write_text
 from clipcil.paper import Row, read_table
 from clipcil.reading import MissingFileError, read_text
@@ -43,13 +43,13 @@ def ablations_table(runs: Sequence[RunResult]) -> str:
 
 
 def _accuracies(rows: Sequence[Row], groups: Sequence[Group]) -> str:
-    found = {(group.stream, row): group for group in groups for row in rows if is_row(group, row)}
+    found = find_rows(rows, groups)
     streams = sorted({stream for stream, _ in found})
     name = stream_namer(streams)
     head = ["A_B ± s (Ā), %", *(f"{name(stream)}{_orders(found, stream)}" for stream in streams)]
     lines = []
     for row in rows:
-        cells = [_cell(found.get((stream, row))) for stream in streams]
+        cells = [_cell(found.get((stream, row.label))) for stream in streams]
         if any(cell != "–" for cell in cells):
             lines.append([row.label, *cells])
     return markdown_table(head, lines)
@@ -62,7 +62,7 @@ def _cell(group: Group | None) -> str:
     return f"{group.last.mean:.1f}{spread} ({group.average.mean:.1f})"
 
 
-def _orders(found: dict[tuple[Stream, Row], Group], stream: Stream) -> str:
+def _orders(found: dict[tuple[Stream, str], Group], stream: Stream) -> str:
     counts = {len({run.order for run in group.runs}) for (own, _), group in found.items() if own == stream}
     return f"; {min(counts)} orders" if len(counts) == 1 else f"; {min(counts)}–{max(counts)} orders"
 

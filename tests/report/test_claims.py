@@ -9,7 +9,7 @@ import pytest
 from finished_runs import write_run
 
 from clipcil.cli import main
-from clipcil.experiment.claims import judge_claims
+from clipcil.experiment.claims import judge_claims, outdated
 from clipcil.experiment.grid import plan
 from clipcil.experiment.spec import Grid
 from clipcil.paper import read_table
@@ -100,6 +100,7 @@ def test_runs_are_judged(tmp_path: Path) -> None:
     assert of(judged, "Results are stable in the prompt length").parts[0].verdict == "holds"
     assert not [each for each in judged if each.claim.datasets == ("cub200",)]
     page = markdown(judged, runs)
+    assert page.count("\n## ") == 14 and "Not measured." in page  # no claim is dropped
     assert "| 5. DMC-OT beats DMC at 10 tasks | holds |" in page and "+2.90 (mean)" in page
     assert "does not hold" in section(judged) and "not measured" not in section([of(judged, "Two")])
 
@@ -115,6 +116,12 @@ def test_a_run_with_other_settings_is_no_row_of_the_claims(tmp_path: Path) -> No
     for path in folder.glob("*dmc-ot*/results.json"):
         values = json.loads(path.read_text())
         values["config"]["method"]["stage1"]["lr"] = 0.5
+        path.write_text(json.dumps(values))
+    assert outdated(find_runs([folder]))[0].startswith("DMC-OT on emoji, 10 tasks, ran with stage1.lr 0.5 (today ")
+    assert of(judge_claims(find_runs([folder])), "DMC-OT beats DMC at 10").verdict == "holds"
+    for path in folder.glob("*dmc-ot*/results.json"):
+        values = json.loads(path.read_text())
+        values["config"]["method"]["beta"] = 0.7
         path.write_text(json.dumps(values))
     assert of(judge_claims(find_runs([folder])), "DMC-OT beats DMC at 10").verdict == "not measured"
 

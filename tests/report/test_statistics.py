@@ -83,16 +83,16 @@ def test_the_same_runs_give_the_same_interval_in_any_company(tmp_path: Path) -> 
     assert Resampled(runs).mean(runs[:2]) == Resampled(runs[:2]).mean(runs[:2])
 
 
-def test_how_often_the_interval_of_three_orders_holds_the_truth() -> None:
-    """Orders with a spread of 2 points, 200 pictures: 95 % are aimed at; three orders know little of their spread."""
+@pytest.mark.parametrize("spread", [0.02, 0.05])
+def test_how_often_the_interval_of_three_orders_holds_the_truth(spread: float) -> None:
+    """200 pictures, orders with a standard deviation of 2 or 5 points: 95 % are aimed at."""
     random = np.random.default_rng(1)
     hits = {"bootstrap": 0, "t": 0}
-    trials = 200
+    trials, resampled = 120, Resampled([], draws=400)
     for _ in range(trials):
-        levels = 0.05 + random.normal(0, 0.02, 3)
+        levels = 0.05 + random.normal(0, spread, 3)
         pictures = random.normal(0, 0.15, 200)  # the same in all orders
         table = 100 * (levels[:, None] + pictures[None] + random.normal(0, 0.3, (3, 200)))
-        resampled = Resampled([], draws=400)
         counts = random.poisson(1.0, (400, 200))
         drawn = counts @ table.T / counts.sum(1, keepdims=True)
         found = resampled._interval(np.concatenate([table.mean(1)[None], drawn]))
@@ -100,5 +100,5 @@ def test_how_often_the_interval_of_three_orders_holds_the_truth() -> None:
         assert by_t is not None
         hits["bootstrap"] += found.low <= 5 <= found.high
         hits["t"] += by_t.low <= 5 <= by_t.high
-    assert 0.80 * trials <= hits["bootstrap"] <= trials, hits
+    assert 0.88 * trials <= hits["bootstrap"] <= trials, hits
     assert 0.85 * trials <= hits["t"] <= trials, hits

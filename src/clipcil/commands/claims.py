@@ -28,7 +28,7 @@ def claims(
     from rich.table import Table
 
     from clipcil.errors import UserError
-    from clipcil.experiment.claims import judge_claims
+    from clipcil.experiment.claims import judge_claims, outdated
     from clipcil.report.claims import summary
     from clipcil.report.claims_text import stream_namer
     from clipcil.report.keep import keep_runs, write_claims
@@ -46,6 +46,8 @@ def claims(
     for row in summary(judged, stream_namer(list(dict.fromkeys(each.stream for each in judged)))):
         table.add_row(*row)
     Console(highlight=False, markup=False).print(table)
+    for line in outdated(found):
+        print(f"note: {line}")
     if keep is not None:
         print(f"{keep_runs(found, keep)} runs kept in {keep}")
     if out is not None:

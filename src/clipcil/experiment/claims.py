@@ -3,44 +3,73 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 from clipcil.errors import UserError
 from clipcil.experiment.spec import RunSpec, method_settings
 from clipcil.paper import Row, read_table
 from clipcil.report.claims import Judged, Stream, judge
-from clipcil.report.compare import Group, flatten, group_runs
+from clipcil.report.compare import Group, flatten, group_runs, show
 from clipcil.report.runs import RunResult
 from clipcil.settings import to_dict
 
 
 def judge_claims(runs: Sequence[RunResult]) -> list[Judged]:
-    """The paper's claims, judged by those of `runs` that are rows of the table `claims` with today's settings."""
+    """The paper's claims, judged by those of `runs` that are rows of the table `claims`."""
     table = read_table("claims")
-    rows, groups = table.all_rows(), group_runs(runs)
+    return judge(table.claims, table.all_rows(), find_rows(table.all_rows(), group_runs(runs)))
+
+
+def find_rows(rows: Sequence[Row], groups: Sequence[Group]) -> dict[tuple[Stream, str], Group]:
+    """The group of each row on each stream of tasks; of several the one nearest to today's settings."""
     found: dict[tuple[Stream, str], Group] = {}
+    nearest: dict[tuple[Stream, str], int] = {}
     for group in groups:
         for row in rows:
-            if is_row(group, row):
-                found[group.stream, row.label] = group
-    return judge(table.claims, rows, found)
+            differ = since_then(group, row)
+            place = group.stream, row.label
+            if differ is not None and len(differ) < nearest.get(place, 10**6):
+                found[place], nearest[place] = group, len(differ)
+    return found
 
 
-def is_row(group: Group, row: Row) -> bool:
-    """Whether the group ran what the row asks for: its settings over the preset of the dataset and the backbone.
+def since_then(group: Group, row: Row) -> dict[str, tuple[Any, Any]] | None:
+    """What the group's settings were where today's are others; None where the group is not that row.
 
-    A setting that did not exist yet when the group ran is passed over.
+    The settings by which the rows of a method differ, such as `calibration` and `beta`, must be those that the row has
+    today. Others, such as a learning rate, may have changed since the group ran.
     """
     first = group.first
     if first.method != row.method:
-        return False
+        return None
     spec = RunSpec(method=row.method, data=first.data, backbone=first.backbone)
     try:
-        wanted = flatten(_plain(to_dict(method_settings(spec, row.settings))))
+        today = flatten(_plain(to_dict(method_settings(spec, row.settings))))
     except UserError:
-        return False
+        return None
     own = flatten(first.settings)
-    return all(own[key] == value for key, value in wanted.items() if key in own)
+    differ = {key: (own[key], value) for key, value in today.items() if key in own and own[key] != value}
+    return None if differ.keys() & _deciding(row.method) else differ
+
+
+def outdated(runs: Sequence[RunResult]) -> list[str]:
+    """A line for each row that ran with other settings than it would have today."""
+    rows = read_table("claims").all_rows()
+    lines = []
+    for (stream, label), group in find_rows(rows, group_runs(runs)).items():
+        differ = since_then(group, next(row for row in rows if row.label == label))
+        if differ:
+            said = ", ".join(f"{key} {show(then)} (today {show(now)})" for key, (then, now) in differ.items())
+            lines.append(f"{label} on {stream[0]}, {stream[1]} tasks, ran with {said}")
+    return lines
+
+
+@cache
+def _deciding(method: str) -> frozenset[str]:
+    """The settings by which the rows of a method differ."""
+    rows = read_table("claims").all_rows()
+    return frozenset(key for row in rows if row.method == method for key in row.settings)
 
 
 def _plain(value: Any) -> Any:

@@ -142,9 +142,9 @@ def _paper_datasets() -> list[str]:
 
 
 def summary(judged: Sequence[Judged], name: Callable[[Stream], str]) -> list[tuple[str, str]]:
-    """For each claim its sentence and one of words: `holds on emoji; cannot be told on cifar100`."""
+    """For each claim its sentence and its verdicts, such as `holds (emoji, 10 tasks)`; each claim has a line."""
     lines = []
-    for claim in dict.fromkeys(each.claim for each in judged):
+    for claim in read_table("claims").claims:
         own = [each for each in judged if each.claim == claim]
         said = [f"{each.verdict} ({name(each.stream)})" for each in own if each.verdict != "not measured"]
         lines.append((claim.says, "; ".join(said) or "not measured"))

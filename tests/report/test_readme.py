@@ -1,0 +1,54 @@
+"""Every number of the README's tables, and the page of claims, come from `results/`."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from clipcil.errors import UserError
+from clipcil.report.runs import find_runs
+
+ROOT = Path(__file__).resolve().parents[2]
+RESULTS = ROOT / "results"
+
+
+@pytest.fixture(scope="module")
+def tool() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("update_readme", ROOT / "tools" / "update_readme.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_readme_and_the_claims_are_what_results_says(tool: ModuleType) -> None:
+    for path, text in tool.pages(ROOT).items():
+        assert path.read_text(encoding="utf-8") == text, f"{path.name} is stale; run python tools/update_readme.py"
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert readme.count("<!-- results:") == readme.count("<!-- /results -->") == len(tool.TABLES)
+
+
+def test_a_changed_result_changes_the_table(tool: ModuleType) -> None:
+    runs = find_runs([RESULTS])
+    before = tool.methods_table(runs)
+    runs[0].values["last"] += 30
+    assert tool.methods_table(runs) != before
+    assert (
+        tool.updated("a\n<!-- results:methods -->\nold\n<!-- /results -->\nb", runs).count(before.splitlines()[0]) == 1
+    )
+
+
+def test_an_unknown_table_is_named(tool: ModuleType) -> None:
+    with pytest.raises(UserError, match="no table 'nothing'"):
+        tool.updated("<!-- results:nothing -->\n<!-- /results -->", [])
+
+
+def test_the_evidence_has_no_weights_and_names_no_folder_of_a_machine() -> None:
+    files = [path for path in RESULTS.rglob("*") if path.is_file()]
+    kinds = {path.name for path in files}
+    assert kinds <= {"config.toml", "results.json", "timing.json", "predictions.csv.gz", "NOTES.md"}
+    assert sum(path.stat().st_size for path in files) < 8_000_000
+    assert not [path for path in files if path.suffix in (".json", ".toml") and "data_root" in path.read_text()]
