@@ -68,3 +68,14 @@ def test_onnx(model: clipcil.Classifier, tmp_path: Path) -> None:
     pixels, wanted = expected(model, images)
     logits, _ = session.run(None, {"pictures": pixels.numpy()})
     torch.testing.assert_close(torch.from_numpy(logits), wanted, atol=2e-2, rtol=2e-3)
+
+
+@pytest.mark.parametrize("method", ["discriminant", "strata"])
+def test_what_learn_makes_by_default_can_be_exported(method: str, tmp_path: Path) -> None:
+    model = clipcil.Classifier(method)
+    model.learn(pictures(["airplane", "ant"]))
+    images = flat(pictures(["airplane", "ant"], test=True))
+    network = torch.export.load(export(model, tmp_path / "out")).module()
+    pixels, wanted = expected(model, images)
+    for count in (1, len(images)):
+        assert torch.equal(network(pixels[:count])[0].argmax(1), wanted[:count].argmax(1))
