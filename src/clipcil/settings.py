@@ -40,6 +40,9 @@ def _changes(settings: Any, values: Mapping[str, Any], where: str) -> dict[str, 
             changes[key] = override(inner, value, f"{where}{key}.")
         elif dataclasses.is_dataclass(inner) and isinstance(value, type(inner)):
             changes[key] = value
+        elif dataclasses.is_dataclass(value) and type(value) in type(inner).__mro__:  # a Training for a TowerTraining
+            given = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+            changes[key] = override(inner, given, f"{where}{key}.")
         else:
             changes[key] = _convert(value, hints[key], f"{where}{key}")
     return changes

@@ -255,12 +255,14 @@ def test_the_whole_recipe_in_seconds(tmp_path: Path, sets: Path, wordnet: WordNe
     export.write_reference(clip, tmp_path / "reference.safetensors")
     reference = load_file(tmp_path / "reference.safetensors")
     theirs = CLIPModel.from_pretrained(folder).float().eval()
+    channels = theirs.config.vision_config.num_channels  # behind them the trunk packs averages of its inner blocks
     with torch.no_grad():
-        image = theirs.visual_projection(theirs.vision_model(reference["trunk_output"]).pooler_output)
+        image = theirs.visual_projection(theirs.vision_model(reference["trunk_output"][:, :channels]).pooler_output)
     torch.testing.assert_close(reference["image_features"], image, atol=1e-4, rtol=1e-4)
     one = pictures.views(Image.open(sets / found[0].file).convert("RGB"), found[0].source, random.Random("0 0 0"))
     with torch.no_grad():
-        torch.testing.assert_close(clip.preprocess(one), learnt.patches[0].float(), atol=0.2, rtol=0.05)
+        maps = clip.preprocess(one)[:, :channels]
+        torch.testing.assert_close(maps, learnt.patches[0].float(), atol=0.2, rtol=0.05)
 
 
 def text_loss(tower: nn.Module, tokenizer: Tokenizer, draw: text.Draw) -> float:
