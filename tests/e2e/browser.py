@@ -17,6 +17,9 @@ CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", 
 MISSING = "needs Chromium and its driver (Debian: apt-get install chromium chromium-driver)"
 ARGUMENTS = ["--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars"]
 
+WAIT = 180.0
+"""Seconds after which something that should happen is taken to have failed; a loaded machine is slow."""
+
 
 class Browser:
     """One window. Used as a context, which ends the processes it started."""
@@ -59,7 +62,7 @@ class Browser:
         """The value of a JavaScript function body."""
         return self._call("/execute/sync", {"script": script, "args": []})
 
-    def wait(self, condition: str, seconds: float = 60) -> Any:
+    def wait(self, condition: str, seconds: float = WAIT) -> Any:
         """The value of a JavaScript expression as soon as it is true."""
         end = time.monotonic() + seconds
         while not (value := self.run(f"return {condition}")):
@@ -83,13 +86,20 @@ class Browser:
         return [message["params"]["request"]["url"] for message in sent]
 
     def drop(self, selector: str, *paths: Path) -> None:
-        """Drop files or folders on an element."""
-        script = "const e = document.querySelector(%s); e.scrollIntoView({block: 'center'});"
-        script += "const r = e.getBoundingClientRect(); return [r.x + r.width / 2, r.y + Math.min(r.height / 2, 30)]"
-        x, y = self.run(script % json.dumps(selector))
+        """Drop files or folders on an element, once the page has stopped moving under it."""
+        script = f"""const found = document.querySelector({json.dumps(selector)});
+            found.scrollIntoView({{block: 'center'}});
+            const box = found.getBoundingClientRect();
+            const x = box.x + box.width / 2, y = box.y + Math.min(box.height / 2, 30);
+            return found.contains(document.elementFromPoint(x, y)) ? [x, y] : null"""
+        end, before, place = time.monotonic() + WAIT, None, self.run(script)
+        while place is None or place != before:
+            assert time.monotonic() < end, f"{selector} does not come to rest in sight"
+            time.sleep(0.1)
+            before, place = place, self.run(script)
         data = {"items": [], "files": [str(path.resolve()) for path in paths], "dragOperationsMask": 1}
         for kind in ("dragEnter", "dragOver", "drop"):
-            self.cdp("Input.dispatchDragEvent", {"type": kind, "x": x, "y": y, "data": data})
+            self.cdp("Input.dispatchDragEvent", {"type": kind, "x": place[0], "y": place[1], "data": data})
 
     def console(self) -> list[dict[str, Any]]:
         """What the page said on its console since the last call."""
@@ -115,5 +125,5 @@ class Browser:
         headers = {"Content-Type": "application/json"}
         request = urllib.request.Request(self._base + path, content, headers, method=method)
         straight = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # this machine, whatever proxy is set
-        with straight.open(request, timeout=60) as answer:
+        with straight.open(request, timeout=WAIT) as answer:
             return json.load(answer)["value"]

@@ -119,7 +119,7 @@ def test_a_third_class_when_the_first_pictures_are_gone(browser: Browser, server
     teach(browser, "rocket")
     for name in ("fox", "owl", "rocket"):
         assert verdict(browser, folder / "new" / name / "0.png") == name
-    assert browser.run("return document.querySelectorAll('.lessons li').length") == 2
+    browser.wait("document.querySelectorAll('.lessons li').length === 2")
 
 
 def test_a_mistake_is_put_right_with_one_click(browser: Browser, server: Server, folder: Path) -> None:
@@ -130,7 +130,7 @@ def test_a_mistake_is_put_right_with_one_click(browser: Browser, server: Server,
     waiting = [each for each in server.call("GET", "/api/waiting").json["classes"] if each["name"] == "rocket"]
     assert len(waiting[0]["pictures"]) == 1
     teach(browser, "rocket · 1 more")
-    assert browser.run("return document.querySelectorAll('.lessons li').length") == 3
+    browser.wait("document.querySelectorAll('.lessons li').length === 3")
 
 
 def test_undo_rename_forget(browser: Browser, server: Server) -> None:
