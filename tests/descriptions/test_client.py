@@ -225,7 +225,8 @@ def test_interrupted_and_continued(server: StandIn, tmp_path: Path, monkeypatch:
 
     assert ask_for_descriptions(CLASSES, endpoint(server), out, jobs=1, on_progress=watch) == 2
     assert seen == [4, 5, 6]
-    assert len(server.questions) - answered <= 2
+    # Distinct ones: the request under way at the interrupt may reach the server late, and is asked once more.
+    assert len(set(server.questions[answered:])) <= 2
     check_whole(out)
     assert ask_for_descriptions(CLASSES, endpoint(server), out) == 0
     assert list(tmp_path.iterdir()) == [out]

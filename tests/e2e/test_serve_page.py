@@ -53,6 +53,12 @@ def browser(server: Server, folder: Path) -> Iterator[Browser]:
         yield opened
 
 
+@pytest.fixture(autouse=True)
+def own_console(browser: Browser) -> None:
+    """A test reads its own messages: a picture taken out while its thumbnail loads leaves a 404 to the test after it."""
+    browser.console()
+
+
 def show(browser: Browser, server: Server, width: int = 1440, scheme: str = "light", path: str = "") -> None:
     browser.show(f"{server.address}/{path}", width, scheme=scheme)
     browser.wait(READY)
