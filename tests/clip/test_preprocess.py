@@ -24,19 +24,19 @@ def test_mini_gives_the_reference_trunk_output(mini: CLIP) -> None:
     reference = load_file(REFERENCE)
     images = [Image.fromarray(picture.permute(1, 2, 0).numpy()) for picture in reference["pictures_uint8"]]
     out = mini.preprocess(images)
-    assert out.shape == (4, *mini.preprocess.shape) == (4, 384 + 30, 4, 4)
+    assert out.shape == (4, *mini.preprocess.shape) == (4, 384 + 48, 4, 4)
     assert (out[:, :384] - reference["trunk_output"]).abs().max() < 1e-3
     assert mini.preprocess.trunk is not None
     batch = torch.stack([mini.preprocess.picture(image) for image in images])
     hidden, averages = mini.preprocess.trunk.stem(batch), []
     for depth, block in enumerate(mini.preprocess.trunk.blocks):
         hidden = block(hidden)
-        if depth in (14, 20):  # the last block of 8 × 8 places and that of 4 × 4
+        if depth in (10, 14, 19, 20):  # the last block of each of the last four widths
             averages.append(hidden.mean((2, 3)))
     expected = torch.cat(averages, dim=1)
-    torch.testing.assert_close(out[:, 384:].flatten(1)[:, :472], expected, atol=1e-3, rtol=1e-3)
-    assert mini.vision.level_sizes == (472, 384, 384)
-    torch.testing.assert_close(mini.vision(out).levels[:, :472], expected, atol=1e-3, rtol=1e-3)
+    torch.testing.assert_close(out[:, 384:].flatten(1)[:, :768], expected, atol=1e-3, rtol=1e-3)
+    assert mini.vision.level_sizes == (88, 120, 208, 352, 384)
+    torch.testing.assert_close(mini.vision(out).levels[:, :768], expected, atol=1e-3, rtol=1e-3)
     assert not out.requires_grad
 
 

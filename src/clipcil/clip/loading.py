@@ -137,7 +137,7 @@ def _assemble(
         clip = CLIP(replace(config, text=text), tokenizer, preprocess, name)
     towers = _Towers(clip)
     fill(towers, tensors, f"weights of '{name}'")
-    clip.vision.inner = preprocess.trunk.inner_size if preprocess.trunk is not None else 0
+    clip.vision.inner = preprocess.trunk.inner_sizes if preprocess.trunk is not None else ()
     clip.logit_scale = towers.logit_scale  # the one tensor that is no member of a shared submodule
     return clip.freeze()
 

@@ -21,9 +21,9 @@ class VisionOutput(NamedTuple):
     features: Tensor
     """(B, dim): `pooled` projected into the joint space, not normalised."""
     levels: Tensor
-    """(B, sum of `level_sizes`): the picture at three depths: averages of inner layers of the trunk (where there is no
-    trunk, the average patch), the average patch token halfway up the tower, and `pooled`. What the first two know is
-    partly lost further up."""
+    """(B, sum of `level_sizes`): the picture at several depths, the last one `pooled`. Before it come averages of inner
+    layers of the trunk or, where there is no trunk, the average patch and the average patch token halfway up the tower.
+    What these know is partly lost further up."""
 
 
 class PatchEmbedding(nn.Module):
@@ -85,13 +85,13 @@ class VisionTower(nn.Module):
         self.config = config
         self.vision_model = VisionModel(config)
         self.visual_projection = nn.Linear(config.width, dim, bias=False)
-        self.inner = 0  # averages of the trunk's inner layers, packed behind the channels that the tower reads
+        self.inner: tuple[int, ...] = ()  # averages of the trunk's layers, packed behind the channels that the tower reads
 
     @property
-    def level_sizes(self) -> tuple[int, int, int]:
+    def level_sizes(self) -> tuple[int, ...]:
         """How many numbers each of the `levels` has."""
-        patch = self.config.channels * self.config.patch_size**2
-        return self.inner or patch, self.config.width, self.config.width
+        patch, width = self.config.channels * self.config.patch_size**2, self.config.width
+        return (*self.inner, width) if self.inner else (patch, width, width)
 
     def forward(
         self,
@@ -128,7 +128,8 @@ class VisionTower(nn.Module):
             else:
                 hidden = block(hidden, prefixes.get(layer))
         pooled = model.post_layernorm(hidden[:, 0])
-        average = model.embeddings.patch_embedding.average
-        first = packed.flatten(1)[:, : self.inner] if self.inner else average(pixels)
-        levels = [first, halfway[:, -self.config.patches :].mean(1), pooled]
+        levels = [packed.flatten(1)[:, : sum(self.inner)], pooled]
+        if not self.inner:
+            average = model.embeddings.patch_embedding.average(pixels)
+            levels = [average, halfway[:, -self.config.patches :].mean(1), pooled]
         return VisionOutput(hidden, pooled, self.visual_projection(pooled), torch.cat(levels, dim=1))

@@ -30,7 +30,7 @@ class Batch(Protocol):
 
     @property
     def levels(self) -> Tensor:
-        """(B, sum of the tower's `level_sizes`): the picture at three depths of the tower; ends with `pooled`."""
+        """(B, sum of the tower's `level_sizes`): the picture at several depths of the tower; ends with `pooled`."""
 
 
 class TensorBatch:

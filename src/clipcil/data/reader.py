@@ -160,7 +160,7 @@ class Pictures:
 
     @property
     def levels(self) -> Tensor:
-        """(B, sum of the tower's `level_sizes`): the picture at three depths of the tower; ends with `pooled`."""
+        """(B, sum of the tower's `level_sizes`): the picture at several depths of the tower; ends with `pooled`."""
         return self._lookup().levels[self._rows.to(self._reader.device)]
 
     def _lookup(self) -> _Encoded:

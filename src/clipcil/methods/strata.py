@@ -1,4 +1,4 @@
-"""Strata: three depths of the frozen tower, read by closed-form heads whose mix is chosen by leave-one-out.
+"""Strata: several depths of the frozen tower, read by closed-form heads whose mix is chosen by leave-one-out.
 
 Our own method, not in the paper. Its parts are known, and credited where they are used; what is new is putting them
 together so that nothing has to be set for a dataset or a backbone:
