@@ -85,7 +85,7 @@ class VisionTower(nn.Module):
         self.config = config
         self.vision_model = VisionModel(config)
         self.visual_projection = nn.Linear(config.width, dim, bias=False)
-        self.inner: tuple[int, ...] = ()  # averages of the trunk's layers, packed behind the channels that the tower reads
+        self.inner: tuple[int, ...] = ()  # of the trunk's layers: averages packed behind the channels that it reads
 
     @property
     def level_sizes(self) -> tuple[int, ...]:
