@@ -38,8 +38,8 @@ from typing import TYPE_CHECKING
 
 import fuzz_server
 from fuzz_inputs import FAMILIES as RUN_FAMILIES
-from fuzz_inputs import encoded, picture
-from fuzz_models import MODEL_FAMILIES
+from fuzz_models import METHODS, MODEL_FAMILIES
+from fuzz_pictures import encoded, picture
 from PIL import Image
 
 if TYPE_CHECKING:
@@ -284,8 +284,9 @@ def make_stock(stock: Path) -> None:
         (stock / "week" / name).mkdir(parents=True)
         for colour in colours:
             Image.new("RGB", (16, 16), colour).save(stock / "week" / name / f"{colour}.png")
-    with contextlib.redirect_stdout(io.StringIO()):
-        command(["learn", str(stock / "model"), str(stock / "week"), "--quiet"])
+    for name in METHODS:
+        with contextlib.redirect_stdout(io.StringIO()):
+            command(["learn", str(stock / f"model-{name}"), str(stock / "week"), "--quiet", "--method", name])
     client.LONGEST_WAIT = 0.02
     usual = client.Endpoint.__init__.__defaults__ or ()
     client.Endpoint.__init__.__defaults__ = tuple(1.0 if value == 60.0 else value for value in usual)

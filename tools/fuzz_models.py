@@ -18,9 +18,12 @@ from random import Random
 from typing import Any
 
 import tomli_w
-from fuzz_inputs import ODD_VALUES, Maker, add_oddity, damaged, encoded, picture
+from fuzz_inputs import ODD_VALUES, Maker
+from fuzz_pictures import add_oddity, damaged, encoded, picture
 from fuzz_server import KINDS
 
+METHODS = ("discriminant", "simplecil", "strata", "ranpac", "zero-shot")
+"""Methods of the models that are made once, in `stock/model-METHOD`."""
 ODD_NAMES = (
     b"cat",
     b"m[red]x",
@@ -188,7 +191,7 @@ def reweigh(model: Path, weights: Path, chance: Random) -> None:
 def models(place: Path, chance: Random, stock: Path) -> list[str]:
     """A model of a stranger, or one's own with odd words."""
     model = place / "model"
-    shutil.copytree(stock / "model", model)
+    shutil.copytree(stock / f"model-{chance.choice(METHODS)}", model)
     own = mine(place)
     if chance.random() < 0.75:
         spoil_model(model, own, chance)
@@ -321,9 +324,9 @@ def full(place: Path, chance: Random, stock: Path) -> list[str]:
     """A file system without room; `place/full` is one of a few kilobytes where the tool may mount one."""
     disk = place / "full"
     mine(place)
-    if (stock / "model").is_dir() and chance.random() < 0.7:
+    if chance.random() < 0.7:
         try:
-            shutil.copytree(stock / "model", disk / "model")
+            shutil.copytree(stock / "model-discriminant", disk / "model")
             (place / "model").symlink_to(disk / "model")
             return model_words(place, disk / "model", chance)
         except (OSError, shutil.Error):

@@ -104,15 +104,15 @@ def kill_commands(
 
     Args:
         work: Folder for everything.
-        kills: How many times a command is killed.
+        kills: How many times a command is killed; one that ends before it is struck does not count.
         chance: When.
         start: Starts `clipcil` with these words in a process of its own; returns its number.
         end: Waits for a process, killing it first if told to; returns its exit code.
     """
     make_stock(work, lambda words: end(start(words), False))
     after: dict[str, tuple[str, list[str], float]] = {}
-    struck = bad = 0
-    for number in range(kills):
+    number = struck = bad = 0
+    while struck < kills:
         trial = Trial(NAMES[number % len(NAMES)], work)
         if trial.name not in after:
             place = work / f"whole-{trial.name}"
@@ -145,7 +145,8 @@ def kill_commands(
         if problem:
             print(f"{trial.name}: {problem}", flush=True)
         shutil.rmtree(place)
-    print(f"{struck} kills of {', '.join(NAMES)}: {kills - bad} of {kills} left the old or the new", flush=True)
+        number += 1
+    print(f"{struck} kills of {', '.join(NAMES)}: {number - bad} of {number} left the old or the new", flush=True)
     return struck, bad
 
 

@@ -55,7 +55,7 @@ def browser(server: Server, folder: Path) -> Iterator[Browser]:
 
 @pytest.fixture(autouse=True)
 def own_console(browser: Browser) -> None:
-    """A test reads its own messages: a picture taken out while its thumbnail loads leaves a 404 to the test after it."""
+    """A test reads its own messages: a picture taken out while its thumbnail loads leaves a 404 to the next test."""
     browser.console()
 
 

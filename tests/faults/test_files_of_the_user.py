@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import stat
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -26,6 +29,8 @@ from clipcil.experiment.checkpoint import CheckpointFolder, SnapshotFolder
 from clipcil.experiment.monitor import RunMonitor
 from clipcil.files import LOCK, run_lock, write_json, write_text, write_toml
 from clipcil.report import html
+from clipcil.report.compare import Spread
+from clipcil.report.curve import Curve, save_sweep
 
 
 @pytest.mark.parametrize("name", ["weights.safetensors", "weights-best.safetensors", ".thesis.pdf.part", ".notes"])
@@ -73,6 +78,33 @@ def test_what_a_kill_left_beside_a_model_is_swept_by_the_next_command(saved: Pat
     with hold_model(fresh):
         pass
     assert not list(fresh.glob("*.safetensors"))
+
+
+KILLED_AFTER_THE_SWAP = """
+import os, signal, sys
+from clipcil.classifier import model_folder
+from clipcil.cli import main
+sweep, calls = model_folder.sweep, []
+def kill_the_second_time(folder):
+    calls.append(folder)
+    sweep(folder) if len(calls) == 1 else os.kill(os.getpid(), signal.SIGKILL)
+model_folder.sweep = kill_the_second_time
+main(["forget", sys.argv[1], "blue"])
+"""
+
+
+def test_what_a_killed_forget_left_is_gone_when_the_model_is_opened(saved: Path) -> None:
+    (saved / "weights-0123456789ab.safetensors").write_text("mine")
+    old = next(path for path in saved.glob("weights-*") if path.stat().st_size > 100)
+    done = subprocess.run([sys.executable, "-c", KILLED_AFTER_THE_SWAP, str(saved)], check=False)
+    assert done.returncode == -signal.SIGKILL
+    assert old.exists() and "blue" not in (saved / "model.toml").read_text()
+    with run_lock(saved, "another"):
+        assert clipcil.load(saved).classes == ["red"]  # not refused, and nothing is deleted behind the writer's back
+    assert old.exists()
+    main(["show", str(saved)])
+    assert not old.exists() and (saved / "weights-0123456789ab.safetensors").read_text() == "mine"
+    assert clipcil.load(saved).classes == ["red"]
 
 
 def test_the_previous_model_is_kept_and_brought_back(saved: Path) -> None:
@@ -179,6 +211,21 @@ def test_a_report_replaces_a_report_and_nothing_else(tmp_path: Path, capsys: pyt
         main(["report", str(run)])
     new = set(tree(tmp_path)) - set(before) - {"page-figures/mine.png"}
     assert all(name == "run/report.html" or name.startswith("run/report-figures/") for name in new), new
+
+
+def test_a_curve_replaces_a_curve_and_nothing_else(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    curve = [Curve("emoji", [("0.1", Spread(50.0, None), Spread(60.0, None))])]
+    for name in ("a.png", "a.svg", "a.PDF"):
+        for _ in range(2):
+            save_sweep(curve, "title", "beta", tmp_path / name)
+    plain("red")[0].save(tmp_path / "mine.png")
+    (tmp_path / "link.png").symlink_to(tmp_path / "a.png")
+    before = tree(tmp_path)
+    words = ["sweep", "dmc-ot", "beta", "0.1", "--out", str(tmp_path / "runs"), "--plot"]
+    assert "no curve of clipcil" in refused(capsys, *words, str(tmp_path / "mine.png"))
+    assert "is a symbolic link" in refused(capsys, *words, str(tmp_path / "link.png"))
+    assert "ends in .png, .svg, .pdf" in refused(capsys, *words, str(tmp_path / "a.doc"))
+    assert tree(tmp_path) == before
 
 
 @pytest.fixture

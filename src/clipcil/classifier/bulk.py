@@ -20,6 +20,7 @@ from typing import Any
 
 from clipcil.classifier.predicting import Prediction
 from clipcil.cluster import connect
+from clipcil.data.parquet import open_parquet
 from clipcil.data.tree import list_files
 from clipcil.errors import UserError
 from clipcil.files import run_lock, sha256, whole_file, write_json
@@ -139,11 +140,9 @@ class _Predictor:
 
 def read_part(part: Part) -> Iterator[tuple[str, Any]]:
     """Name and picture (a path, or the bytes of an encoded picture) of every row of a part."""
-    import pyarrow.parquet as pq
-
-    with pq.ParquetFile(part.file) as reader:
+    with open_parquet(Path(part.file)) as opened:
         row = 0
-        for batch in reader.iter_batches(batch_size=64, row_groups=[part.group]):
+        for batch in opened.batches([part.group]):
             for value in batch.to_pylist():
                 column = next(iter(value.values())) if len(value) == 1 else _picture(value)
                 if isinstance(column, dict):
@@ -217,15 +216,9 @@ def _parquet_files(source: Path) -> list[Path]:
 
 
 def _groups(files: Sequence[Path]) -> Iterator[tuple[Path, int]]:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
     for file in files:
-        try:
-            with pq.ParquetFile(file) as reader:
-                count = reader.num_row_groups
-        except (OSError, pa.ArrowException) as error:
-            raise UserError(f"{file} is not a parquet file that can be read") from error
+        with open_parquet(file) as opened:
+            count = opened.reader.num_row_groups
         yield from ((file, group) for group in range(count))
 
 

@@ -200,12 +200,17 @@ class TaughtModel:
         return index
 
     def _check(self, folder: Path) -> None:
-        """Weights that load need not fit: see that a picture gets a finite score for every class."""
+        """Weights that load need not fit: see that a picture gets a finite score for every class, and a novelty."""
         try:
             pixels = torch.zeros(1, *self._clip.preprocess.shape, device=self._session.device)
             with torch.no_grad():
-                logits = self._method.logits(TensorBatch(self._method.clip, pixels))
-            fits = logits.shape == (1, len(self._known)) and bool(torch.isfinite(logits).all())
+                batch = TensorBatch(self._method.clip, pixels)
+                logits, novelty = self._method.logits(batch), self._method.novelty(batch)
+            wanted = [((1, len(self._known)), logits), ((1,), novelty)]
+            fits = all(
+                scores is None or (scores.shape == shape and bool(torch.isfinite(scores).all()))
+                for shape, scores in wanted
+            )
         except Exception as error:  # a stranger's numbers can break any step of any method
             raise UserError(f"the weights in {folder} do not fit its model ({type(error).__name__})") from error
         if not fits:

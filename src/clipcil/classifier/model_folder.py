@@ -15,7 +15,7 @@ import hashlib
 import os
 import re
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
@@ -154,13 +154,32 @@ def sweep(folder: Path) -> None:
     """Delete what a killed process left in the folder of a model. The caller holds the lock."""
     if not folder.is_dir():
         return
-    named = {_named_weights(folder / name) for name in (MODEL, PREVIOUS)}
-    if None in named:  # a file that cannot be read may name any of them
+    left = _weights_left(folder)
+    if left is None:
         return
     sweep_parts(folder, _owns)
-    for path in folder.iterdir():
-        if path.name not in named and _is_own_weights(path):
-            path.unlink(missing_ok=True)
+    for path in left:
+        path.unlink(missing_ok=True)
+
+
+def _sweep_if_free(folder: Path) -> None:
+    """Delete what a killed `forget` left, of which it has promised to keep nothing.
+
+    Not where another process holds the folder, nor where it cannot be written to: whoever only reads a model is never
+    refused for it.
+    """
+    with suppress(UserError, OSError):
+        if _weights_left(folder):
+            with run_lock(folder):
+                sweep(folder)
+
+
+def _weights_left(folder: Path) -> list[Path] | None:
+    """Weights of ours that no model names; None where a file that cannot be read may name any of them."""
+    named = {_named_weights(folder / name) for name in (MODEL, PREVIOUS)}
+    if None in named:
+        return None
+    return [path for path in folder.iterdir() if path.name not in named and _is_own_weights(path)]
 
 
 def _named_weights(path: Path) -> str | None:
@@ -303,11 +322,16 @@ def read_weights(folder: Path, facts: Facts) -> dict[str, Tensor]:
 
 
 def load_model(folder: Path) -> tuple[Facts, dict[str, Tensor]]:
-    """Facts and weights of the same moment, even while another process writes a new model."""
+    """Facts and weights of the same moment, even while another process writes a new model.
+
+    What a process killed in the middle of a change left beside them is deleted.
+    """
     facts = read_model(folder)
     for _ in range(20):
         try:
-            return facts, read_weights(folder, facts)
+            tensors = read_weights(folder, facts)
+            _sweep_if_free(folder)
+            return facts, tensors
         except UserError:
             newer = read_model(folder)
             if newer.weights == facts.weights:

@@ -67,7 +67,7 @@ def sweep(
         method: The method; `clipcil methods` lists them.
         key: A setting of the method, or an option of the run: tasks, increment, shots, order, backbone, …
         values: Its values.
-        plot: File of the curve. Default: sweep-METHOD-KEY.png in the folder of the runs.
+        plot: File of the curve: .png, .svg or .pdf. Default: sweep-METHOD-KEY.png in the folder of the runs.
         quiet: Print the table only.
     """
     from rich.console import Console
@@ -75,9 +75,11 @@ def sweep(
 
     from clipcil.experiment.bench import points_of
     from clipcil.experiment.grid import plan_sweep
-    from clipcil.report.curve import Curve, save_sweep
+    from clipcil.report.curve import Curve, check_plot, save_sweep
 
     grid = _grid(options, run)
+    path = plot or grid.out / f"sweep-{method}-{key.replace('/', '-')}.png"
+    check_plot(path)  # before the runs, which may take hours
     finished = _do(plan_sweep(method, key, values, grid), grid, quiet, f"; each line names the value of {key}")
     points = points_of(finished)
     table = Table(title=f"{method}: {key}", title_justify="left", box=None, pad_edge=False)
@@ -91,7 +93,6 @@ def sweep(
     if points:
         names = dict.fromkeys(point.data for point in points)
         curves = [Curve(name, [(p.value, p.last, p.average) for p in points if p.data == name]) for name in names]
-        path = plot or grid.out / f"sweep-{method}-{key.replace('/', '-')}.png"
         save_sweep(curves, f"{method}: accuracy by {key}", key, path)
         lines.append(f"curve in {path}")
     _close(finished, grid, quiet, lines)

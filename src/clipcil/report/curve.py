@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from clipcil.errors import UserError
 from clipcil.files import whole_file
+from clipcil.reading import read_bytes
 from clipcil.report.compare import Spread
 from clipcil.report.style import figure_style, series_looks
+
+MADE_BY = "clipcil sweep"
+"""Who made the file, in its metadata: by this a curve of ours is told from a picture of the user."""
+FORMATS = ("png", "svg", "pdf")
 
 
 @dataclass(frozen=True)
@@ -46,8 +53,21 @@ def save_sweep(curves: Sequence[Curve], title: str, key: str, path: Path) -> Non
         axes.set_ylabel("accuracy, %")
         axes.set_title(title)
         figure.legend(loc="outside lower center", ncols=min(2 * len(curves), 4))
+        check_plot(path)
         with whole_file(path) as part:
-            figure.savefig(part, format=path.suffix[1:] or "png")
+            figure.savefig(part, format=path.suffix[1:].lower(), metadata={"Creator": MADE_BY})
+
+
+def check_plot(path: Path) -> None:
+    """Refuse a file that no curve can be written to, and one that is not a curve of an earlier sweep.
+
+    Raises:
+        UserError: Another ending than those of `FORMATS`, or somebody's file is there.
+    """
+    if path.suffix[1:].lower() not in FORMATS:
+        raise UserError(f"{path} is no name for a curve; it ends in {', '.join(f'.{name}' for name in FORMATS)}")
+    if os.path.lexists(path) and (not path.is_file() or MADE_BY.encode() not in read_bytes(path, 2**26)):
+        raise UserError(f"{path} is there already and is no curve of clipcil; name another file with --plot")
 
 
 def _number(value: str) -> tuple[int, float, str]:

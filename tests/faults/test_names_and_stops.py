@@ -1,0 +1,192 @@
+"""Names that mean one class or cannot be printed, models that change while they are read, signals, no room."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from short_runs import tree
+from small_models import plain, refused, week
+from test_disk import files_of_at_most
+
+import clipcil
+from clipcil.classifier.model_folder import load_model
+from clipcil.classifier.output import open_printer
+from clipcil.classifier.predicting import Prediction
+from clipcil.cli import main
+from clipcil.data.names import same_name
+from clipcil.data.store import PixelStore
+from clipcil.errors import UserError, printable
+from clipcil.experiment.display import PlainDisplay
+from clipcil.files import cache_folder
+from clipcil.terminal import stops_once
+
+
+@pytest.mark.parametrize(
+    ("one", "other"), [("green apple", "Green_Apple"), ("caf\u00e9", "cafe\u0301"), ("STRASSE", "straße")]
+)
+def test_names_that_mean_one_class(one: str, other: str) -> None:
+    assert same_name(one) == same_name(other)
+
+
+def test_a_renamed_class_is_found_again_by_its_folder(made: clipcil.Classifier, tmp_path: Path) -> None:
+    made.save(tmp_path / "m")
+    model = clipcil.load(tmp_path / "m")
+    model.rename("red", "dark_red")
+    lesson = model.learn({"dark red": plain("red", "maroon")})
+    assert not lesson.new and model.classes == ["dark red", "blue"]
+
+
+def test_a_model_is_read_while_another_replaces_it(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from clipcil.classifier import model_folder
+
+    model = clipcil.load(saved)
+    model.forget("blue")
+    read, swapped = model_folder.read_model, []
+
+    def slowly(folder: Path, *args: str) -> Any:
+        facts = read(folder, *args)
+        if not swapped:
+            swapped.append(True)
+            monkeypatch.setattr(model_folder, "read_model", read)
+            model.save(saved)
+        return facts
+
+    monkeypatch.setattr(model_folder, "read_model", slowly)
+    facts, tensors = load_model(saved)
+    assert [known.name for known in facts.known] == ["red"] and tensors
+
+
+# -- tracebacks -------------------------------------------------------------------------------------------------------
+
+
+def test_no_home_is_needed_where_a_cache_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Path, "home", lambda: (_ for _ in ()).throw(RuntimeError("no home")))
+    monkeypatch.delenv("CLIPCIL_CACHE", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", "/x")
+    assert cache_folder() == Path("/x/clipcil")
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    with pytest.raises(UserError, match="set CLIPCIL_CACHE"):
+        cache_folder()
+
+
+def test_names_reach_the_terminal_harmless(capsys: pytest.CaptureFixture[str]) -> None:
+    assert printable("m[red]x\x1b[2J\x9b\u202e\n") == "m[red]x\\x1b[2J\\x9b\\u202e\\n"
+    assert printable("größe 👩\u200d👩 鳥") == "größe 👩\u200d👩 鳥"
+    PlainDisplay().start("m[red]x\x1b[2J", 1)
+    for kind in ((False, False), (True, False), (False, True)):
+        open_printer(*kind, 1).line(Path("a\x1b[2J\x9b.png"), Prediction(["x\x1b"], [1.0]))
+    out = capsys.readouterr().out
+    assert "m[red]x" in out and "\x1b" not in out and "\x9b" not in out
+
+
+PROGRAM = """
+import sys
+from clipcil.cli import main
+main(sys.argv[1:])
+"""
+
+
+def test_any_name_can_be_printed(saved: Path, tmp_path: Path) -> None:
+    """File names that are not UTF-8, and a terminal that knows Latin-1 alone."""
+    names = [b"\xff.png", "Ā.png".encode()]
+    for name in names:
+        plain("red")[0].save(tmp_path / "a.png")
+        (tmp_path / "a.png").rename(tmp_path / os.fsdecode(name))
+    files = [os.fsencode(tmp_path) + b"/" + name for name in names]
+    for encoding in ("utf-8:strict", "latin-1:strict"):
+        done = subprocess.run(
+            [sys.executable, "-c", PROGRAM, "predict", str(saved), *files],
+            env={**os.environ, "PYTHONIOENCODING": encoding, "OMP_NUM_THREADS": "1"},
+            capture_output=True,
+            check=False,
+        )
+        assert done.returncode == 0 and not done.stderr, done.stderr
+        assert b"\\udcff.png: " in done.stdout
+        assert ("Ā" if encoding.startswith("utf") else "\\u0100").encode() + b".png: " in done.stdout
+
+
+def test_a_long_prompt_is_blamed_on_its_length(mini: clipcil.CLIP) -> None:
+    from clipcil.prompts.text import PromptTexts
+
+    with pytest.raises(UserError, match="lower prompt_length"):
+        PromptTexts(mini, [""], 100)
+
+
+def test_another_number_of_threads_is_said(tmp_path: Path, mini: clipcil.CLIP) -> None:
+    from clipcil.experiment.folder import write_start
+
+    assert write_start(tmp_path, {"run": {}}, mini) == []
+    assert write_start(tmp_path, {"run": {}}, mini) == []
+    table = json.loads((tmp_path / "environment.json").read_text())
+    assert table["backbone"] == "mini" and table["fingerprint"] == mini.fingerprint
+    (tmp_path / "environment.json").write_text(json.dumps({**table, "threads": 77}))
+    (line,) = write_start(tmp_path, {"run": {}}, mini)
+    assert "begun with 77 threads" in line and "OMP_NUM_THREADS=77" in line
+
+
+# -- stopping ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def signals() -> Iterator[None]:
+    """Signals as a terminal has them: a background job is started with some of them ignored."""
+    old = {number: signal.signal(number, signal.SIG_DFL) for number in (signal.SIGHUP, signal.SIGQUIT, signal.SIGTERM)}
+    yield
+    for number, handler in old.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.usefixtures("signals")
+def test_a_second_signal_is_passed_over() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(KeyboardInterrupt, match="stopped by SIGHUP"), stops_once(for_good=False):
+        try:
+            signal.raise_signal(signal.SIGHUP)
+        finally:
+            signal.raise_signal(signal.SIGINT)
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+@pytest.mark.usefixtures("signals")
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGQUIT, signal.SIGTERM])
+def test_a_stopped_lesson_leaves_no_picture_behind(
+    number: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "t").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "t"))
+    fill = PixelStore._fill
+
+    def stop(self: PixelStore, *args: Any) -> Any:
+        made = fill(self, *args)
+        assert list((tmp_path / "t").rglob("*.f16"))
+        signal.raise_signal(number)
+        return made
+
+    monkeypatch.setattr(PixelStore, "_fill", stop)
+    with pytest.raises(SystemExit) as ended:
+        main(["learn", str(tmp_path / "m"), str(week(tmp_path / "week")), "--quiet"])
+    assert ended.value.code == 130
+    assert not list((tmp_path / "t").iterdir()) and not (tmp_path / "m").exists()
+
+
+def test_no_room_for_a_model_or_for_temporary_pictures_is_one_line(
+    saved: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = tree(saved)
+    source = str(week(tmp_path / "week"))
+    with files_of_at_most(100):
+        assert "set TMPDIR" in refused(capsys, "learn", str(saved), source, "--quiet")
+    model = clipcil.load(saved)
+    model.rename("red", "crimson")
+    with files_of_at_most(100), pytest.raises(UserError, match=r"cannot write .*File too large"):
+        model.save(saved)
+    assert tree(saved) == before
