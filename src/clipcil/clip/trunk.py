@@ -119,4 +119,5 @@ class Trunk(nn.Module):
 
     def packed(self, high: int, wide: int) -> int:
         """How many channels of high × wide the averages take."""
-        return -(-sum(self.inner_sizes) // (high * wide))
+        numbers: int = sum(self.inner_sizes)
+        return -(-numbers // (high * wide))
