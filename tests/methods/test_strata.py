@@ -140,9 +140,9 @@ def test_unknown_pictures_are_stranger(mini: CLIP, cache: Path) -> None:
     known, unknown = (fixture.method.novelty(fixture.stream.test(i)) for i in range(2))
     assert known is not None and unknown is not None
     area = (unknown[:, None] > known).double().mean()
-    assert area > 0.65
-    for kind in range(len(NOVELTY)):  # either score tells something
+    assert area > 0.8
+    for kind in range(len(NOVELTY)):  # either score works, and the one that was chosen is not the worse by much
         fixture.method.novelty_kind = torch.tensor(kind)
         first, second = (fixture.method.novelty(fixture.stream.test(i)) for i in range(2))
         assert first is not None and second is not None
-        assert (second[:, None] > first).double().mean() > 0.55
+        assert 0.6 < (second[:, None] > first).double().mean() < area + 0.05
