@@ -5,16 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from sklearn.covariance import empirical_covariance
 from sklearn.linear_model import Ridge
-from sklearn.metrics import roc_auc_score
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from clipcil.heads.novelty import Background, relative_distance, separation
+from clipcil.heads.novelty import Background, relative_distance
 from clipcil.heads.stacked import fit_discriminant, fit_ridge, mix
 
 CLASSES = 5
@@ -143,17 +141,3 @@ def test_relative_distance_is_the_dense_formula() -> None:
         apart = rows[index] - left.mean(0)
         found = background.left_out(head, len(rows))[index]
         torch.testing.assert_close(found, apart @ metric @ apart, atol=1e-8, rtol=1e-8)
-
-
-@pytest.mark.parametrize("soft", [False, True])
-def test_separation_is_the_area_under_the_curve(soft: bool) -> None:
-    generator = torch.Generator().manual_seed(2)
-    table, labels = torch.randn(60, 5, generator=generator), torch.randint(5, (60,), generator=generator)
-    table[torch.arange(60), labels] -= 1
-    away = table.clone()
-    away[torch.arange(60), labels] = 1e9
-    low = (lambda t: -torch.logsumexp(-t, 1)) if soft else (lambda t: t.min(1).values)
-    truth = np.repeat([0, 1], 60)
-    expected = roc_auc_score(truth, torch.cat([low(table), low(away)]).numpy())
-    # A picture whose nearest class is not its own ties with itself: scikit-learn counts a tie half.
-    assert separation(table, labels, soft) == pytest.approx(expected, abs=0.01)

@@ -50,22 +50,3 @@ def relative_distance(scores: Tensor, bias: Tensor, background: Tensor) -> Tenso
     """
     inner = scores - bias
     return ((inner @ background) * inner).sum(1) - 2 * scores.amax(1)
-
-
-def separation(strangeness: Tensor, labels: Tensor, soft: bool) -> float:
-    """Area under the ROC curve of "unknown" when a picture's own class is taken away, against when it is there.
-
-    strangeness (R, C): how far each picture is from each class; a picture's score is the lowest, or with `soft` the
-    soft minimum −log Σ exp(−·).
-
-    Example:
-        >>> import torch
-        >>> separation(torch.tensor([[0.0, 5.0], [4.0, 1.0]]), torch.tensor([0, 1]), soft=False)
-        1.0
-    """
-    without = strangeness.scatter(1, labels[:, None], torch.inf)
-    reduce = (lambda table: -torch.logsumexp(-table, dim=1)) if soft else (lambda table: table.amin(1))
-    scores = torch.cat([reduce(strangeness), reduce(without)])
-    ranks = scores.argsort(stable=True).argsort(stable=True).double()
-    known = len(labels)
-    return float((ranks[known:].mean() - (known - 1) / 2) / known)

@@ -22,16 +22,13 @@ from torch.nn.functional import normalize
 
 from clipcil.data.batch import Batch
 from clipcil.data.stream import Task
-from clipcil.heads.novelty import Background, relative_distance, separation
+from clipcil.heads.novelty import Background, relative_distance
 from clipcil.heads.stacked import Discriminant, Head, fit_discriminant, fit_ridge, mix
 from clipcil.memory.rows import FeatureRows
 from clipcil.methods.base import Method
 from clipcil.methods.registry import register
 from clipcil.prompts.templates import encode_classes
 from clipcil.settings import within
-
-NOVELTY = ("distance", "energy")
-"""What `novelty` can be; the better one on the memory is used."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +64,6 @@ class Strata(Method):
     directions: Tensor  # (D, F): R, the same everywhere
     penalties: Tensor  # (2,) float64: of the discriminant and of the regression, as chosen
     background: Tensor  # (C, C): see `heads.novelty`
-    novelty_kind: Tensor  # 0-d int64: index into NOVELTY
 
     def build(self) -> None:
         sizes = self.clip.vision.level_sizes
@@ -80,7 +76,6 @@ class Strata(Method):
             self.register_buffer(name, value.to(self.device))
         self.register_buffer("penalties", torch.ones(2, dtype=torch.float64, device=self.device))
         self.register_buffer("background", torch.zeros(0, 0, device=self.device))
-        self.register_buffer("novelty_kind", torch.zeros((), dtype=torch.int64, device=self.device))
         # The same numbers wherever the method is built: the directions are no part of a checkpoint.
         directions = torch.randn(levels, count, generator=torch.Generator().manual_seed(0))
         self.register_buffer("directions", directions.to(self.device), persistent=False)
@@ -110,11 +105,8 @@ class Strata(Method):
         return torch.einsum("h,hbc->bc", self.weights, torch.stack(scores))
 
     def novelty(self, batch: Batch) -> Tensor:
-        """The distance to the nearest class, relative to the background, or the energy of the regression: whichever
-        told classes of the memory better from themselves when their own column was taken away."""
-        discriminant, ridge = self.heads(self.memory.unit(batch.levels))
-        if NOVELTY[int(self.novelty_kind)] == "energy":
-            return -torch.logsumexp(self.weights[1] * ridge, dim=1)
+        """The distance to the nearest class, relative to one Gaussian of everything (`heads.novelty`)."""
+        discriminant, _ = self.heads(self.memory.unit(batch.levels))
         return relative_distance(discriminant, self.discriminant[:, 0], self.background)
 
     def heads(self, rows: Tensor) -> tuple[Tensor, Tensor]:
@@ -149,7 +141,7 @@ class Strata(Method):
         if len(own) and self.seen > 1:
             texts = self.kept_text_scores(rows[looked_at])
             self.weights = mix([discriminant.left_out, ridge.left_out, texts.double()], own).to(rows)
-        self.choose_novelty(labels, looked_at, discriminant, ridge)
+        self.background = Background.of(discriminant, self.memory.counts).matrix.to(self.background)
 
     def kept_text_scores(self, rows: Tensor) -> Tensor:
         """Text logits (B, C) of centred rows (B, D) of the memory, whose last part is projected to the joint space."""
@@ -164,12 +156,10 @@ class Strata(Method):
         it; one of more than the memory keeps was not used by the heads, and has the logits of any other picture.
         """
         scores = self.logits(batch)
-        places, counts = self.memory.find(batch.levels, labels), self.memory.counts
-        alone = torch.nonzero((places >= 0) & (counts[labels] < 2)).flatten()
+        alone, kept, looked_at = self.find_learnt(batch, labels)
         scores[alone, labels[alone]] = scores[alone].amin(1) - 1
-        kept = torch.nonzero((places >= 0) & (counts[labels] > 1)).flatten()
         if len(kept) and self.seen > 1:
-            rows, own, looked_at = self.memory.rows() - self.centre, self.memory.labels, places[kept]
+            rows, own = self.memory.rows() - self.centre, self.memory.labels
             first, second = self.penalties.tolist()
             heads = (
                 fit_discriminant(rows, own, self.seen, looked_at, [first]).left_out,
@@ -179,6 +169,32 @@ class Strata(Method):
             scores[kept] = torch.einsum("h,hbc->bc", self.weights.double(), torch.stack(heads)).to(scores)
         return scores
 
+    @torch.no_grad()
+    def leave_one_out_novelty(self, batch: Batch, labels: Tensor) -> Tensor:
+        """(B,): `novelty` of pictures that were learnt as `labels` (B,), each by the discriminant without it.
+
+        A picture that is alone in its class has its distance to the nearest other class.
+        """
+        scores, _ = self.heads(self.memory.unit(batch.levels))
+        alone, kept, looked_at = self.find_learnt(batch, labels)
+        others = scores.scatter(1, labels[:, None], -torch.inf)
+        strange = relative_distance(scores, self.discriminant[:, 0], self.background)
+        if self.seen > 1:
+            strange[alone] += 2 * (scores.amax(1) - others.amax(1))[alone]
+        if len(kept):
+            rows, penalty = self.memory.rows() - self.centre, float(self.penalties[0])
+            head = fit_discriminant(rows, self.memory.labels, self.seen, looked_at, [penalty])
+            everything = Background.of(head, self.memory.counts).left_out(head, len(rows))
+            strange[kept] = (-2 * head.left_out.amax(1) - everything).to(strange)
+        return strange
+
+    def find_learnt(self, batch: Batch, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Which of the pictures, learnt as `labels` (B,), are alone in their class, which are not, and the rows of the
+        memory that keep the latter. One that the memory does not keep is neither."""
+        places, company = self.memory.find(batch.levels, labels), self.memory.counts[labels] > 1
+        kept = torch.nonzero((places >= 0) & company).flatten()
+        return torch.nonzero((places >= 0) & ~company).flatten(), kept, places[kept]
+
     def choose_rows(self, labels: Tensor) -> Tensor:
         """(R,): the first rows of each class that has two or more. The memory is in the order of hashes, so these are a
         sample."""
@@ -186,21 +202,6 @@ class Strata(Method):
         place = torch.arange(len(labels), device=labels.device) - (counts.cumsum(0) - counts)[labels]
         share = max(1, self.config.looked_at // self.seen)
         return torch.nonzero((place < share) & (counts[labels] > 1)).flatten()
-
-    def choose_novelty(self, labels: Tensor, looked_at: Tensor, discriminant: Discriminant, ridge: Head) -> None:
-        """Choose between the two scores by leaving out one class after the other.
-
-        A picture stands for something unknown when the column of its class is taken away, and for something known
-        when it is there; it is itself left out of the heads either way.
-        """
-        own = labels[looked_at]
-        background = Background.of(discriminant, self.memory.counts)
-        self.background = background.matrix.to(self.background)
-        if len(own) and self.seen > 1:
-            distances = -2 * discriminant.left_out - background.left_out(discriminant, len(labels))[:, None]
-            tables = {"distance": distances, "energy": -self.weights[1] * ridge.left_out}
-            found = [separation(tables[kind], own, soft=kind == "energy") for kind in NOVELTY]
-            self.novelty_kind = torch.tensor(found).argmax().to(self.device)
 
 
 def as_rows(head: Head | Discriminant) -> Tensor:
