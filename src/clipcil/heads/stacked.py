@@ -111,7 +111,10 @@ def fit_ridge(
         left out: (p_i − h_i e_{y_i}) / (1 − h_i),    h_i = w_i (‖φ_i − φ̄‖²_B + 1/Σw),  B = (Σ w (φ−φ̄)(φ−φ̄)ᵀ + r I)⁻¹
 
     with p_i the fitted scores: exact for penalty and weights held fixed. Arguments as for `fit_discriminant`; features
-    (N, F), penalties as shares of the average eigenvalue.
+    (N, F), penalties as shares of the average eigenvalue. With fewer pictures than features the same solution comes
+    from the N×N matrix of inner products, K = Φ Φᵀ with rows √w (φ − φ̄), which is much smaller then:
+
+        W = Φᵀ (K + r I)⁻¹ √w e_y,    w_i ‖φ_i − φ̄‖²_B = 1 − r [(K + r I)⁻¹]_ii
 
     Example:
         >>> import torch
@@ -124,22 +127,28 @@ def fit_ridge(
     sums = class_sums(features, labels, classes) * weights[:, None]
     centre = sums.sum(0) / len(labels)  # Σ w = n
     scaled = (features - centre.to(features)) * weights.sqrt()[labels, None].to(features)
-    second = (scaled.T @ scaled).double()
-    level = (second.trace() / len(second)).clamp(min=1e-30)
-    targets = (sums - (counts * weights)[:, None] * centre).T  # (F, C)
-    own = labels[looked_at]
+    level = (scaled.square().sum(dtype=torch.float64) / scaled.shape[1]).clamp(min=1e-30)
+    own, few = labels[looked_at], len(scaled) < scaled.shape[1]
     seen, indicator = features[looked_at].double() - centre, one_hot(own, classes).double()
+    products = (scaled @ scaled.T if few else scaled.T @ scaled).double()
+    if few:
+        targets = one_hot(labels, classes) * weights.sqrt()[labels, None]  # (N, C)
+        columns = torch.eye(len(scaled)).to(products)[:, looked_at]
+    else:
+        targets = (sums - (counts * weights)[:, None] * centre).T  # (F, C)
+        columns = seen.T
 
     def solve(penalty: float) -> tuple[Tensor, Tensor]:
-        factor = second.clone()
-        factor.diagonal().add_(penalty * level)
-        factor = torch.linalg.cholesky(factor)
-        return torch.cholesky_solve(targets, factor), factor
+        """The weight (F, C), and w ‖φ − φ̄‖²_B (R,) of the looked-at rows."""
+        ridge = penalty * level
+        factor = torch.linalg.cholesky(products + ridge * torch.eye(len(products)).to(products))
+        solution = torch.cholesky_solve(targets, factor)
+        squares = torch.linalg.solve_triangular(factor, columns, upper=False).square().sum(0)
+        return (scaled.T.double() @ solution, 1 - ridge * squares) if few else (solution, weights[own] * squares)
 
     def left_out(penalty: float) -> Tensor:
-        weight, factor = solve(penalty)
-        whitened = torch.linalg.solve_triangular(factor, seen.T, upper=False)
-        h = (weights[own] * (whitened.square().sum(0) + 1 / len(labels)))[:, None]
+        weight, leverage = solve(penalty)
+        h = (leverage + weights[own] / len(labels))[:, None]
         found: Tensor = (seen @ weight + 1 / classes - h * indicator) / (1 - h).clamp(min=1e-9)
         return found
 

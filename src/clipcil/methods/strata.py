@@ -33,8 +33,9 @@ from clipcil.settings import within
 
 @dataclass(frozen=True)
 class StrataConfig:
-    random_features: int = 1024
-    """Random ReLU features beside the linear ones. 2,048 gave 0.2 points more on CIFAR-100 for four times the work."""
+    random_features: int = 2048
+    """Random ReLU features beside the linear ones. On held-out pictures of CIFAR-100 with 400 to learn per class 1,024,
+    2,048 and 4,096 gave 68.3, 69.0 and 69.4 %; the work grows with their square."""
     rows_per_dim: int = 2
     """A class keeps the features of at most this many pictures for each dimension of the joint space."""
     looked_at: int = 1500
