@@ -88,7 +88,7 @@ class OneTask:
         self._stream, self.task = stream, next(stream)  # the iterator is kept: it closes the task when it goes
 
     def _with_epochs(self, config: Any, epochs: int) -> Any:
-        return replace(config, **{self.stage: replace(getattr(config, self.stage), epochs=epochs)})
+        return replace(config, **{self.stage: replace(getattr(config, self.stage), epochs=epochs, steps=0)})
 
     def _test(self, index: int) -> Iterator[Pictures]:
         return self.stream.test(index).batches(BATCH)

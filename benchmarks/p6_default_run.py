@@ -66,7 +66,7 @@ def main(folder: Path, tasks: int | None) -> None:
     clock(TextTower, "forward", inside, "text tower")
     clock(Session, "_backward", inside, "backward of the towers")
     spec = RunSpec(tasks=tasks)
-    settings = {"stage1": {"epochs": 1}, "stage2": {"epochs": 1}} if tasks else {}
+    settings = {"stage1": {"epochs": 1}, "stage2": {"epochs": 1, "steps": 0}} if tasks else {}
     Experiment.of(spec, method_settings(spec, settings)).run(folder / "run")
     (folder / "inside.json").write_text(json.dumps(inside))
 

@@ -22,7 +22,7 @@ def sweep(folder: Path, shared: Shared, quick: bool) -> tuple[float, list[bytes]
         out = folder / f"{value:g}"
         options = {"tasks": 50 if quick else 10, "shots": 1 if quick else None}
         if quick:
-            options |= {"stage1.epochs": 1, "stage2.epochs": 1}
+            options |= {"stage1.epochs": 1, "stage2.epochs": 1, "stage2.steps": 0}
         experiment = Experiment("dmc-ot", shared=shared, beta=value, **options)
         if quick:
             tasks = iter(experiment)

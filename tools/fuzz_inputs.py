@@ -169,7 +169,11 @@ def settings(place: Path, chance: Random, stock: Path) -> list[str]:
             ),
         )
     )
-    quick = {"rapf": ["adapter.epochs=1"], "simplecil": [], "dmc-ot": ["stage1.epochs=0", "stage2.epochs=1"]}[method]
+    quick = {
+        "rapf": ["adapter.epochs=1"],
+        "simplecil": [],
+        "dmc-ot": ["stage1.epochs=0", "stage2.epochs=1", "stage2.steps=0"],
+    }[method]
     bad = [f"{chance.choice(keys)}={chance.choice(ODD_VALUES)}" for _ in range(chance.choice((1, 1, 2)))]
     if chance.random() < 0.1:
         bad.append("noequals")

@@ -105,7 +105,7 @@ def short_settings(config: object, epochs: int) -> list[str]:
 
     fields = [field.name for field in dataclasses.fields(config)]  # type: ignore[arg-type]
     stages = [name for name in fields if isinstance(getattr(config, name), Training)]
-    return [word for name in stages for word in (f"{name}.epochs={epochs}", f"{name}.batch_size=8")]
+    return [word for name in stages for word in (f"{name}.epochs={epochs}", f"{name}.steps=0", f"{name}.batch_size=8")]
 
 
 def write_pictures(folder: Path) -> None:

@@ -10,7 +10,7 @@ from PIL import Image
 
 from clipcil.data.dataset import Dataset, open_dataset
 
-FAST: dict[str, Any] = {"stage1": {"epochs": 1, "lr": 1e-4}, "stage2": {"epochs": 4}, "prompt_length": 2}
+FAST: dict[str, Any] = {"stage1": {"epochs": 1, "lr": 1e-4}, "stage2": {"epochs": 4, "steps": 0}, "prompt_length": 2}
 
 
 @cache

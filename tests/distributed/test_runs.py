@@ -22,6 +22,7 @@ WORDS = (
     "--set",
     "stage1.epochs=1",
     "stage2.epochs=2",
+    "stage2.steps=0",
     "--device",
     "cpu",
 )

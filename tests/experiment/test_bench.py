@@ -22,7 +22,7 @@ from clipcil.experiment.grid import Planned, data_roots, plan
 from clipcil.experiment.spec import Grid
 
 COLOURS = ("red", "green", "blue", "white", "black", "orange")
-FAST = ("stage1.epochs=1", "stage2.epochs=1")
+FAST = ("stage1.epochs=1", "stage2.epochs=1", "stage2.steps=0")
 
 
 @pytest.fixture(scope="module")

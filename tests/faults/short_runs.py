@@ -61,7 +61,7 @@ class Runner:
         spec = RunSpec(method=method, **{"increment": 2, **changes})
         config = method_settings(spec, {})
         short = {
-            field.name: dataclasses.replace(getattr(config, field.name), epochs=self.epochs, batch_size=8)
+            field.name: dataclasses.replace(getattr(config, field.name), epochs=self.epochs, steps=0, batch_size=8)
             for field in dataclasses.fields(config)
             if isinstance(getattr(config, field.name), Training)
         }

@@ -77,7 +77,9 @@ def test_features_that_are_constant_in_a_dimension(name: str, mini: CLIP, out: P
 def test_a_diverging_stage_stops_with_the_stage_and_what_to_try(name: str, poor_runner: Runner, out: Path) -> None:
     spec, config = poor_runner.settings(name)
     stages = [field.name for field in dataclasses.fields(config) if isinstance(getattr(config, field.name), Training)]
-    hot = {key: dataclasses.replace(getattr(config, key), lr=1e30, epochs=4, optimizer="sgd") for key in stages}
+    hot = {
+        key: dataclasses.replace(getattr(config, key), lr=1e30, epochs=4, steps=0, optimizer="sgd") for key in stages
+    }
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(loading, "open_dataset", lambda *_: poor_runner.data)
         with pytest.raises(UserError) as caught:

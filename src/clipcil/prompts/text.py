@@ -34,10 +34,6 @@ class PromptTexts(nn.Module):
             raise UserError(
                 f"a prompt of {length} vectors does not fit the {context} tokens of the text tower; lower prompt_length"
             )
-        if length + 2 > context:
-            raise UserError(
-                f"a prompt of {length} vectors does not fit the {context} tokens of the text tower; make it shorter"
-            )
         for name, end in zip(names, ends.tolist(), strict=True):
             if end + length >= context:
                 raise UserError(
