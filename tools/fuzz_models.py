@@ -22,7 +22,7 @@ from fuzz_inputs import ODD_VALUES, Maker
 from fuzz_pictures import add_oddity, damaged, encoded, picture
 from fuzz_server import KINDS
 
-METHODS = ("discriminant", "simplecil", "strata", "ranpac", "zero-shot")
+METHODS = ("discriminant", "simplecil", "strata", "zero-shot")
 """Methods of the models that are made once, in `stock/model-METHOD`."""
 ODD_NAMES = (
     b"cat",
@@ -166,7 +166,7 @@ def reweigh(model: Path, weights: Path, chance: Random) -> None:
     old = tensors[key]
     value = chance.choice((0.0, 1e30, -1.0, float("nan"), float("inf")))
     whole = value if old.is_floating_point() else chance.choice((0, -1, 2**40))
-    if old.dtype == torch.bool:
+    if old.dtype in (torch.bool, torch.int8, torch.uint8):
         whole = 1
     choices: tuple[Callable[[], torch.Tensor], ...] = (
         lambda: torch.full_like(old, whole),

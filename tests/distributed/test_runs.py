@@ -5,12 +5,16 @@ from __future__ import annotations
 import csv
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
+
+from clipcil.errors import UserError
+from clipcil.experiment.device import make_fabric
 
 WORDS = (
     "run",
@@ -58,6 +62,54 @@ def test_two_processes_end_with_the_same_bytes_every_time(runs: Path) -> None:
 def test_two_processes_predict_what_one_predicts(runs: Path) -> None:
     assert answers(runs / "two") == answers(runs / "one")
     assert (runs / "two" / "config.toml").read_bytes() == (runs / "one" / "config.toml").read_bytes()
+
+
+def test_processes_that_torchrun_started_are_found(runs: Path, tmp_path: Path) -> None:
+    words = ["-m", "torch.distributed.run", "--nproc-per-node", "2", *command(*WORDS)[1:]]
+    whole = [sys.executable, *words, "--devices", "2", "--out", str(tmp_path / "run")]
+    result = subprocess.run(whole, capture_output=True, text=True, timeout=600, check=False)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.count("A_B") == 1, result.stdout
+    for name in FILES:
+        assert (tmp_path / "run" / name).read_bytes() == (runs / "two" / name).read_bytes(), name
+
+
+def test_processes_that_slurm_started_are_found(runs: Path, tmp_path: Path) -> None:
+    """The environment that `srun --ntasks-per-node 2` gives its two processes, on one machine."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = str(free.getsockname()[1])
+    job = {"JOB_ID": "77", "JOB_NAME": "train", "NTASKS": "2", "NTASKS_PER_NODE": "2", "STEP_NUM_TASKS": "2"}
+    job |= {"NNODES": "1", "NODEID": "0", "NODELIST": "localhost"}
+    shared = {**os.environ, "MASTER_PORT": port, **{f"SLURM_{key}": value for key, value in job.items()}}
+    started = [
+        subprocess.Popen(
+            command(*WORDS, "--devices", "2", "--out", str(tmp_path / "run")),
+            env={**shared, "SLURM_PROCID": rank, "SLURM_LOCALID": rank},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in ("0", "1")
+    ]
+    try:
+        (said, errors), other = (process.communicate(timeout=600) for process in started)
+    finally:
+        for process in started:
+            process.kill()
+    assert [process.returncode for process in started] == [0, 0], (errors, other)
+    assert said.count("A_B") == 1 and not other[0]
+    for name in FILES:
+        assert (tmp_path / "run" / name).read_bytes() == (runs / "two" / name).read_bytes(), name
+
+
+@pytest.mark.parametrize("by", ["torchrun", "srun"])
+def test_another_number_of_processes_is_refused(by: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    started = {"torchrun": {"TORCHELASTIC_RUN_ID": "1", "WORLD_SIZE": "3"}, "srun": {"SLURM_STEP_NUM_TASKS": "3"}}[by]
+    for key, value in started.items():
+        monkeypatch.setenv(key, value)
+    for devices, nodes in ((1, 1), (2, 1), (4, 1)):
+        with pytest.raises(UserError, match=f"{by} started 3 processes"):
+            make_fabric("cpu", "32-true", devices, nodes)
 
 
 def test_a_killed_process_ends_the_run_and_one_process_resumes_it(runs: Path, tmp_path: Path) -> None:

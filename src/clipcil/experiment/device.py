@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import warnings
 from datetime import timedelta
 from typing import Any
@@ -37,11 +38,12 @@ def make_fabric(device: str, precision: str, devices: int = 1, nodes: int = 1) -
         nodes: Number of machines.
 
     Raises:
-        UserError: There is no such device or precision, or fewer devices.
+        UserError: There is no such device or precision, or fewer devices, or another number of processes was started.
     """
     from lightning_fabric import Fabric
     from lightning_fabric.strategies import DDPStrategy
 
+    _check_started(devices, nodes)
     several: dict[str, Any] = {}
     if devices * nodes > 1:
         logging.getLogger("lightning.fabric").setLevel(logging.WARNING)  # it announces every process
@@ -52,7 +54,22 @@ def make_fabric(device: str, precision: str, devices: int = 1, nodes: int = 1) -
         warnings.simplefilter("ignore")
         try:
             fabric = Fabric(accelerator=find_device(device), devices=devices, precision=precision, **several)  # type: ignore[arg-type,unused-ignore]
+            fabric.launch()
         except (ValueError, RuntimeError, TypeError) as error:
             raise UserError(f"device '{device}' with precision '{precision}': {first_line(error)}") from error
-        fabric.launch()
     return fabric
+
+
+def _check_started(devices: int, nodes: int) -> None:
+    """Refuse where torchrun or srun has started more or fewer processes than the run is told to have.
+
+    More would each do the run alone, into one folder; fewer would wait for the others.
+    """
+    by, started = "torchrun", os.environ.get("WORLD_SIZE") if torch.distributed.is_torchelastic_launched() else None
+    if started is None:
+        by, started = "srun", os.environ.get("SLURM_STEP_NUM_TASKS")
+    if started is not None and started != str(devices * nodes):
+        raise UserError(
+            f"{by} started {started} processes, but the run has --devices {devices} and --nodes {nodes};"
+            " --devices is the number of processes on each machine"
+        )
