@@ -54,6 +54,18 @@ def test_the_tree_in_contributing_is_what_is_on_disk() -> None:
     assert found == set(RANK)
 
 
+def test_methods_are_built_and_taught_in_one_place() -> None:
+    """Runs and lessons share `Learner`; the contract checks build methods of their own, to look inside them."""
+    calls = {"with_own_vision_tower": set[str](), "learn_task": set[str](), "train": set[str]()}
+    for path in MODULES:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in calls:
+                calls[node.func.attr].add(str(path.relative_to(SOURCE)))
+    assert calls["with_own_vision_tower"] == {"experiment/learner.py", "checks.py"}
+    assert calls["learn_task"] == {"methods/base.py"}
+    assert calls["train"] == {"methods/base.py", "experiment/learner.py"}
+
+
 def loaded_by(statement: str) -> set[str]:
     code = f"import sys; {statement}; print(*sorted({{name.split('.')[0] for name in sys.modules}}))"
     return set(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split())

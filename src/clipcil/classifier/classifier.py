@@ -15,7 +15,7 @@ from PIL import Image
 from clipcil.classifier.evaluation import Answer, Evaluation, evaluate_answers
 from clipcil.classifier.layout import passed_over
 from clipcil.classifier.lesson import Lesson, LessonRecord, Progress
-from clipcil.classifier.measuring import evaluate_scores, held_out_scores, plain_temperature
+from clipcil.classifier.measuring import evaluate_scores, held_out_scores
 from clipcil.classifier.model import TaughtModel
 from clipcil.classifier.model_folder import Known, hold_model, load_model, read_model, write_model
 from clipcil.classifier.predicting import Prediction, rank
@@ -23,6 +23,7 @@ from clipcil.classifier.sources import Source, as_list, read_source
 from clipcil.classifier.unknown import calibrate, probabilities
 from clipcil.classifier.wording import counted
 from clipcil.clip import CLIP, load_clip
+from clipcil.clip.loading import backbone_name
 from clipcil.data.broken import drop_broken
 from clipcil.data.names import check_names, clean_name
 from clipcil.errors import UserError
@@ -71,9 +72,7 @@ class Classifier(TaughtModel):
         device: str = "cpu",
         **settings: Any,
     ) -> None:
-        if not isinstance(backbone, str | Path | CLIP):
-            raise UserError(f"backbone is a {type(backbone).__name__}; give a name, a path or a CLIP")
-        name = backbone.name if isinstance(backbone, CLIP) else str(backbone)
+        name = backbone_name(backbone)
         spec = RunSpec(method=method, data="folder", backbone=name, seed=seed)
         config = method_settings(spec, nested(settings))
         clip = backbone if isinstance(backbone, CLIP) else load_clip(name)
@@ -82,7 +81,8 @@ class Classifier(TaughtModel):
 
     def __repr__(self) -> str:
         """`Classifier('discriminant', 'mini'): 5 classes from 2 lessons, accuracy 93 % of 30 pictures`."""
-        text = f"Classifier({self._kind.name!r}, {self._backbone!r}): {counted(len(self._known), 'class', 'classes')}"
+        known = counted(len(self._known), "class", "classes")
+        text = f"Classifier({self._method.name!r}, {self._backbone!r}): {known}"
         if not self._history:
             return text
         last = self._history[-1]
@@ -98,7 +98,7 @@ class Classifier(TaughtModel):
 
     def __getstate__(self) -> dict[str, Any]:
         """What `save` would write; the backbone is found again by its name."""
-        own = (self._kind.name, self.config, self._backbone, self._fingerprint(), self.seed, self.device)
+        own = (self._learner.kind.name, self.config, self._backbone, self._fingerprint(), self.seed, self.device)
         return {"model": own, "state": self._state()}
 
     def __setstate__(self, saved: dict[str, Any]) -> None:
@@ -110,7 +110,7 @@ class Classifier(TaughtModel):
     def __deepcopy__(self, memo: dict[int, Any]) -> Classifier:
         """A model of its own; only the frozen backbone is shared."""
         other = Classifier.__new__(Classifier)
-        other._open(self._kind, self.config, self._clip, self._backbone, self.seed, self.device)
+        other._open(self._learner.kind, self.config, self._clip, self._backbone, self.seed, self.device)
         other._set_state(self._state())
         other._source, other._previous = self._source, self._previous
         return other
@@ -166,7 +166,7 @@ class Classifier(TaughtModel):
             if skip_broken:
                 dataset, lesson.left_out = drop_broken(dataset, self._monitor.progress)
             pictures = self._plan(dataset, lesson)
-            reader = self.make_reader(self._method.clip, None, self._session.device)  # no picture stays on disk
+            reader = self.make_reader(self._method.clip, None, self._method.device)  # no picture stays on disk
             reader.on_progress = self._monitor.progress
             try:
                 if not self._known:
@@ -300,7 +300,7 @@ class Classifier(TaughtModel):
         self._held, self._taught = self._held.without(index), self._taught.without(index)
         if len(self._held):  # among fewer classes the scores are others
             logits, novelty = held_out_scores(self._method, self._held)
-            self.calibration = calibrate(logits, self._held.labels, plain_temperature(self._method), novelty)
+            self.calibration = calibrate(logits, self._held.labels, self._method.score_scale, novelty)
             self._count_right(self.held_out_evaluation())
         self._previous = before
 
@@ -377,13 +377,12 @@ def load(
     folder = Path(folder)
     facts, tensors = load_model(folder)  # first of all: a backbone takes its time, and a new model may come meanwhile
     name = backbone or facts.backbone
-    spec = RunSpec(method=facts.method, data="folder", backbone=name, seed=facts.seed)
-    kind = find_method(spec.method)
+    kind = find_method(facts.method)
     config = override(kind.Config(), facts.settings)
     with allow_downloads(allow_download), on_behalf_of_a_folder(named=backbone is not None):
         clip = load_clip(name)
     model = Classifier.__new__(Classifier)
-    model._open(kind, config, clip, name, spec.seed, device)
+    model._open(kind, config, clip, name, facts.seed, device)
     model._check_backbone(str(folder), facts.fingerprint)
     model._set_state((facts, tensors))
     model._check(folder)

@@ -16,11 +16,9 @@ from clipcil.classifier.lesson import Lesson
 from clipcil.classifier.predicting import rank
 from clipcil.classifier.unknown import ENOUGH, Calibration, calibrate
 from clipcil.data.reader import Pictures
+from clipcil.experiment.evaluate import BATCH
 from clipcil.memory.affine import AffineMap
 from clipcil.methods.base import Method
-
-BATCH = 256
-"""Held-out pictures scored at once, where a method needs their pixels."""
 
 
 @contextmanager
@@ -61,11 +59,6 @@ def held_out_scores(method: Method, held: HeldOut) -> tuple[Tensor, Tensor | Non
     else:
         logits, novelty = method.logits(batch), method.novelty(batch)
     return logits.float().cpu(), None if novelty is None else novelty.float().cpu()
-
-
-def plain_temperature(method: Method) -> float:
-    """The temperature without pictures to fit one: CLIP's own scale for bare cosines, 1 for logits."""
-    return float(method.clip.scale) if method.scores == "cosine" else 1.0
 
 
 def evaluate_scores(
@@ -109,7 +102,7 @@ def measure(method: Method, held: HeldOut, newest: Pictures, names: list[str], l
             f"{method.title} reads the pixels of a picture, not its features, so the accuracy and the threshold rest on"
             " the pictures held out of this lesson alone"
         )
-    lesson.calibration = calibrate(logits, labels, plain_temperature(method), novelty)
+    lesson.calibration = calibrate(logits, labels, method.score_scale, novelty)
     lesson.evaluation = evaluate_scores(logits, novelty, labels, names, lesson.calibration)
     if len(names) == 1:
         lesson.warnings.append(

@@ -29,8 +29,9 @@ from clipcil.data.pictures import PictureSet
 from clipcil.data.reader import Pictures, Reader
 from clipcil.data.stream import Task
 from clipcil.errors import UserError, nearest
-from clipcil.experiment.checkpoint import method_state, restore_method
+from clipcil.experiment.checkpoint import method_state
 from clipcil.experiment.device import make_fabric
+from clipcil.experiment.learner import Learner
 from clipcil.methods.base import Method
 from clipcil.settings import to_dict
 from clipcil.training.loop import Session
@@ -57,11 +58,11 @@ class TaughtModel:
     def _open(self, kind: type[Method], config: Any, clip: CLIP, backbone: str, seed: int, device: str) -> None:
         """Everything that no lesson changes."""
         self.seed, self.config, self.device = seed, config, device
-        self._kind, self._backbone = kind, backbone
+        self._backbone = backbone
         self._monitor = LearnMonitor()
         self.make_reader: Callable[..., Reader] = Reader
-        self._session = Session(make_fabric(device, "32-true") if device != "cpu" else None, self._monitor)
-        self._clip = clip.to(self._session.device)
+        session = Session(make_fabric(device, "32-true") if device != "cpu" else None, self._monitor)
+        self._learner = Learner(kind, config, clip, session, seed)
         self._source: tuple[Path, str] | None = None  # the folder it was loaded from, and the weights that lay there
         self._previous: State | None = None
         self._templates: tuple[str, ...] = (TEMPLATE,)
@@ -71,6 +72,15 @@ class TaughtModel:
         self._held = HeldOut.empty(clip.config.dim, sum(clip.vision.level_sizes))
         self._taught = TaughtPictures.empty()
         self.calibration = Calibration()
+
+    @property
+    def _method(self) -> Method:
+        return self._learner.method
+
+    @property
+    def _clip(self) -> CLIP:
+        """The backbone as it was loaded; `_method.clip` has the tower that the method tunes."""
+        return self._learner.clip
 
     @property
     def classes(self) -> list[str]:
@@ -98,7 +108,7 @@ class TaughtModel:
         for name, place in zip(dataset.classes, places, strict=True):
             if count := int((labels[rows] == place).sum()):
                 (lesson.new if name in fresh else lesson.again)[name] = count
-        if lesson.again and self._kind.learn_again is Method.learn_again:
+        if lesson.again and self._learner.kind.learn_again is Method.learn_again:
             self._method.learn_again(None)  # type: ignore[arg-type]  # it raises, naming the methods that can
         return _Plan(dataset.train.subset(rows, labels[rows]), checksums)
 
@@ -118,11 +128,9 @@ class TaughtModel:
             torch.manual_seed(self.seed + SEED_STEP * self._lessons)
             with follow_tower(method, self._held, new) as moves:
                 if len(new):
-                    method.learn(Task(len(method.sizes), list(lesson.new), new))
+                    self._learner.learn(Task(len(method.sizes), list(lesson.new), new))
             if len(known):
-                method.train()
-                method.learn_again(Task(len(method.sizes), list(lesson.again), known))
-                method.eval()
+                self._learner.learn_again(Task(len(method.sizes), list(lesson.again), known))
         for move in moves:
             self._held = self._held.moved(move)
         self._known += [Known(name, name, today(), 0, today()) for name in lesson.new]
@@ -154,13 +162,13 @@ class TaughtModel:
             raise UserError("the model has learnt nothing yet; teach it first")
         method = self._method
         return stream_logits(
-            pictures, method.clip, self._session.device, lambda batch: logits_and_novelty(method, batch)
+            pictures, method.clip, self._method.device, lambda batch: logits_and_novelty(method, batch)
         )
 
     def facts(self) -> Facts:
         """All there is to say about the model but its weights."""
         return Facts(
-            method=self._kind.name,
+            method=self._learner.kind.name,
             settings=to_dict(self.config),
             backbone=self._clip.pinned if self._backbone == self._clip.name else self._backbone,
             fingerprint=self._fingerprint(),
@@ -202,7 +210,7 @@ class TaughtModel:
     def _check(self, folder: Path) -> None:
         """Weights that load need not fit: see that a picture gets a finite score for every class, and a novelty."""
         try:
-            pixels = torch.zeros(1, *self._clip.preprocess.shape, device=self._session.device)
+            pixels = torch.zeros(1, *self._clip.preprocess.shape, device=self._method.device)
             with torch.no_grad():
                 batch = TensorBatch(self._method.clip, pixels)
                 logits, novelty = self._method.logits(batch), self._method.novelty(batch)
@@ -230,12 +238,6 @@ class TaughtModel:
         self._lessons, self.calibration = facts.lessons, facts.calibration
         self._taught = TaughtPictures.take(tensors)
         self._held = HeldOut.take(tensors, len(self._known), self._clip.config.dim, sum(self._clip.vision.level_sizes))
-        clip = self._clip.with_own_vision_tower() if self._kind.tunes_tower else self._clip
+        names = [known.text for known in self._known]
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(self.seed)
-            self._method: Method = self._kind(self.config, clip, self._session, self._templates)
-            self._method.to(self._session.device)
-            if facts.sizes:
-                names = [known.text for known in self._known]
-                restore_method(self._method, tensors, {"names": names, "sizes": facts.sizes})
-        self._method.eval()
+            self._learner.build(self._templates, (tensors, {"names": names, "sizes": facts.sizes}) if names else None)

@@ -23,6 +23,19 @@ MINI_1 = "cf5c7e696f30/237319a126c6"
 _HF_WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin")
 
 
+def backbone_name(backbone: object) -> str:
+    """The name of a backbone that is given by name, by path or as a loaded `CLIP`.
+
+    Raises:
+        UserError: It is none of these.
+    """
+    if isinstance(backbone, CLIP):
+        return backbone.name
+    if isinstance(backbone, str | Path):
+        return str(backbone)
+    raise UserError(f"backbone is a {type(backbone).__name__}; give a name, a path or a CLIP")
+
+
 def load_clip(name: str = "mini") -> CLIP:
     """Load a backbone: a frozen CLIP in evaluation mode, in float32.
 

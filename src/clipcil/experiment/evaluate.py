@@ -42,8 +42,7 @@ def predict(method: Method, pictures: Pictures) -> tuple[Tensor, Tensor]:
     if world_size() > 1:
         _ = pictures.features  # encoded by all processes together; a share alone could not be
     own = pictures[bounds[rank()] : bounds[rank() + 1]]
-    scale = float(method.clip.scale) if method.scores == "cosine" else 1.0
-    answers = [_answer(method.logits(batch), scale) for batch in own.batches(BATCH)]
+    answers = [_answer(method.logits(batch), method.score_scale) for batch in own.batches(BATCH)]
     guesses = torch.cat([own.labels[:0], *(guess for guess, _ in answers)])
     probabilities = torch.cat([own.labels[:0].float(), *(probability for _, probability in answers)])
     return gather(guesses, bounds).cpu(), gather(probabilities, bounds).cpu()

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from clipcil.clip import CLIP
+from clipcil.clip.loading import backbone_name
 from clipcil.data.dataset import Dataset
 from clipcil.data.stream import Task, TaskStream
 from clipcil.distributed import barrier, from_first, rank, world_size
@@ -86,7 +87,7 @@ class Experiment:
         kind = find_method(method) if isinstance(method, str) else _own_method(method)
         choices, own = _split(options, kind)
         choices |= {"method": kind.name, "data": data.name if isinstance(data, Dataset) else str(data)}
-        choices |= {"backbone": backbone.name if isinstance(backbone, CLIP) else str(backbone)}
+        choices |= {"backbone": backbone_name(backbone)}
         spec = build(RunSpec, choices)
         if isinstance(data, Dataset):
             if spec.data_options or spec.data_root:
@@ -148,7 +149,7 @@ class Experiment:
     @property
     def method(self) -> Method:
         """The method, as far as it has learnt."""
-        return self._ready().method
+        return self._ready().learner.method
 
     @property
     def stream(self) -> TaskStream:
@@ -181,15 +182,13 @@ class Experiment:
         Raises:
             UserError: It is not the next task.
         """
-        method, monitor = self.method, self._monitor
-        if task.index != len(method.sizes):
-            raise UserError(f"task {task.index + 1} is not the next one: {len(method.sizes)} tasks are learnt")
-        if method.sizes:
+        learner, monitor = self._ready().learner, self._monitor
+        if learner.method.sizes:
             self.evaluate()
         monitor.task = task.index
-        self._before = copy_memory(method)
+        self._before = copy_memory(learner.method)
         with monitor.phase("learning"):
-            method.learn(task)
+            learner.learn(task)
 
     def evaluate(self) -> Results:
         """Evaluate on the test pictures of every class seen, unless that is done already.
@@ -251,7 +250,7 @@ class Experiment:
         kept = checkpoints.newest(display.tell) if resume else None
         snapshots.clear(keep=kept.tasks if kept else 0 if resume else None)
         # Only now: a run that could not begin has claimed nothing.
-        for note in (*write_start(folder, self.table, ready.method.clip), *ready.notes):
+        for note in (*write_start(folder, self.table, self.method.clip), *ready.notes):
             display.tell(note)
         kept = from_first(kept)
         if kept is not None:
@@ -264,7 +263,7 @@ class Experiment:
                 started = time.perf_counter()
                 self.learn(task)
                 results = self.evaluate()
-                checkpoints.save(task.index + 1, ready.method, self._facts())
+                checkpoints.save(task.index + 1, self.method, self._facts())
                 snapshots.clear()
                 display.row(_row(results, time.perf_counter() - started), HEADER)
             self._monitor.cut_log()

@@ -1,11 +1,9 @@
-"""Loading the parts of an experiment: backbone, data, the stream of tasks and the method."""
+"""Loading the parts of an experiment: backbone, data, the stream of tasks and the learner."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import Any
-
-import torch
 
 from clipcil.clip import CLIP, load_clip
 from clipcil.data.broken import drop_broken
@@ -13,6 +11,7 @@ from clipcil.data.dataset import Dataset, open_dataset
 from clipcil.data.orders import class_order
 from clipcil.data.reader import Reader
 from clipcil.data.stream import TaskStream, task_sizes
+from clipcil.experiment.learner import Learner
 from clipcil.experiment.spec import TASKS, RunSpec
 from clipcil.files import cache_folder
 from clipcil.methods.base import Method
@@ -35,7 +34,7 @@ class Shared:
 class Parts:
     """What an experiment consists of once it is loaded."""
 
-    method: Method
+    learner: Learner
     stream: TaskStream
     reader: Reader
     notes: list[str]
@@ -48,21 +47,19 @@ def load_parts(
     """Load what `spec` names; `dataset` is taken instead of the one by name where it is given."""
     if spec.backbone not in shared.backbones:
         shared.backbones[spec.backbone] = load_clip(spec.backbone)
-    clip = shared.backbones[spec.backbone].to(session.device)
+    learner = Learner(kind, config, shared.backbones[spec.backbone], session, spec.seed)
     dataset, notes = _open(spec, shared, dataset)
     if spec.shots is not None:
         dataset = dataset.shrink(spec.shots, spec.seed)
+    clip = learner.build(dataset.templates).clip
     if kind.tunes_tower:
-        clip = clip.with_own_vision_tower()
         reader = Reader(clip, cache_folder(), session.device)
     else:
         reader = shared.readers.setdefault(spec.backbone, Reader(clip, cache_folder(), session.device, shared=True))
     order = class_order(spec.order, dataset.classes)
     tasks = None if spec.tasks == TASKS else spec.tasks  # the default adapts to fewer classes
     stream = TaskStream(dataset, reader, order, task_sizes(len(order), tasks, spec.increment, spec.base))
-    torch.manual_seed(spec.seed)
-    method = kind(config, clip, session, dataset.templates).to(session.device)
-    return Parts(method, stream, reader, notes)
+    return Parts(learner, stream, reader, notes)
 
 
 def _open(spec: RunSpec, shared: Shared, dataset: Dataset | None) -> tuple[Dataset, list[str]]:

@@ -149,6 +149,11 @@ class Method(nn.Module, ABC):
         return self.clip.config.dim
 
     @property
+    def score_scale(self) -> float:
+        """What `logits` are multiplied by before a softmax: CLIP's own scale for cosines, 1 for logits."""
+        return float(self.clip.scale) if self.scores == "cosine" else 1.0
+
+    @property
     def seen(self) -> int:
         """Number of classes seen."""
         return len(self.names)
