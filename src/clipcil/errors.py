@@ -30,9 +30,9 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 
 def first_line(error: BaseException, length: int = 160) -> str:
-    """The first line of an error's message that is not empty, or its type where it has none."""
+    """The first line of an error's message that is not empty and no heading such as `Errors in X:`; else its type."""
     lines = (line.strip() for line in str(error).splitlines())
-    return next((line[:length] for line in lines if line), type(error).__name__)
+    return next((line[:length] for line in lines if line and not line.endswith(":")), type(error).__name__)
 
 
 def printable(value: object) -> str:

@@ -32,7 +32,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
-from clipcil.errors import UserError, printable
+from clipcil.errors import UserError, first_line, printable
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -66,7 +66,6 @@ class Between:
 
 
 Count = Annotated[int, Between(0, 2**53)]
-Share = Annotated[float, Between(0, 1)]
 Text = Annotated[str, Between(0, 10_000)]
 
 
@@ -257,7 +256,7 @@ def _parse(parse: Callable[[], Any], called: str, what: str) -> Any:
     except RecursionError as error:
         raise UserError(f"{called} nests its tables deeper than {DEEPEST} levels") from error
     except ValueError as error:  # of JSON, of TOML, of numbers that are no numbers
-        reason = printable((str(error).splitlines() or [""])[0])[:120]
+        reason = printable(first_line(error))[:120]
         raise UserError(f"{called} cannot be read as {what} ({reason})") from error
     _check_plain(value, called)
     return value

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -114,20 +115,28 @@ def test_watching_hands_on_each_picture_once(tmp_path: Path) -> None:
         next(watch([tmp_path / "nowhere"]))
 
 
-def test_lines_without_zeros_and_help_that_wraps(
-    model: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_lines_without_zeros_and_the_version(capsys: pytest.CaptureFixture[str]) -> None:
     out = io.StringIO()
     Printer(out).line(Path("a.png"), Prediction(["cat", "lynx", "dog"], [0.97, 0.027, 0.003]))
     Printer(out).line(Path("b.png"), Prediction(["cat", "dog"], [0.004, 0.003]))
     assert out.getvalue() == "a.png: cat 97%, lynx 3%\nb.png: cat 0%\n"
-    monkeypatch.setenv("COLUMNS", "60")
-    with pytest.raises(SystemExit):
-        main(["learn", "--help"])
-    lines = capsys.readouterr().out.splitlines()
-    assert max(map(len, lines)) <= 60 and "$ clipcil learn birds/ week1/" in lines
     main(["--version"])
     assert capsys.readouterr().out == f"clipcil {clipcil.__version__}\n"
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_wraps_and_has_examples_on_lines_of_their_own(
+    command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    with pytest.raises(SystemExit):
+        main([command, "--help"])
+    text = capsys.readouterr().out
+    assert max(map(len, text.splitlines())) <= 60
+    examples = text.split("\nFor example:\n")[1].split("\n\n")[0].splitlines()
+    first = [line for line in examples if not line.startswith("    ")]  # those that go on are indented further
+    assert first and all(line.startswith("  clipcil ") for line in first)
+    assert not re.search(r"None|default: False|default: \)|INT|FLOAT", text)
 
 
 def test_predicting(model: Path, asked: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -123,6 +123,22 @@ def test_a_failed_run_is_reported_and_the_rest_go_on(
     assert not (planned[0].folder / "error.txt").exists()
 
 
+def test_a_backbone_that_cannot_be_had_is_asked_for_once(
+    pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def offline(repository: str, file: str, **options: Any) -> str:
+        asked.append(file)
+        raise ConnectionError("no network")
+
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", offline)
+    run = {"tasks": 2, "backbone": "nobody/nothing"}
+    finished = run_grid(plan(small_grid(pictures, tmp_path / "out", run=run)), tmp_path / "out")
+    assert len(finished) == 6 and all("no network" in each.error for each in finished)
+    assert len(asked) == len(set(asked))  # each file once, not once for each of the six runs
+
+
 def test_damaged_or_foreign_results_are_done_again(
     pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

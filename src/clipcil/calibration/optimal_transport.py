@@ -55,18 +55,10 @@ def calibrate(memory: GaussianMemory, before: Sequence[Tensor], after: Sequence[
     memory.transport(bures_map(*average_moments(before), *average_moments(after)))
 
 
-def wasserstein2_squared(mean_a: Tensor, cov_a: Tensor, mean_b: Tensor, cov_b: Tensor) -> Tensor:
-    """W₂² = ‖μ_a − μ_b‖² + Tr(Σ_a + Σ_b − 2(Σ_a^{1/2} Σ_b Σ_a^{1/2})^{1/2}), Eq. (3). A 0-d tensor, never negative."""
-    cov_a, cov_b = _symmetric(cov_a.double()), _symmetric(cov_b.double())
-    values, basis = torch.linalg.eigh(cov_a)
-    half = basis * values.clamp(min=0).sqrt()  # half · halfᵀ = Σ_a
-    overlap = torch.linalg.eigvalsh(_symmetric(half.T @ cov_b @ half)).clamp(min=0).sqrt().sum()
-    shift = (mean_a.double() - mean_b.double()).square().sum()
-    return torch.clamp(shift + cov_a.trace() + cov_b.trace() - 2 * overlap, min=0)
-
-
 def wasserstein2_to_samples(mean: Tensor, cov: Tensor, features: Tensor) -> Tensor:
-    """W₂² between N(μ, Σ) and the plain Gaussian N(x̄, BᵀB) of `features` (n, d), B = (x − x̄)/√n.
+    """W₂², Eq. (3), between N(μ, Σ) and the plain Gaussian N(x̄, BᵀB) of `features` (n, d), B = (x − x̄)/√n.
+
+        W₂² = ‖μ_a − μ_b‖² + Tr(Σ_a + Σ_b − 2(Σ_a^{1/2} Σ_b Σ_a^{1/2})^{1/2})
 
     Σ^{1/2} BᵀB Σ^{1/2} and B Σ Bᵀ share their non-zero eigenvalues, so the trace of the root needs an n×n eigenproblem
     only: cheap enough to measure the drift of every stored class against its test pictures after every task.

@@ -27,6 +27,7 @@ from clipcil.clip.loading import backbone_name
 from clipcil.data.broken import drop_broken
 from clipcil.data.names import check_names, clean_name
 from clipcil.errors import UserError
+from clipcil.experiment.notebook import notebook_progress
 from clipcil.experiment.spec import RunSpec, method_settings
 from clipcil.methods.registry import find_method
 from clipcil.network import allow_downloads, on_behalf_of_a_folder
@@ -149,6 +150,7 @@ class Classifier(TaughtModel):
             skip_broken: Leave out pictures that cannot be decoded instead of stopping at the first.
             subfolders: Accept class folders that hold folders of pictures and no picture themselves.
             on_progress: Called as `on_progress(stage, done, total)`; total is 0 where there is nothing to count.
+                Default: a bar in a notebook, nothing elsewhere.
             should_stop: Asked again and again; once it returns True the lesson ends and the model stays as it was.
 
         Returns:
@@ -162,7 +164,7 @@ class Classifier(TaughtModel):
         if isinstance(source, str | Path):
             lesson.passed_over = passed_over(Path(source))
         before = self._state()
-        with self._monitor.watching(on_progress, should_stop):
+        with notebook_progress() as bar, self._monitor.watching(on_progress or bar, should_stop):
             if skip_broken:
                 dataset, lesson.left_out = drop_broken(dataset, self._monitor.progress)
             pictures = self._plan(dataset, lesson)
@@ -240,7 +242,7 @@ class Classifier(TaughtModel):
         Args:
             source: As for `learn`. Classes that the model does not know count as unknown pictures.
             subfolders: As for `learn`.
-            on_progress: Called as `on_progress(stage, done, total)`.
+            on_progress: As for `learn`.
 
         Returns:
             Accuracy with its interval, each class, confused pairs, false alarms and misses of "none of these", the
@@ -255,13 +257,14 @@ class Classifier(TaughtModel):
         train, answers, unreadable = dataset.train, [], []
         pictures = [train.pictures[row] for row in train.rows.tolist()]
         found = self.predict_stream(pictures, top=1)
-        for done, (label, (picture, guess)) in enumerate(zip(train.labels.tolist(), found, strict=True)):
-            if guess.error is not None:
-                unreadable.append(guess.error)
-            else:
-                answers.append(Answer(names[label], guess.names[0], guess.probabilities[0], guess.unknown, picture))
-            if on_progress is not None:
-                on_progress("testing", done + 1, len(pictures))
+        with notebook_progress() as bar:
+            tell = on_progress or bar or (lambda stage, done, total: None)
+            for done, (label, (picture, guess)) in enumerate(zip(train.labels.tolist(), found, strict=True)):
+                if guess.error is not None:
+                    unreadable.append(guess.error)
+                else:
+                    answers.append(Answer(names[label], guess.names[0], guess.probabilities[0], guess.unknown, picture))
+                tell("testing", done + 1, len(pictures))
         return replace(evaluate_answers(answers, self.classes), unreadable=unreadable)
 
     def score(self, source: Source) -> float:

@@ -88,9 +88,9 @@ def dry_run(request: Request) -> None:
 
 @contextmanager
 def progress_bar(quiet: bool = False) -> Iterator[Callable[[str, int, int], None]]:
-    """Show `on_progress(stage, done, total)` as a moving bar on a terminal or in a notebook, and nothing elsewhere."""
+    """Show `on_progress(stage, done, total)` as a moving bar on a terminal, and nothing elsewhere."""
     console = Console(stderr=True)
-    if quiet or not (console.is_terminal or console.is_jupyter):
+    if quiet or not console.is_terminal:
         yield lambda stage, done, total: None
         return
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())

@@ -7,8 +7,7 @@ from pathlib import Path
 
 from clipcil.clip import open_clip
 from clipcil.clip.tokenizer import FILES, Tokenizer
-from clipcil.clip.weights import one_line
-from clipcil.errors import UserError
+from clipcil.errors import UserError, first_line
 from clipcil.network import ASK_FIRST, downloads_allowed
 
 OPENAI_REPOSITORY = "openai/clip-vit-base-patch16"
@@ -82,7 +81,7 @@ def _file(repository: str, file: str) -> Path | None:
     except EntryNotFoundError:
         return None
     except Exception as error:  # gated, misspelt, no network: the library has a class for each
-        raise UserError(f"cannot get '{repository}' from the hub ({one_line(error)}); {_by_hand()}") from error
+        raise UserError(f"cannot get '{repository}' from the hub ({first_line(error)}); {_by_hand()}") from error
 
 
 def _by_hand() -> str:

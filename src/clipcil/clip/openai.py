@@ -20,8 +20,7 @@ import torch
 from torch import Tensor
 
 from clipcil.clip.config import CLIPConfig, TextConfig, VisionConfig
-from clipcil.clip.weights import one_line
-from clipcil.errors import UserError
+from clipcil.errors import UserError, first_line
 from clipcil.files import sha256
 
 PUBLISHED = {  # OpenAI put each file's sha256 into its address
@@ -77,7 +76,7 @@ def read_checkpoint(path: Path) -> dict[str, Tensor]:
     except UserError:
         raise
     except Exception as error:  # a damaged archive raises whatever the byte it breaks at leads to
-        message = f"{path} is cut, or holds more than tensors ({one_line(error)}); download it again"
+        message = f"{path} is cut, or holds more than tensors ({first_line(error)}); download it again"
         raise UserError(message) from error
     if isinstance(loaded, Mapping) and isinstance(loaded.get("state_dict"), Mapping):
         loaded = loaded["state_dict"]

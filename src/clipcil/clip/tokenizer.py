@@ -12,8 +12,7 @@ from tokenizers import Tokenizer as Backend
 from tokenizers.models import BPE
 from torch import Tensor
 
-from clipcil.clip.weights import one_line
-from clipcil.errors import UserError
+from clipcil.errors import UserError, first_line
 
 BOS, EOS = "<|startoftext|>", "<|endoftext|>"
 FILES = "tokenizer.json, or vocab.json and merges.txt"
@@ -49,7 +48,7 @@ class Tokenizer:
         except UserError:
             raise
         except Exception as error:  # the library raises bare Exception for a file it cannot read
-            raise UserError(f"cannot read the tokenizer in {folder}: {one_line(error)}; copy it again") from error
+            raise UserError(f"cannot read the tokenizer in {folder}: {first_line(error)}; copy it again") from error
         raise UserError(f"no tokenizer in {folder}: put {FILES} of the backbone there")
 
     @property

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from clipcil import reading
-from clipcil.errors import UserError
+from clipcil.errors import UserError, first_line
 
 _SIGNS = {
     b"PK\x03\x04": "a PyTorch archive (zip)",
@@ -20,11 +20,6 @@ _SIGNS = {
     b"version https": "a git-lfs pointer, not the file itself",
     b"<": "a web page",
 }
-
-
-def one_line(error: BaseException) -> str:
-    """The first line of what an error says, for use inside a one-line message."""
-    return next((line.strip()[:120] for line in str(error).splitlines() if line.strip()), type(error).__name__)
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -57,7 +52,7 @@ def read_safetensors(path: Path) -> dict[str, Tensor]:
                 raise UserError(f"{path} is {what}, not safetensors; get the safetensors file of the backbone")
         return load_file(path)
     except SafetensorError as error:
-        raise UserError(f"{path} is cut or damaged ({one_line(error)}); download it again") from error
+        raise UserError(f"{path} is cut or damaged ({first_line(error)}); download it again") from error
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror or error}") from error
 

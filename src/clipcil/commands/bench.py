@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from clipcil.commands.types import BenchOptions, GridRunOptions, SweepOptions, given
+from clipcil.commands.types import BenchOptions, File, Flag, GridRunOptions, SweepOptions, given
 
 if TYPE_CHECKING:
     from clipcil.experiment.bench import Finished
@@ -17,15 +16,19 @@ if TYPE_CHECKING:
 Values = Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="VALUE…", help_behavior_hint="")]
 
 
-def bench(options: BenchOptions, run: GridRunOptions, quiet: bool = False) -> None:
+def bench(options: BenchOptions, run: GridRunOptions, quiet: Flag = False) -> None:
     """Run methods × datasets × seeds and print A_B and Ā beside the paper's.
 
     Runs already done are not run again, a run that was stopped goes on, a run that fails is reported and the rest go
     on: give the same command again. Tables of the paper: table1 (10 tasks), table2 (20 tasks), table3 (two stages),
     table4 (optimal transport), table5 (task prompt), sensitivity (M, β, λ); claims: what `clipcil claims` judges, in
     three class orders. A table decides backbone, orders and number of tasks where they are not given.
-    Examples: clipcil bench table1 --data-root DIR --seeds 3; clipcil bench --data emoji --methods all --jobs 2;
-    clipcil bench table4 --data emoji --backbone mini; clipcil bench table1 --only 'dmc*' cifar100 --shots 50.
+
+    For example:
+      clipcil bench table1 --data-root DIR --seeds 3
+      clipcil bench table1 --only 'dmc*' cifar100 --shots 50
+      clipcil bench table4 --data emoji --backbone mini
+      clipcil bench --data emoji --methods all --jobs 2
 
     Args:
         quiet: Print the closing table only.
@@ -53,15 +56,19 @@ def sweep(
     *,
     options: SweepOptions,
     run: GridRunOptions,
-    plot: Annotated[Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="")] = None,
-    quiet: bool = False,
+    plot: File = None,
+    quiet: Flag = False,
 ) -> None:
     """Vary one option of a method, print the numbers and plot the curve.
 
     Runs already done, by a sweep or a bench with the same folder, are not run again. M, β (beta) and λ (lambda) are
     the paper's names of prompt_length, beta and ortho; without values they take those of the sensitivity study.
-    Examples: clipcil sweep dmc-ot beta 0 0.05 0.1 0.5; clipcil sweep dmc-ot M --seeds 3; clipcil sweep dmc-ot
-    stage1.lr 1e-5 3e-5 1e-4 --data emoji cifar100 --data-root DIR; clipcil sweep dmc-ot tasks 5 10 20.
+
+    For example:
+      clipcil sweep dmc-ot beta 0 0.05 0.1 0.5
+      clipcil sweep dmc-ot M --seeds 3
+      clipcil sweep dmc-ot stage1.lr 1e-5 3e-5 1e-4 --data emoji cifar100 --data-root DIR
+      clipcil sweep dmc-ot tasks 5 10 20
 
     Args:
         method: The method; `clipcil methods` lists them.

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import tyro
 
 from clipcil.commands.learn import Choice, Model
+from clipcil.commands.types import Flag
 from clipcil.errors import printable
 
 if TYPE_CHECKING:
@@ -17,13 +18,13 @@ if TYPE_CHECKING:
 ClassName = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="CLASS")]
 
 
-def forget(model: Model, name: ClassName, backbone: Choice = None, allow_download: bool = False) -> None:
+def forget(model: Model, name: ClassName, backbone: Choice = None, allow_download: Flag = False) -> None:
     """Take a class out of a model, with all that is kept of it.
 
     Nothing of it is left in the folder, so that this cannot be undone.
 
     For example:
-    $ clipcil forget birds/ "house sparrow"
+      clipcil forget birds/ "house sparrow"
 
     Args:
         model: Folder of the model.
@@ -40,12 +41,12 @@ def rename(
     old: ClassName,
     new: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="NEW")],
     backbone: Choice = None,
-    allow_download: bool = False,
+    allow_download: Flag = False,
 ) -> None:
     """Call a class of a model something else. Its scores stay as they are.
 
     For example:
-    $ clipcil rename birds/ sparrow "house sparrow"
+      clipcil rename birds/ sparrow "house sparrow"
 
     Args:
         model: Folder of the model.
@@ -64,7 +65,7 @@ def undo(model: Model) -> None:
     The model before the last `clipcil learn` is kept until the next change.
 
     For example:
-    $ clipcil undo birds/
+      clipcil undo birds/
 
     Args:
         model: Folder of the model.

@@ -7,17 +7,22 @@ from typing import Annotated
 
 import tyro
 
+from clipcil.commands.types import File, Folder
+
 
 def claims(
-    runs: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="DIR…")],
-    out: Annotated[Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="")] = None,
-    keep: Annotated[Path | None, tyro.conf.arg(metavar="DIR", help_behavior_hint="")] = None,
+    runs: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="DIR…", help_behavior_hint="")],
+    out: File = None,
+    keep: Folder = None,
 ) -> None:
     """Judge the claims of the paper by the runs in these folders: holds, does not hold, or cannot be told.
 
     `clipcil bench claims --data-root DIR` makes the runs; it resumes where it was stopped.
-    Examples: clipcil claims results/; clipcil claims results/ --out docs/claims.md; clipcil claims runs/bench --keep
-    results/.
+
+    For example:
+      clipcil claims results/
+      clipcil claims results/ --out docs/claims.md
+      clipcil claims runs/bench --keep results/
 
     Args:
         runs: Folders of runs, or folders that hold them.

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import tyro
 
-from clipcil.commands.types import Folder
+from clipcil.commands.types import Folder, Number
 
 
 def describe(
@@ -16,14 +16,16 @@ def describe(
     model: Annotated[str, tyro.conf.arg(metavar="NAME")],
     out: Annotated[Path, tyro.conf.arg(metavar="FILE")],
     key_from: Annotated[str, tyro.conf.arg(metavar="VARIABLE", help_behavior_hint="")] = "",
-    jobs: int = 4,
+    jobs: Number = 4,
     data_root: Folder = None,
 ) -> None:
     """Ask a language model what tells each pair of classes apart, and keep the answers for ENGINE.
 
     One question per pair: 4,950 for 100 classes. Answers are kept: after a stop, the same command continues.
-    Examples: clipcil describe emoji --endpoint http://localhost:8000/v1 --model NAME --out emoji.json; then clipcil
-    run engine --set descriptions=emoji.json.
+
+    For example:
+      clipcil describe emoji --endpoint http://localhost:8000/v1 --model NAME --out emoji.json
+      clipcil run engine --set descriptions=emoji.json
 
     Args:
         classes: A dataset (`clipcil datasets` lists them), or a text file with one class name a line.

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import tyro
 
 from clipcil.commands.learn import Choice, Model
-from clipcil.commands.types import Folder
+from clipcil.commands.types import Flag, Folder
 
 
 def export(
@@ -15,7 +15,7 @@ def export(
     out: Folder = None,
     format: Annotated[Literal["pt2", "onnx"], tyro.conf.arg(help_behavior_hint="(default: pt2)")] = "pt2",
     backbone: Choice = None,
-    allow_download: bool = False,
+    allow_download: Flag = False,
 ) -> None:
     """Write a model as one file that runs without clipcil: vision tower and classifier in one.
 
@@ -23,7 +23,7 @@ def export(
     temperature, threshold) and classifier.safetensors (a vector for each class).
 
     For example:
-    $ clipcil export birds/ --out birds-onnx/ --format onnx
+      clipcil export birds/ --out birds-onnx/ --format onnx
 
     Args:
         model: Folder of the model.

@@ -22,7 +22,10 @@ class WrappingStream:
     def _fold(self, line: str) -> str:
         if len(line) <= self._width or line.lstrip().startswith(("│", "╭", "╰", "|", "+", "\033")):
             return line
-        return textwrap.fill(line, self._width, break_long_words=False, break_on_hyphens=False)
+        indent = " " * (2 * (len(line) - len(line.lstrip())))  # an example goes on further in than it began
+        return textwrap.fill(
+            line, self._width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+        )
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._out, name)

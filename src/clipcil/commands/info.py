@@ -17,7 +17,10 @@ def methods(
 ) -> None:
     """List the methods, or the settings of one with their values and reasons.
 
-    Examples: clipcil methods; clipcil methods dmc-ot; clipcil methods rapf --data cub200.
+    For example:
+      clipcil methods
+      clipcil methods dmc-ot
+      clipcil methods rapf --data cub200
 
     Args:
         method: Show the settings of this method.
@@ -48,7 +51,9 @@ def datasets(
 ) -> None:
     """List the datasets and what each needs to be there, or the options of one.
 
-    Examples: clipcil datasets; clipcil datasets cub200.
+    For example:
+      clipcil datasets
+      clipcil datasets cub200
 
     Args:
         data: Show the options of this dataset, for --data-options key=value.

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import tyro
 
-from clipcil.commands.types import Address, Name, On, Words
+from clipcil.commands.types import Address, Flag, Name, Number, On, Words
 
 Model = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
 Pictures = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="FOLDER")]
@@ -23,14 +23,14 @@ def learn(
     seed: Seed = None,
     set: Words = (),
     hold_out: bool = True,
-    skip_broken: bool = False,
-    subfolders: bool = False,
-    dry_run: bool = False,
+    skip_broken: Flag = False,
+    subfolders: Flag = False,
+    dry_run: Flag = False,
     device: Name = "cpu",
-    quiet: bool = False,
-    allow_download: bool = False,
+    quiet: Flag = False,
+    allow_download: Flag = False,
     on: On = "here",
-    actors: int = 2,
+    actors: Number = 2,
     address: Address = None,
 ) -> None:
     """Teach a model the classes in a folder; the pictures of earlier lessons are not needed.
@@ -41,9 +41,9 @@ def learn(
     none of them. A lesson that is stopped leaves the model as it was.
 
     For example:
-    $ clipcil learn birds/ week1/
-    $ clipcil learn birds/ week2/ --dry-run
-    $ clipcil learn tuned/ week1/ --method dmc-ot
+      clipcil learn birds/ week1/
+      clipcil learn birds/ week2/ --dry-run
+      clipcil learn tuned/ week1/ --method dmc-ot
 
     Args:
         model: Folder of the model; made if it is not there.

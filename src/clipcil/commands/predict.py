@@ -10,31 +10,34 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import tyro
 
 from clipcil.commands.learn import Choice, Model
-from clipcil.commands.types import Address, Folder, Name, On
+from clipcil.commands.types import Address, Flag, Folder, Name, Number, On
 
 if TYPE_CHECKING:
     from clipcil.classifier.predicting import Prediction
 
+Many = Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="PICTURE…", help_behavior_hint="")]
 MANY = 50
 """Pictures from which a progress bar is worth its place."""
 
 
 def predict(
     model: Model,
-    pictures: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="PICTURE…")],
-    top: int = 5,
-    json: bool = False,
-    csv: bool = False,
+    pictures: Annotated[
+        tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="PICTURE…", help_behavior_hint="")
+    ],
+    top: Number = 5,
+    json: Flag = False,
+    csv: Flag = False,
     folder_out: Folder = None,
     by: Annotated[Literal["link", "copy"], tyro.conf.arg(help_behavior_hint="(default: link)")] = "link",
-    watch: bool = False,
+    watch: Flag = False,
     backbone: Choice = None,
     device: Name = "cpu",
-    allow_download: bool = False,
+    allow_download: Flag = False,
     on: On = "here",
     out: Folder = None,
-    actors: int = 2,
-    gpus_per_actor: float = 0.0,
+    actors: Number = 2,
+    gpus_per_actor: Annotated[float, tyro.conf.arg(metavar="N")] = 0.0,
     address: Address = None,
 ) -> None:
     """Tell what pictures show, with probabilities.
@@ -43,10 +46,10 @@ def predict(
     that cannot be read gets a line that says why; the others go on, and the exit code is 1 at the end.
 
     For example:
-    $ clipcil predict birds/ a.jpg b.jpg
-    $ clipcil predict birds/ camera/ --csv > found.csv
-    $ clipcil predict birds/ camera/ --watch --folder-out sorted/
-    $ clipcil predict birds/ archive/ --on ray --out answers/
+      clipcil predict birds/ a.jpg b.jpg
+      clipcil predict birds/ camera/ --csv > found.csv
+      clipcil predict birds/ camera/ --watch --folder-out sorted/
+      clipcil predict birds/ archive/ --on ray --out answers/
 
     Args:
         model: Folder of the model.

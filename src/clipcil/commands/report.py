@@ -7,12 +7,14 @@ from typing import Annotated
 
 import tyro
 
+from clipcil.commands.types import File, Flag
+
 
 def report(
-    runs: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN…")],
-    out: Path | None = None,
-    tensorboard: bool = False,
-    allow_download: bool = False,
+    runs: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN…", help_behavior_hint="")],
+    out: File = None,
+    tensorboard: Flag = False,
+    allow_download: Flag = False,
 ) -> None:
     """Write one HTML file about runs, with everything inside it, and its figures as PNGs beside it.
 
@@ -21,9 +23,9 @@ def report(
     Of a taught model: its lessons with the accuracy over all classes after each, its classes, and what it confuses.
 
     For example:
-    $ clipcil report runs/2026-01-31-dmc-ot-emoji
-    $ clipcil report runs/bench --out report.html
-    $ clipcil report birds/ --out birds.html
+      clipcil report runs/2026-01-31-dmc-ot-emoji
+      clipcil report runs/bench --out report.html
+      clipcil report birds/ --out birds.html
 
     Args:
         runs: Folders of runs, or folders that hold them, such as that of a bench; or one taught model.

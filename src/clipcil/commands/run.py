@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from clipcil.commands.types import Folder, RunOptions, Words, given
+from clipcil.commands.types import Flag, Folder, RunOptions, Words, given
 from clipcil.errors import printable
 
 
@@ -17,15 +17,18 @@ def run(
     preset: bool = True,
     out: Folder = None,
     resume: Folder = None,
-    quiet: bool = False,
-    allow_download: bool = False,
+    quiet: Flag = False,
+    allow_download: Flag = False,
 ) -> None:
     """Learn a dataset task by task with one method, and evaluate after each task.
 
     Without any argument: DMC-OT on the embedded pictures with the embedded backbone, in a minute or two.
-    Examples: clipcil run simplecil --data emoji; clipcil run dmc-ot --data cifar100 --data-root DIR --tasks 10
-    --backbone openai/clip-vit-base-patch16; clipcil run dmc-ot --set stage1.lr=1e-5 beta=0.1; clipcil run --resume
-    runs/2026-01-31-dmc-ot-emoji.
+
+    For example:
+      clipcil run simplecil --data emoji
+      clipcil run dmc-ot --set stage1.lr=1e-5 beta=0.1
+      clipcil run dmc-ot --data cifar100 --data-root DIR --backbone openai/clip-vit-base-patch16
+      clipcil run --resume runs/2026-01-31-dmc-ot-emoji
 
     Args:
         set: Settings of the method; `clipcil methods METHOD` lists them.

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from clipcil.commands.learn import Choice, Model
-from clipcil.commands.types import Name
+from clipcil.commands.types import Name, Number
 
 
 def serve(
     model: Model,
     host: Name = "127.0.0.1",
-    port: int = 7860,
+    port: Number = 7860,
     open: bool = True,
     method: Choice = None,
     backbone: Choice = None,
@@ -19,7 +19,10 @@ def serve(
 
     Everything stays on this machine. MODEL need not exist yet: the page makes it. On another host than this machine
     itself, every request needs a token, which is printed at the start.
-    Examples: clipcil serve birds/; clipcil serve birds/ --host 0.0.0.0 --port 8000 --no-open.
+
+    For example:
+      clipcil serve birds/
+      clipcil serve birds/ --host 0.0.0.0 --port 8000 --no-open
 
     Args:
         model: Folder of the model; made by the first lesson if it is not there.

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from clipcil.commands.learn import Model
+from clipcil.commands.types import Flag
 
 
-def show(model: Model, json: bool = False) -> None:
+def show(model: Model, json: Flag = False) -> None:
     """Show what a model knows: its classes, when and from how many pictures each was learnt, how well it is told.
 
     For example:
-    $ clipcil show birds/
+      clipcil show birds/
 
     Args:
         model: Folder of the model.

@@ -3,26 +3,20 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
-from typing import Annotated
-
-import tyro
 
 from clipcil.commands.learn import Choice, Model, Pictures
-from clipcil.commands.types import Name
-
-Page = Annotated[Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="")]
+from clipcil.commands.types import File, Flag, Name
 
 
 def test(
     model: Model,
     folder: Pictures,
-    page: Page = None,
-    json: bool = False,
-    subfolders: bool = False,
+    page: File = None,
+    json: Flag = False,
+    subfolders: Flag = False,
     backbone: Choice = None,
     device: Name = "cpu",
-    allow_download: bool = False,
+    allow_download: Flag = False,
 ) -> None:
     """Test a model on pictures that it was not taught: accuracy, each class, what is confused with what.
 
@@ -31,8 +25,8 @@ def test(
     is 1 if a picture cannot be read.
 
     For example:
-    $ clipcil test birds/ new/
-    $ clipcil test birds/ new/ --page mistakes.html
+      clipcil test birds/ new/
+      clipcil test birds/ new/ --page mistakes.html
 
     Args:
         model: Folder of the model.

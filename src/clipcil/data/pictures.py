@@ -20,7 +20,7 @@ import torch
 from PIL import Image, ImageOps
 from torch import Tensor
 
-from clipcil.errors import UserError
+from clipcil.errors import UserError, first_line
 
 Picture = Path | bytes | Image.Image
 """Where a picture comes from: a file, an encoded file's bytes, or a picture already in memory."""
@@ -189,8 +189,8 @@ def _eight_bits(image: Image.Image) -> Image.Image:
 def _short(error: BaseException) -> str:
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
-    text = str(error).split("\n")[0].split(" <_io")[0].split(" '/")[0]
-    return f"{type(error).__name__}: {text}"[:120]
+    kind, text = type(error).__name__, first_line(error).split(" <_io")[0].split(" '/")[0]
+    return kind if text == kind else f"{kind}: {text}"[:120]
 
 
 def identity_of_pictures(pictures: Sequence[Picture]) -> str:

@@ -28,10 +28,9 @@ whenever they are asked for (a resumed run asks in another order than the run it
 
 @dataclass
 class Counts:
-    """How many pictures were preprocessed and encoded; tests use it to show that each passes the tower once."""
+    """How many pictures were encoded; tests use it to show that each passes the tower once."""
 
     encoded: int = 0
-    preprocessed: int = 0
 
 
 @dataclass
@@ -66,9 +65,7 @@ class Reader:
         if store is None:
             store = PixelStore(pictures, self.clip.preprocess, self.cache)
             self._stores[pictures.identity] = store
-        before = store.filled
         result = store.read(pictures, rows, lambda done, total: self.on_progress("preprocess", done, total))
-        self.counts.preprocessed += store.filled - before
         return result.to(self.device, non_blocking=True)
 
     def encoded(self, pictures: PictureSet, rows: Tensor) -> _Encoded:

@@ -35,7 +35,6 @@ class PixelStore:
 
     def __init__(self, pictures: PictureSet, preprocess: Preprocess, folder: Path | None) -> None:
         self.preprocess = preprocess
-        self.filled = 0
         count = len(pictures.pictures)
         self._temporary: tempfile.TemporaryDirectory[str] | None = None
         if folder is None:
@@ -96,7 +95,6 @@ class PixelStore:
                     self._data.write(place, data)
                     self._sums.write(place, _checksum(data).to_bytes(4, "little"))
                     made[place] = values
-                self.filled += len(chunk)
                 on_progress(number + 1, len(chunks))
         return made
 

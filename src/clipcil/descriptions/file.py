@@ -108,7 +108,3 @@ def shorten(clip: CLIP, sentence: str, name: str) -> str:
 def _kind(value: Any) -> str:
     kinds = {"list": "a list", "str": "a text", "dict": "an object"}
     return kinds.get(type(value).__name__, f"{value!r}"[:40])
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).splitlines()[0][:120] if str(error) else type(error).__name__

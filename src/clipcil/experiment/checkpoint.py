@@ -20,12 +20,12 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
-from clipcil.errors import UserError
+from clipcil.errors import UserError, first_line
 from clipcil.experiment import shards
 from clipcil.files import refuse_links, sha256, sweep_parts, uninterrupted, whole_file, write_json
 from clipcil.methods.base import Method
 from clipcil.reading import Between, Count, Text, read_json, read_tensors, typed
-from clipcil.training.loop import Snapshot
+from clipcil.training.loop import Snapshot, random_state, set_random_state
 
 Size = Annotated[int, Between(1, 10**6)]
 KEEP = 2
@@ -47,7 +47,8 @@ def save_tensors(path: Path, tensors: dict[str, Tensor], facts: dict[str, Any]) 
                 save_file(plain, part)
                 checksum = sha256(part)
         except SafetensorError as error:  # its writer reports a full disk in its own way
-            raise UserError(f"cannot write {path}: {_reason(error)}") from error
+            reason = first_line(error).removeprefix("Error while serializing: ")
+            raise UserError(f"cannot write {path}: {reason}") from error
         write_json(path.with_suffix(".json"), {**facts, "sha256": checksum})
 
 
@@ -82,7 +83,7 @@ def restore_method(method: Method, tensors: dict[str, Tensor], facts: dict[str, 
         method.load_state_dict(tensors)
         _check_rows(method)
     except (RuntimeError, LookupError, TypeError, ValueError, AttributeError) as error:
-        raise UserError(f"the checkpoint does not fit {method.name}: {_reason(error)}") from error
+        raise UserError(f"the checkpoint does not fit {method.name}: {first_line(error)}") from error
     if method.tunes_tower:
         method.clip.touch()
 
@@ -122,10 +123,7 @@ class CheckpointFolder:
     def save(self, tasks: int, method: Method, facts: dict[str, Any]) -> None:
         tensors, shape = method_state(method)
         tensors = {f"method.{key}": value for key, value in tensors.items()}
-        tensors["random.cpu"] = torch.get_rng_state()
-        if torch.cuda.is_available():
-            tensors["random.cuda"] = torch.cuda.get_rng_state()
-        tensors, table = shards.split(self.folder / SHARDS, tensors)
+        tensors, table = shards.split(self.folder / SHARDS, tensors | random_state())
         facts = {**facts, **shape, "tasks": tasks, "belongs": self.belongs, "shards": table}
         save_tensors(self._path(tasks), tensors, facts)
         self._tables[tasks] = table
@@ -155,9 +153,7 @@ class CheckpointFolder:
         own = {key[7:]: value for key, value in loaded.tensors.items() if key.startswith("method.")}
         restore_method(method, own, loaded.facts)
         try:
-            torch.set_rng_state(loaded.tensors["random.cpu"])
-            if "random.cuda" in loaded.tensors and torch.cuda.is_available():
-                torch.cuda.set_rng_state(loaded.tensors["random.cuda"])
+            set_random_state(loaded.tensors)
         except (RuntimeError, LookupError, TypeError) as error:
             raise UserError(f"the checkpoint after task {loaded.tasks} has no random state; start anew") from error
 
@@ -267,11 +263,6 @@ def first_difference(found: dict[str, Any], asked: dict[str, Any], where: str = 
 def _show(value: Any) -> str:
     text = str(value)
     return text if len(text) <= 80 else f"{text[:80]}…"
-
-
-def _reason(error: BaseException) -> str:
-    lines = str(error).splitlines() or [type(error).__name__]
-    return lines[-1].strip().removeprefix("Error while serializing: ")
 
 
 def _number(path: Path) -> int:

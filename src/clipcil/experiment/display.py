@@ -23,7 +23,7 @@ class Display:
         """Print a line."""
 
     def stage(self, name: str, steps: int) -> None:
-        """A stage of `steps` steps begins; 0 where the number is not known."""
+        """A stage of `steps` steps begins, 0 where the number is not known; no name: nothing is under way."""
 
     def advance(self, steps: int = 1) -> None:
         """Steps of the stage are done."""

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -30,9 +29,6 @@ class Record:
     """The class predicted for each test picture, task by task; kept for the last task only."""
     probabilities: list[list[float]] = field(default_factory=list)
     """Softmax of the logits for the class predicted, likewise, rounded to four digits."""
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def predict(method: Method, pictures: Pictures) -> tuple[Tensor, Tensor]:

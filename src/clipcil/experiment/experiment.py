@@ -25,6 +25,7 @@ from clipcil.experiment.evaluate import Record, evaluate
 from clipcil.experiment.folder import check_same, check_start, read_config, write_results, write_start
 from clipcil.experiment.loading import Parts, Shared, load_parts
 from clipcil.experiment.monitor import RunMonitor
+from clipcil.experiment.notebook import default_display
 from clipcil.experiment.results import Results
 from clipcil.experiment.spec import PROCESSES, RunSpec, as_table, method_settings, resolved
 from clipcil.files import run_lock
@@ -218,13 +219,13 @@ class Experiment:
 
         Args:
             folder: Where the run is kept; no other process may be writing to it.
-            display: What a person sees of it. Default: nothing.
+            display: What is shown of its progress. Default: a bar in a notebook, nothing elsewhere.
             resume: Whether a run in `folder` may be continued; otherwise it is refused.
 
         Raises:
             UserError: The folder holds something else, or training diverged.
         """
-        folder, display = Path(folder), display or Display()
+        folder, display = Path(folder), display or default_display()
         if self._loaded is not None:
             raise UserError("this experiment has begun outside a run folder; make a new Experiment for run()")
         self.launch()
@@ -256,7 +257,6 @@ class Experiment:
         if kept is not None:
             self._restore(kept)
             display.tell(f"going on after task {kept.tasks} of {len(self)}")
-        ready.reader.on_progress = display.progress
         display.start(repr(self), len(self))
         try:
             for task in self:
@@ -316,11 +316,12 @@ class Experiment:
     def _ready(self, monitor: RunMonitor | None = None) -> Parts:
         """Backbone, data, tasks and method, loaded when first needed."""
         if self._loaded is None:
-            monitor = monitor or RunMonitor(None, Display(), None)
+            monitor = monitor or RunMonitor(None, default_display(), None)
             self.launch()
             session = Session(self._fabric, monitor, self._shared.stages)
             with monitor.phase("loading"), on_behalf_of_a_folder(self._named):
                 self._loaded = load_parts(self.spec, self.config, self._kind, session, self._shared, self._dataset)
+            self._loaded.reader.on_progress = monitor.display.progress
             self._monitor = monitor
         return self._loaded
 

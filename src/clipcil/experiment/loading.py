@@ -11,6 +11,7 @@ from clipcil.data.dataset import Dataset, open_dataset
 from clipcil.data.orders import class_order
 from clipcil.data.reader import Reader
 from clipcil.data.stream import TaskStream, task_sizes
+from clipcil.errors import UserError
 from clipcil.experiment.learner import Learner
 from clipcil.experiment.spec import TASKS, RunSpec
 from clipcil.files import cache_folder
@@ -24,6 +25,8 @@ class Shared:
     """What experiments in one process can share: backbones, datasets, and features of towers that are not tuned."""
 
     backbones: dict[str, CLIP] = field(default_factory=dict)
+    missing: dict[str, UserError] = field(default_factory=dict)
+    """Backbones that could not be loaded, and why: a grid of runs asks the hub for each once, not once for each run."""
     datasets: dict[str, tuple[Dataset, list[str]]] = field(default_factory=dict)
     readers: dict[str, Reader] = field(default_factory=dict)
     stages: StageCache | None = None
@@ -45,9 +48,7 @@ def load_parts(
     spec: RunSpec, config: Any, kind: type[Method], session: Session, shared: Shared, dataset: Dataset | None
 ) -> Parts:
     """Load what `spec` names; `dataset` is taken instead of the one by name where it is given."""
-    if spec.backbone not in shared.backbones:
-        shared.backbones[spec.backbone] = load_clip(spec.backbone)
-    learner = Learner(kind, config, shared.backbones[spec.backbone], session, spec.seed)
+    learner = Learner(kind, config, _backbone(spec.backbone, shared), session, spec.seed)
     dataset, notes = _open(spec, shared, dataset)
     if spec.shots is not None:
         dataset = dataset.shrink(spec.shots, spec.seed)
@@ -60,6 +61,19 @@ def load_parts(
     tasks = None if spec.tasks == TASKS else spec.tasks  # the default adapts to fewer classes
     stream = TaskStream(dataset, reader, order, task_sizes(len(order), tasks, spec.increment, spec.base))
     return Parts(learner, stream, reader, notes)
+
+
+def _backbone(name: str, shared: Shared) -> CLIP:
+    """The backbone, loaded once for all experiments that share."""
+    if name in shared.missing:
+        raise shared.missing[name]
+    if name not in shared.backbones:
+        try:
+            shared.backbones[name] = load_clip(name)
+        except UserError as error:
+            shared.missing[name] = error
+            raise
+    return shared.backbones[name]
 
 
 def _open(spec: RunSpec, shared: Shared, dataset: Dataset | None) -> tuple[Dataset, list[str]]:

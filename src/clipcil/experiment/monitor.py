@@ -113,6 +113,7 @@ class RunMonitor(Monitor):
             yield
         finally:
             self._count(name, time.perf_counter() - start)
+            self.display.stage("", 0)
 
     def _count(self, name: str, seconds: float) -> None:
         self.seconds[name] = self.seconds.get(name, 0.0) + seconds

@@ -8,7 +8,7 @@ nothing from one epoch to the next but the parameters.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -308,9 +308,7 @@ def _optimizer(groups: list[dict[str, Any]], how: Training) -> torch.optim.Optim
 
 def _take(epoch: int, flat: list[nn.Parameter], optimizer: torch.optim.Optimizer | None) -> Snapshot:
     tensors = {f"parameter.{i}": parameter.detach().cpu().clone() for i, parameter in enumerate(flat)}
-    tensors["random.cpu"] = torch.get_rng_state()
-    if torch.cuda.is_available():
-        tensors["random.cuda"] = torch.cuda.get_rng_state()
+    tensors |= random_state()
     if optimizer is not None:
         for index, state in optimizer.state_dict()["state"].items():
             for key, value in state.items():
@@ -330,6 +328,17 @@ def _put_back(snapshot: Snapshot, flat: list[nn.Parameter], optimizer: torch.opt
                 index, _, name = rest.partition(".")
                 state.setdefault(int(index), {})[name] = value
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
-    torch.set_rng_state(snapshot.tensors["random.cpu"])
-    if "random.cuda" in snapshot.tensors and torch.cuda.is_available():
-        torch.cuda.set_rng_state(snapshot.tensors["random.cuda"])
+    set_random_state(snapshot.tensors)
+
+
+def random_state() -> dict[str, Tensor]:
+    """The state of torch's generators, as it is kept in snapshots and checkpoints."""
+    cuda = {"random.cuda": torch.cuda.get_rng_state()} if torch.cuda.is_available() else {}
+    return {"random.cpu": torch.get_rng_state()} | cuda
+
+
+def set_random_state(tensors: Mapping[str, Tensor]) -> None:
+    """Restore what `random_state` returned; `tensors` may hold other things too."""
+    torch.set_rng_state(tensors["random.cpu"])
+    if "random.cuda" in tensors and torch.cuda.is_available():
+        torch.cuda.set_rng_state(tensors["random.cuda"])
