@@ -78,10 +78,10 @@ def _run(words: list[str]) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)
     except (MemoryError, RuntimeError) as error:
-        if isinstance(error, RuntimeError) and "allocate memory" not in str(error):  # torch's own way of saying it
+        if isinstance(error, RuntimeError) and "allocate memory" not in str(error):  # torch's message
             raise
         _fail("there is not enough memory for this")
-    except OSError as error:  # a file that vanished, a disk that filled up, wherever nobody foresaw it
+    except OSError as error:  # a file that vanished, a full disk: where no other code handles it
         _fail(f"{error.filename or 'a file'} cannot be read or written: {error.strerror or error}")
 
 

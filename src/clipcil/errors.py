@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 
 class UserError(Exception):
-    """Something the user can mend. The command line prints it as one line and exits with code 2.
+    """An error that the user can fix. The command line prints it as one line and exits with code 2.
 
     Example:
         >>> import clipcil

@@ -1,7 +1,7 @@
-"""Files that are written whole or not at all, and only where they are our own.
+"""Atomic writes: a file is written completely or not at all, and only files of clipcil are replaced.
 
-No link is followed when writing: a file that is replaced is replaced itself, not what it leads to, and a file that is
-added to is opened without following. What was written is read back before it takes the place of what was there.
+Symbolic links are never followed when writing: a link is replaced itself, not its target, and a file that is appended
+to is opened without following links. What was written is read back before it replaces the file that was there.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _PART = re.compile(r"\.(.+)\.[0-9a-f]{12}\.part")
 
 @contextmanager
 def whole_file(path: Path) -> Iterator[Path]:
-    """Yield a temporary path beside `path`; when the block ends well, flush it to disk and rename it to `path`.
+    """Yield a temporary path beside `path`; if the block succeeds, flush it to disk and rename it to `path`.
 
     A crash at any moment leaves either the old file or the new one, never a part of either. The new file has the
     permissions that the umask leaves it.
@@ -79,7 +79,7 @@ def part_names(folder: Path, owns: Callable[[str], bool]) -> set[str]:
 
 
 def _flush_folder(folder: Path) -> None:
-    """Make a rename outlive a power cut. Not every file system can; the file is whole either way."""
+    """Make a rename survive a power failure. Not every file system can; the file is complete either way."""
     with suppress(OSError):
         handle = os.open(folder, os.O_RDONLY)
         try:
@@ -101,7 +101,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write JSON that will be read again: a NaN, or text that is not whole Unicode, is refused now and not then."""
+    """Write JSON that can be read again: a NaN, and text that is not valid Unicode, are refused."""
     try:
         data = json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False).encode()
     except ValueError as error:
@@ -116,7 +116,7 @@ def write_toml(path: Path, table: Mapping[str, Any]) -> None:
 
 
 def toml_bytes(path: Path, table: Mapping[str, Any]) -> bytes:
-    """The contents of a TOML file `path` that is read back as `table`; a name that is not UTF-8 has no place in it."""
+    """The contents of a TOML file `path` that is read back as `table`; it cannot hold a name that is not UTF-8."""
     try:
         text = tomli_w.dumps(table)
         data = text.encode()
@@ -150,7 +150,7 @@ def open_log(path: Path) -> BinaryIO:
 
 
 def refuse_links(*paths: Path) -> None:
-    """Refuse folders or files of our own in whose place somebody has put a symbolic link."""
+    """Refuse symbolic links in place of files or folders of clipcil."""
     for path in paths:
         if path.is_symlink():
             raise UserError(f"{path} is a symbolic link, and what it leads to is not ours to change; remove the link")
@@ -175,7 +175,7 @@ def cache_folder() -> Path:
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Put off Ctrl-C and the other signals of `STOPS` until the block is done, so that a write is finished."""
+    """Defer Ctrl-C and the other signals of `STOPS` until the block ends, so that a write is completed."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -192,14 +192,14 @@ def uninterrupted() -> Iterator[None]:
 
 @contextmanager
 def run_lock(folder: Path, who: str = "") -> Iterator[None]:
-    """Hold `folder` for one writer. The lock ends with the process, however it ends.
+    """Lock `folder` for one writer. The lock is released when the process ends, however it ends.
 
-    Where nothing was written in the end, the lock is taken away again, and the folder if it was made for it: a command
-    that was refused leaves no trace.
+    Where nothing was written, the lock file is removed again, and the folder if it was created for it: a command that
+    was refused leaves no trace.
 
     Args:
         folder: Made if it is not there.
-        who: Who holds it, as others are told; default: the command.
+        who: Who holds it, for the message to others; default: the command.
 
     Raises:
         UserError: Another process holds it; the line says which.

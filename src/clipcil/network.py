@@ -1,7 +1,7 @@
 """Whether anything may be fetched from the network.
 
-What the user named may be fetched. What a folder names, which a stranger may have written, is looked for on this
-machine alone, unless the user said otherwise: asking for it would send the user's token for what the stranger chose.
+What the user named may be fetched. What an untrusted folder names is looked for on this machine only, unless the user
+allows more: a request would send the user's token to a repository that the folder's author chose.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Reading what a stranger could have written: regular files of bounded size, every value shallow, finite and typed.
+"""Reading untrusted files: regular files of bounded size, in which every value is shallow, finite and of a known type.
 
-Model folders, runs, checkpoints, descriptions and configs all come in through here. Whatever is wrong with a file is a
+Model folders, runs, checkpoints, descriptions and configs are all read through here. Whatever is wrong with a file is a
 `UserError` of one line that names the file and the entry.
 
     >>> from dataclasses import dataclass
@@ -38,13 +38,13 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 MOST_TEXT = 256 * 2**20
-"""Bytes of a JSON or CSV file at the most; the descriptions of 200 classes take about 20 MiB."""
+"""Maximum bytes of a JSON or CSV file; the descriptions of 200 classes take about 20 MiB."""
 MOST_TOML = 8 * 2**20
-"""Bytes of a TOML file at the most: 50,000 classes. Its reader is written in Python and slow."""
+"""Maximum bytes of a TOML file: 50,000 classes. The parser is written in Python and slow."""
 MOST_TENSORS = 32 * 2**30
-"""Bytes of a safetensors file at the most; they are read into memory as they are, so this bounds the memory too."""
+"""Maximum bytes of a safetensors file; they are read into memory unchanged, so this bounds the memory too."""
 DEEPEST = 32
-"""Tables within tables at the most."""
+"""Maximum depth of nested tables."""
 
 
 class MissingFileError(UserError):
@@ -70,7 +70,7 @@ Text = Annotated[str, Between(0, 10_000)]
 
 
 def open_regular(path: Path, *, links: bool = False) -> BinaryIO:
-    """Open a regular file for reading; a pipe or a device would be read for ever.
+    """Open a regular file for reading; reading a pipe or a device might never end.
 
     Args:
         path: The file.
@@ -117,12 +117,12 @@ def read_text(path: Path, most: int = MOST_TEXT, *, links: bool = False) -> str:
 
 
 def read_json(path: Path, most: int = MOST_TEXT, *, links: bool = False) -> Any:
-    """The value in a JSON file: finite numbers, whole Unicode text, at most `DEEPEST` levels."""
+    """The value in a JSON file: finite numbers, valid Unicode text, at most `DEEPEST` levels."""
     return parse_json(read_text(path, most, links=links), str(path))
 
 
 def parse_json(text: str | bytes, called: str) -> Any:
-    """`read_json` for a text that is already here; `called` names it in errors."""
+    """`read_json` for a text in memory; `called` names it in errors."""
     return _parse(lambda: json.loads(text, parse_constant=_finite, parse_float=_finite), called, "JSON")
 
 
@@ -132,7 +132,7 @@ def read_toml(path: Path, most: int = MOST_TOML, *, links: bool = False) -> dict
 
 
 def parse_toml(text: str, called: str) -> dict[str, Any]:
-    """`read_toml` for a text that is already here; `called` names it in errors."""
+    """`read_toml` for a text in memory; `called` names it in errors."""
     table: dict[str, Any] = _parse(lambda: tomllib.loads(text, parse_float=_finite), called, "TOML")
     return table
 
@@ -172,7 +172,7 @@ def typed(value: Any, kind: Any, where: str = "") -> Any:
     Args:
         value: What JSON or TOML gave.
         kind: A scalar type, `list[…]`, `tuple[…, ...]`, `dict[str, …]`, a union, a dataclass (it is built; keys that
-            it does not have are passed over), a TypedDict (keys it does not have are kept), or one of these with
+            it does not have are ignored), a TypedDict (keys it does not have are kept), or one of these with
             `Annotated[…, Between(low, high)]`.
         where: What the value is called in errors.
 
@@ -255,7 +255,7 @@ def _parse(parse: Callable[[], Any], called: str, what: str) -> Any:
         value = parse()
     except RecursionError as error:
         raise UserError(f"{called} nests its tables deeper than {DEEPEST} levels") from error
-    except ValueError as error:  # of JSON, of TOML, of numbers that are no numbers
+    except ValueError as error:  # invalid JSON or TOML, or a number that is not finite
         reason = printable(first_line(error))[:120]
         raise UserError(f"{called} cannot be read as {what} ({reason})") from error
     _check_plain(value, called)
@@ -263,7 +263,7 @@ def _parse(parse: Callable[[], Any], called: str, what: str) -> Any:
 
 
 def _check_plain(value: Any, called: str) -> None:
-    """Refuse deep nesting, half characters (lone surrogates), numbers beyond 64 bits, and dates."""
+    """Refuse deep nesting, lone surrogates, numbers of more than 64 bits, and dates."""
     waiting = [(value, 0)]
     while waiting:
         item, depth = waiting.pop()
@@ -275,7 +275,7 @@ def _check_plain(value: Any, called: str) -> None:
             waiting += [(part, depth + 1) for part in item]
         elif isinstance(item, str):
             if not item.isascii() and any("\ud800" <= letter <= "\udfff" for letter in item):
-                raise UserError(f"{called} holds text that is not whole Unicode ({printable(item)[:60]})")
+                raise UserError(f"{called} holds text that is not valid Unicode ({printable(item)[:60]})")
         elif item is not None and not isinstance(item, bool | int | float):
             raise UserError(f"{called} holds a {type(item).__name__}; text, numbers, lists and tables are read")
         elif isinstance(item, int) and not -(2**63) <= item < 2**64:

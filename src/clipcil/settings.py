@@ -69,7 +69,7 @@ def nested(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def merge(*layers: Mapping[str, Any]) -> dict[str, Any]:
-    """Tables laid over each other, the last on top, nested tables key by key."""
+    """Tables merged, later ones taking precedence; nested tables are merged key by key."""
     result: dict[str, Any] = {}
     for layer in layers:
         for key, value in layer.items():

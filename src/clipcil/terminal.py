@@ -1,4 +1,4 @@
-"""What reaches the terminal, and the signals that stop a command."""
+"""Encoding of terminal output, and the signals that stop a command."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from clipcil.files import STOPS
 
 
 def escape_what_cannot_be_shown() -> None:
-    """Let stdout and stderr take any text: a letter that the terminal's encoding lacks becomes an escape."""
+    """Let stdout and stderr take any text: a character that the terminal's encoding lacks becomes an escape."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
@@ -23,13 +23,13 @@ def escape_what_cannot_be_shown() -> None:
 
 @contextmanager
 def stops_once(for_good: bool) -> Iterator[None]:
-    """The first Ctrl-C, SIGTERM, SIGHUP or SIGQUIT raises KeyboardInterrupt, so that everything is put in order.
+    """The first Ctrl-C, SIGTERM, SIGHUP or SIGQUIT raises KeyboardInterrupt, so that cleanup code runs.
 
-    The second is passed over, since that is being done; the third ends the process at once. A signal that was ignored
-    when the process began (`nohup`, a background job) stays ignored.
+    The second is ignored while the cleanup runs; the third ends the process at once. A signal that was ignored when
+    the process began (`nohup`, a background job) stays ignored.
 
     Args:
-        for_good: Leave it so after the block, when the process is about to end.
+        for_good: Keep the handlers after the block, when the process is about to end.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -65,7 +65,7 @@ def test_learning_shows_what_it_does(tmp_path: Path, capsys: pytest.CaptureFixtu
     for words in (
         "banana",
         "new",
-        "passed over: 1 .mp4, 1 pictures in no class folder",
+        "skipped: 1 .mp4, 1 pictures in no class folder",
         str(week / "bee" / "clip.mp4"),
         "learnt 2 new classes; the model knows 2 classes now",
         "trained on 10 of 12 pictures; 2 held out",

@@ -108,12 +108,12 @@ def test_two_classes_by_dropping_a_folder_of_folders(browser: Browser, server: S
     assert browser.wait("[...document.querySelectorAll('.thumbs img')].every(each => each.naturalWidth > 30)")
     assert browser.run(f"return {CARDS}") == ["fox", "owl"]
     assert "broken.png" in browser.run("return document.querySelector('.broken').textContent")
-    assert "1 file passed over" in browser.run("return document.getElementById('toasts').textContent")
+    assert "1 file skipped" in browser.run("return document.getElementById('toasts').textContent")
     card(browser, "owl", "card.querySelector('.thumbs button').click()")  # taken out again
     browser.wait("document.querySelectorAll('.thumbs img').length === 11")
     teach(browser, "fox")
     assert sorted(server.classes) == ["fox", "owl"]
-    assert "told right" in browser.run("return document.getElementById('outcome').textContent")
+    assert "classified correctly" in browser.run("return document.getElementById('outcome').textContent")
     assert verdict(browser, folder / "new" / "owl" / "0.png") == "owl"
     assert browser.console() == []
 

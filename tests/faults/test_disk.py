@@ -143,7 +143,7 @@ def test_a_log_taken_away_does_not_stop_the_run(runner: Runner, stopped: Path, w
     (stopped / "steps.jsonl").unlink()
     told = Told()
     runner.run("rapf", stopped, resume=True, display=told)
-    assert any("steps.jsonl was taken away or shortened" in line for line in told.lines)
+    assert any("steps.jsonl was removed or truncated" in line for line in told.lines)
     same = ("results.json", "matrix.csv", "predictions.csv")
     assert digest(stopped, same) == digest(whole, same)
     assert b"\0" not in (stopped / "steps.jsonl").read_bytes()

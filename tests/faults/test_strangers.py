@@ -40,7 +40,7 @@ DEEP = "[" * 100_000
         ('{"a": NaN}', "no finite number"),
         ('{"a": 1e999}', "no finite number"),
         ('{"a": -Infinity}', "no finite number"),
-        ('"\\ud800"', "not whole Unicode"),
+        ('"\\ud800"', "not valid Unicode"),
         (f'{{"a": {"9" * 30}}}', "more than 64 bits"),
         (f'{{"a": {"9" * 5000}}}', "cannot be read as JSON"),
     ],

@@ -26,11 +26,11 @@ def model_card(facts: Facts) -> str:
             f" known classes, by {unknown.pictures} pictures."
         )
     right, total = sum(known.right for known in facts.known), sum(known.held_out for known in facts.known)
-    accuracy = f" It tells {right} of {total} pictures kept to measure on right." if total else ""
+    accuracy = f" It classifies {right} of {total} pictures kept for evaluation correctly." if total else ""
     kept = (
         "It keeps features of some training pictures (exemplars), no picture itself."
         if kind.keeps_exemplars
-        else "It keeps no picture: statistics, prompts and the features of pictures to measure on."
+        else "It keeps no picture: statistics, prompts and the features of pictures kept for evaluation."
     )
     return "\n".join(
         [

@@ -1,4 +1,4 @@
-"""A classifier that goes on learning: new folders of pictures arrive, the old ones may be gone."""
+"""A classifier that learns incrementally: new folders of pictures arrive, the old ones need not be kept."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ DEFAULT_METHOD = "discriminant"
 
 
 class Classifier(TaughtModel):
-    """Learns classes of pictures a few at a time, and tells them apart.
+    """An image classifier that learns classes a few at a time.
 
     Args:
         method: One of `clipcil methods`.
@@ -54,7 +54,7 @@ class Classifier(TaughtModel):
         >>> def plain(*colours): return [Image.new("RGB", (64, 64), colour) for colour in colours]
         >>> model = clipcil.Classifier("simplecil")
         >>> lesson = model.learn({"light": plain("white", "ivory"), "dark": plain("black", "navy")})
-        >>> lesson = model.learn({"red": plain("red", "darkred")})   # the pictures of before are not needed
+        >>> lesson = model.learn({"red": plain("red", "darkred")})   # the earlier pictures are not needed
         >>> model.classes
         ['light', 'dark', 'red']
         >>> model.predict(plain("whitesmoke"), top=1)[0].name
@@ -118,7 +118,7 @@ class Classifier(TaughtModel):
 
     @property
     def class_facts(self) -> list[Known]:
-        """Of each class: when it was learnt, from how many pictures, and how well held-out pictures of it are told."""
+        """Of each class: when it was learnt, from how many pictures, and its accuracy on held-out pictures."""
         return copy.deepcopy(self._known)
 
     @property
@@ -144,17 +144,17 @@ class Classifier(TaughtModel):
         Args:
             source: A folder with a folder of pictures for each class, `{name: [pictures]}`, or a dataset. A picture is
                 a path, the bytes of a file, a PIL image or an array.
-            hold_out: Keep the features of some pictures, to measure on them now and after later lessons and to set the
+            hold_out: Keep the features of some pictures, to evaluate on them now and after later lessons and to set the
                 threshold for "none of these". A method that can leave one picture out trains on them too and scores
                 each as if it had not; others keep a tenth of each class (of five pictures or more) out of training.
             skip_broken: Leave out pictures that cannot be decoded instead of stopping at the first.
             subfolders: Accept class folders that hold folders of pictures and no picture themselves.
             on_progress: Called as `on_progress(stage, done, total)`; total is 0 where there is nothing to count.
                 Default: a bar in a notebook, nothing elsewhere.
-            should_stop: Asked again and again; once it returns True the lesson ends and the model stays as it was.
+            should_stop: Called repeatedly; once it returns True the lesson ends and the model stays as it was.
 
         Returns:
-            What was learnt, and how well the pictures kept to measure on, of all classes, are told now.
+            What was learnt, and the accuracy over all classes on the pictures kept for evaluation.
 
         Raises:
             LessonStoppedError: `should_stop` returned True.
@@ -184,12 +184,12 @@ class Classifier(TaughtModel):
 
     @property
     def features_carried(self) -> int:
-        """Pictures kept to measure on whose features were carried by a map, because the tower moved after their
-        lesson."""
+        """Number of pictures kept for evaluation whose features were transported by a map, because the tower changed
+        after their lesson."""
         return int(self._held.carried.sum())
 
     def held_out_evaluation(self) -> Evaluation:
-        """How well the pictures kept to measure on, of all lessons, are told by the model as it is now."""
+        """Evaluate the current model on the pictures kept for evaluation, of all lessons."""
         logits, novelty = held_out_scores(self._method, self._held)
         return evaluate_scores(logits, novelty, self._held.labels, self.classes, self.calibration)
 
@@ -203,12 +203,12 @@ class Classifier(TaughtModel):
     def predict(self, pictures: Any, top: int = 5) -> Any: ...
 
     def predict(self, pictures: Any, top: int = 5) -> Any:
-        """Tell what one picture shows, or each of many.
+        """Classify one picture or many.
 
         Args:
             pictures: A picture (a path, the bytes of a file, a PIL image, or an array (height, width, 3)), or a list of
                 pictures, or an array (number, height, width, 3).
-            top: How many classes to name.
+            top: Number of classes to return.
 
         Returns:
             A `Prediction`, or a list of them.
@@ -237,7 +237,7 @@ class Classifier(TaughtModel):
         return torch.stack(rows).numpy() if rows else np.zeros((0, len(self._known)))
 
     def test(self, source: Source, *, subfolders: bool = False, on_progress: Progress | None = None) -> Evaluation:
-        """Ask the model about pictures whose classes are known.
+        """Evaluate the model on labelled pictures.
 
         Args:
             source: As for `learn`. Classes that the model does not know count as unknown pictures.
@@ -279,7 +279,7 @@ class Classifier(TaughtModel):
         return accuracy
 
     def predict_stream(self, pictures: Iterable[Any], top: int = 5) -> Iterator[tuple[Any, Prediction]]:
-        """Each picture with its prediction, one after another: any number of pictures in the same memory.
+        """Each picture with its prediction, one after another: memory does not grow with their number.
 
         A picture that cannot be read gives a prediction with an `error`.
         """
@@ -293,7 +293,7 @@ class Classifier(TaughtModel):
                 yield picture, rank(result[:-1], float(result[-1]), names, top, how)
 
     def forget(self, name: str) -> None:
-        """Lose a class, with all that was kept of it."""
+        """Remove a class, with everything that was kept of it."""
         index = self._need(name)
         if len(self._known) == 1:
             raise UserError(f"'{name}' is the only class of the model; delete the model instead")
@@ -301,14 +301,14 @@ class Classifier(TaughtModel):
         self._method.forget(index)
         del self._known[index]
         self._held, self._taught = self._held.without(index), self._taught.without(index)
-        if len(self._held):  # among fewer classes the scores are others
+        if len(self._held):  # scores change when there are fewer classes
             logits, novelty = held_out_scores(self._method, self._held)
             self.calibration = calibrate(logits, self._held.labels, self._method.score_scale, novelty)
             self._count_right(self.held_out_evaluation())
         self._previous = before
 
     def rename(self, old: str, new: str) -> None:
-        """Call a class something else. The text inside its prompt stays as it was taught, so no score changes."""
+        """Rename a class. The text in its prompt stays the one it was taught with, so no score changes."""
         index, taken = self._need(old), self._find(new)
         if not new.strip():
             raise UserError("the new name is empty; give the class a name")
@@ -335,13 +335,13 @@ class Classifier(TaughtModel):
         self._previous = None
 
     def save(self, folder: str | Path) -> None:
-        """Write the model to `folder`, whole or not at all; a model there is replaced unless another changed it."""
+        """Write the model to `folder` atomically; a model there is replaced, unless another process has changed it."""
         folder = Path(folder)
         with hold_model(folder):
             self.write(folder)
 
     def write(self, folder: Path, *, keep_previous: bool = False) -> None:
-        """`save` for one who holds the lock of `folder`; `keep_previous` keeps the model there for an undo."""
+        """`save` for a caller that holds the lock of `folder`; `keep_previous` keeps the model there for an undo."""
         if not self._known:
             raise UserError("the model has learnt nothing yet; teach it before saving it")
         if self._source is not None and self._source[0] == folder.resolve():
@@ -360,7 +360,7 @@ def load(
 
     Args:
         folder: Where it was saved.
-        backbone: Where the backbone lies on this machine, if elsewhere than on the one that made the model.
+        backbone: Path of the backbone on this machine, if it differs from where the model was made.
         device: cpu, cuda, mps or auto.
         allow_download: Fetch a backbone that the folder names and this machine lacks; one named here is fetched anyway.
 
@@ -378,7 +378,7 @@ def load(
         ['red', 'blue']
     """
     folder = Path(folder)
-    facts, tensors = load_model(folder)  # first of all: a backbone takes its time, and a new model may come meanwhile
+    facts, tensors = load_model(folder)  # first: the model could be replaced while the backbone is loaded
     name = backbone or facts.backbone
     kind = find_method(facts.method)
     config = override(kind.Config(), facts.settings)

@@ -1,4 +1,4 @@
-"""How well pictures are told: accuracy with its interval, each class, the pairs most often confused, the mistakes."""
+"""Evaluation on labelled pictures: accuracy with its interval, each class, the most confused pairs, the mistakes."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ Z95 = 1.959964
 
 
 def wilson_interval(right: int, total: int) -> tuple[float, float]:
-    """The 95% interval of a share, by Wilson's score; it stays inside 0…1 and is honest for few pictures.
+    """The 95% interval of a share, by Wilson's score; it stays inside 0…1 and is reliable for few pictures.
 
         (p + z²/2n ± z √(p(1−p)/n + z²/4n²)) / (1 + z²/n)
 
     Args:
-        right: How many of the pictures were told right.
-        total: How many pictures there were.
+        right: Number of pictures classified correctly.
+        total: Number of pictures.
 
     Returns:
         The lower and the upper bound; (0, 1) without any picture.
@@ -53,7 +53,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class ClassResult:
-    """How well the pictures of one class are told."""
+    """Accuracy on the pictures of one class."""
 
     name: str
     pictures: int
@@ -66,7 +66,7 @@ class ClassResult:
 
 @dataclass(frozen=True)
 class Confusion:
-    """So many pictures of class `true` were taken for `guess`."""
+    """Number of pictures of class `true` that were classified as `guess`."""
 
     true: str
     guess: str
@@ -75,7 +75,7 @@ class Confusion:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The result of asking a model about pictures whose classes are known.
+    """The result of testing a model on labelled pictures.
 
     A picture of a class the model knows is right if its likeliest class is the true one, whether or not it was also
     called unknown; how often that happened is in `false_alarms`. Pictures of other classes count only in `strangers`.
@@ -88,7 +88,7 @@ class Evaluation:
     classes: list[ClassResult] = field(default_factory=list)
     """Every class of the model that had pictures, in the model's order."""
     confused: list[Confusion] = field(default_factory=list)
-    """Pairs of classes by how often one was taken for the other, the most frequent first."""
+    """Pairs of classes by how often one was mistaken for the other, the most frequent first."""
     false_alarms: int = 0
     """Pictures of known classes that were called "none of these"."""
     strangers: int = 0
@@ -98,13 +98,13 @@ class Evaluation:
     missed: int = 0
     """Those of them that were given a class instead of "none of these"."""
     mistakes: list[Answer] = field(default_factory=list)
-    """Wrong answers (a wrong class, or a class for a stranger), the most confident first."""
+    """Wrong answers (a wrong class, or a class for an unknown picture), the most confident first."""
     unreadable: list[str] = field(default_factory=list)
     """A line for each picture that could not be read; these count nowhere else."""
 
     @property
     def accuracy(self) -> float | None:
-        """Share of the pictures of known classes that are told right; None without any."""
+        """Share of the pictures of known classes that are classified correctly; None without any."""
         return self.right / self.pictures if self.pictures else None
 
     @property

@@ -115,7 +115,7 @@ def _onnx_bytes(program: Any) -> bytes:
 
 
 def _refuse_others_files(out: Path) -> None:
-    """An export replaces an earlier one. Files of the same names that no export wrote are somebody's own."""
+    """An export replaces an earlier one. Files of the same names that no export wrote belong to the user."""
     if out.exists() and not out.is_dir():
         raise UserError(f"{out} is a file; name a folder for the export")
     there = [name for name in (CLASSES, VECTORS_FILE, "model.pt2", "model.onnx") if os.path.lexists(out / name)]
@@ -135,7 +135,7 @@ def _trace(network: nn.Module, example: Tensor) -> Any:
     batch = torch.export.Dim("batch", min=1, max=65536)
     try:
         return torch.export.export(network, (example,), dynamic_shapes=({0: batch},))
-    except Exception as error:  # the tracer raises what it likes
+    except Exception as error:  # the tracer raises many kinds of errors
         why = f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"
         raise UserError(f"torch {torch.__version__} cannot export this method ({why})") from error
 

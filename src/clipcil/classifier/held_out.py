@@ -1,7 +1,7 @@
-"""Pictures to measure a model on: only their features are kept, and every lesson scores all of them again.
+"""Pictures kept for evaluation: only their features are stored, and every lesson scores all of them again.
 
-They are held out of training; or, where a method can say how it would score a picture had it not learnt it, they are
-trained on as all others and scored that way ("leave one out"), so that few pictures serve both ends.
+They are held out of training; or, where a method can compute leave-one-out scores, they are used for training like all
+others and scored by leaving each one out, so that few pictures serve both purposes.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from clipcil.errors import UserError
 from clipcil.memory.affine import AffineMap
 
 FEWEST = 5
-"""Pictures from which a class has some held out: below that every one of them is needed for training."""
+"""Minimum number of pictures of a class for some to be held out: with fewer, all are needed for training."""
 MOST = 50
-"""Pictures of a class held out of one lesson at the most: more would tell little more and cost training pictures."""
+"""Maximum number of pictures of a class held out of one lesson: more would add little and cost training pictures."""
 LEFT_OUT = 20
-"""Pictures of a class kept of one lesson at the most, where they are left out one by one instead of held out."""
+"""Maximum number of pictures of a class kept of one lesson where they are left out one by one instead of held out."""
 PREFIX = "held_out."
 """What the names of these tensors begin with among the weights of a model."""
 
@@ -68,7 +68,7 @@ class LeavesOneOut(Protocol):
 
 @runtime_checkable
 class LeavesNoveltyOut(Protocol):
-    """A method that can say how strange a picture it has learnt would be had it not."""
+    """A method that can compute the novelty of a picture it has learnt as if it had not."""
 
     def leave_one_out_novelty(self, batch: Batch, labels: Tensor) -> Tensor:
         """(B,): `novelty` of each picture, learnt as `labels` (B,), by the model without it."""
@@ -80,7 +80,7 @@ class PixelsNeededError(Exception):
 
 
 class FeatureBatch:
-    """Pictures of which nothing is left but their features."""
+    """A batch of pictures of which only the features are kept."""
 
     def __init__(self, features: Tensor, levels: Tensor, width: int) -> None:
         self.features, self.levels, self.pooled = features, levels, levels[:, -width:]
@@ -104,7 +104,7 @@ class HeldOut:
     levels: Tensor
     """(N, sum of the tower's `level_sizes`) float32: before the tower's last projection, which some methods read."""
     carried: Tensor
-    """(N,) bool: whether the features were carried by a map instead of computed by today's tower."""
+    """(N,) bool: whether the features were transported by a map instead of computed by the current tower."""
 
     @classmethod
     def empty(cls, dim: int, levels: int) -> HeldOut:
@@ -130,7 +130,7 @@ class HeldOut:
         )
 
     def moved(self, by: AffineMap) -> HeldOut:
-        """Carried into the space of a tower that has moved, by a map between unit features."""
+        """Transported into the space of the changed tower by a map between unit features."""
         features = by(normalize(self.features, dim=-1).double()).float()
         return HeldOut(self.labels, features, self.levels, torch.ones_like(self.carried))
 
@@ -144,7 +144,7 @@ class HeldOut:
         return FeatureBatch(self.features.to(device), self.levels.to(device), width)
 
     def tensors(self) -> dict[str, Tensor]:
-        """As they stand in the file of the weights."""
+        """The tensors under their names in the weights file."""
         return {f"{PREFIX}{name}": value for name, value in vars(self).items()}
 
     @classmethod

@@ -1,4 +1,4 @@
-"""Is a folder what a person means it to be? Class folders at the wrong level are recognised and refused."""
+"""Checks of the folder layout: class folders at the wrong level are recognised and refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One lesson: what was handed over, what came of it, and how it is watched and stopped."""
+"""One lesson: its result, its record in the model, and the monitor that reports progress and stops it."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ class Lesson:
     left_one_out: bool = False
     """Whether the pictures of the evaluation were trained on and each scored by the model without it."""
     evaluation: Evaluation = field(default_factory=Evaluation)
-    """All pictures kept to measure on, of earlier lessons too, told by the model as it is now."""
+    """The current model on all pictures kept for evaluation, those of earlier lessons included."""
     calibration: Calibration = field(default_factory=Calibration)
     warnings: list[str] = field(default_factory=list)
-    """What a person should know before trusting the model, a sentence each."""
+    """Warnings about the reliability of the model, a sentence each."""
 
     @property
     def pictures(self) -> int:
@@ -53,13 +53,13 @@ class Lesson:
 
     @property
     def accuracy(self) -> float | None:
-        """Share of the pictures kept to measure on, of all classes, that are told right now; None without any."""
+        """Accuracy over all classes on the pictures kept for evaluation; None without any."""
         return self.evaluation.accuracy
 
 
 @dataclass(frozen=True)
 class LessonRecord:
-    """What a model remembers of a lesson."""
+    """What a model stores about a lesson."""
 
     when: str
     """Date and time, as ISO 8601 with the seconds."""
@@ -68,13 +68,13 @@ class LessonRecord:
     again: int
     """Classes that were known and got more pictures."""
     pictures: int
-    """Pictures handed over."""
+    """Pictures given."""
     classes: int
     """Classes known after it."""
     held_out: int
     """Held-out pictures of all classes that the accuracy was measured on."""
     right: int
-    """Those that were told right after the lesson."""
+    """Those that were classified correctly after the lesson."""
 
     @property
     def accuracy(self) -> float | None:
@@ -92,7 +92,7 @@ class LearnMonitor(Monitor):
 
     @contextmanager
     def watching(self, on_progress: Progress | None, should_stop: Callable[[], bool] | None) -> Iterator[None]:
-        """Report to these two while the block runs."""
+        """Use these two callbacks while the block runs."""
         self._on_progress, self._should_stop = on_progress, should_stop
         try:
             yield

@@ -1,4 +1,4 @@
-"""How well a method tells the pictures kept to measure on, with temperature and threshold fitted to them."""
+"""Evaluating a method on the pictures kept for that, and fitting temperature and threshold to them."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from clipcil.methods.base import Method
 
 @contextmanager
 def follow_tower(method: Method, held: HeldOut, pictures: Pictures) -> Iterator[list[AffineMap]]:
-    """Find the map that carries old held-out features along if the tower moves while the block runs.
+    """Find the map that transports old held-out features if the tower changes while the block runs.
 
     The old pictures are gone, so the tower cannot encode them again. The map is fitted to the unit features of
     `pictures` before and after, as a method's own calibration of its stored statistics is.
 
     Yields:
-        A list that holds the map after the block, or nothing if the tower rested or there is nothing to carry.
+        A list that holds the map after the block, or nothing if the tower did not change.
     """
     found: list[AffineMap] = []
     if not (method.tunes_tower and len(held) and len(pictures)):
@@ -43,10 +43,10 @@ def follow_tower(method: Method, held: HeldOut, pictures: Pictures) -> Iterator[
 
 @torch.no_grad()
 def held_out_scores(method: Method, held: HeldOut) -> tuple[Tensor, Tensor | None]:
-    """Logits (N, C) and novelty (N,) of every picture kept to measure on, by today's method.
+    """Logits (N, C) and novelty (N,) of every picture kept for evaluation, by the current method.
 
     Each picture is left out where the method can do that. No novelty is returned where the method has no such score, or
-    cannot leave a picture out of it: a picture that was learnt is never a stranger.
+    cannot leave a picture out of it: a picture that was learnt is never novel.
     """
     if not len(held):
         return torch.zeros(0, method.seen), None
@@ -64,7 +64,7 @@ def held_out_scores(method: Method, held: HeldOut) -> tuple[Tensor, Tensor | Non
 def evaluate_scores(
     logits: Tensor, novelty: Tensor | None, labels: Tensor, names: list[str], how: Calibration
 ) -> Evaluation:
-    """Count what `logits` (N, C) and `novelty` (N,) say of pictures of classes `labels` (N,)."""
+    """Evaluate `logits` (N, C) and `novelty` (N,) against the true classes `labels` (N,)."""
     strange = [None] * len(logits) if novelty is None else novelty.tolist()
     found = (rank(row, each, names, 1, how) for row, each in zip(logits, strange, strict=True))
     answers = (
@@ -76,7 +76,7 @@ def evaluate_scores(
 
 @torch.no_grad()
 def measure(method: Method, held: HeldOut, newest: Pictures, names: list[str], lesson: Lesson) -> HeldOut:
-    """Score all pictures kept to measure on and fill in evaluation, calibration and warnings of a lesson.
+    """Score all pictures kept for evaluation and fill in evaluation, calibration and warnings of a lesson.
 
     Args:
         method: As it is after the lesson.
@@ -110,7 +110,7 @@ def measure(method: Method, held: HeldOut, newest: Pictures, names: list[str], l
         )
     elif len(labels) < ENOUGH:
         lesson.warnings.append(
-            f"{len(labels)} pictures to measure on are too few (fewer than {ENOUGH}) to tell unknown pictures, so none"
-            " is called 'none of these' yet"
+            f"{len(labels)} pictures kept for evaluation are too few (fewer than {ENOUGH}) to detect unknown"
+            " ones, so none is called 'none of these' yet"
         )
     return held

@@ -46,7 +46,7 @@ State = tuple[Facts, dict[str, Tensor]]
 
 @dataclass(frozen=True)
 class _Plan:
-    """The pictures of a lesson that are news, with the classes as the model counts them."""
+    """The new pictures of a lesson, labelled with the model's class indices."""
 
     pictures: PictureSet
     checksums: Tensor
@@ -88,8 +88,8 @@ class TaughtModel:
         return [known.name for known in self._known]
 
     def _plan(self, dataset: Dataset, lesson: Lesson) -> _Plan:
-        """Which pictures are news and which classes they belong to; an error before anything is learnt if one of the
-        classes cannot be."""
+        """Which pictures are new and which classes they belong to; raises before anything is learnt if one of the
+        classes cannot be learnt."""
         counts = torch.bincount(dataset.train.labels, minlength=len(dataset.classes)).tolist()
         for name, count in zip(dataset.classes, counts, strict=True):
             if not count:
@@ -142,7 +142,7 @@ class TaughtModel:
         self._remember(lesson, torch.bincount(labels[train], minlength=method.seen).tolist())
 
     def _remember(self, lesson: Lesson, trained_on: list[int]) -> None:
-        """Write down what each class was trained on and how well it is told, and the lesson."""
+        """Record what each class was trained on, its accuracy, and the lesson."""
         found = lesson.evaluation
         for known, count in zip(self._known, trained_on, strict=True):
             known.pictures += count
@@ -166,7 +166,7 @@ class TaughtModel:
         )
 
     def facts(self) -> Facts:
-        """All there is to say about the model but its weights."""
+        """Everything about the model except its weights."""
         return Facts(
             method=self._learner.kind.name,
             settings=to_dict(self.config),
@@ -208,7 +208,7 @@ class TaughtModel:
         return index
 
     def _check(self, folder: Path) -> None:
-        """Weights that load need not fit: see that a picture gets a finite score for every class, and a novelty."""
+        """Weights that load may still be wrong: check that a picture gets finite scores and a finite novelty."""
         try:
             pixels = torch.zeros(1, *self._clip.preprocess.shape, device=self._method.device)
             with torch.no_grad():
@@ -219,10 +219,10 @@ class TaughtModel:
                 scores is None or (scores.shape == shape and bool(torch.isfinite(scores).all()))
                 for shape, scores in wanted
             )
-        except Exception as error:  # a stranger's numbers can break any step of any method
+        except Exception as error:  # untrusted weights can break any step of any method
             raise UserError(f"the weights in {folder} do not fit its model ({type(error).__name__})") from error
         if not fits:
-            raise UserError(f"the weights in {folder} do not fit its model; bring back the folder from a copy")
+            raise UserError(f"the weights in {folder} do not fit its model; restore the folder from a copy")
 
     def _state(self) -> State:
         """A copy of all that lessons change."""
@@ -232,7 +232,7 @@ class TaughtModel:
         return self.facts(), {key: value.detach().clone() for key, value in tensors.items()}
 
     def _set_state(self, state: State) -> None:
-        """Become what `state` says; the method is built anew."""
+        """Restore `state`; the method is built again."""
         facts, tensors = copy.deepcopy(state[0]), dict(state[1])
         self._templates, self._known, self._history = facts.templates, facts.known, facts.history
         self._lessons, self.calibration = facts.lessons, facts.calibration

@@ -78,12 +78,12 @@ class Known:
     held_out: Count = 0
     """Held-out pictures of it, all lessons together."""
     right: Count = 0
-    """Those of them that the model told right after its last lesson."""
+    """Those of them that the model classified correctly after its last lesson."""
 
 
 @dataclass
 class Facts:
-    """All of a model but its weights."""
+    """Everything about a model except its weights."""
 
     method: Text
     settings: dict[str, Any]
@@ -120,8 +120,8 @@ def hold_model(folder: Path, who: str = "") -> Iterator[None]:
     left behind is deleted: half-written files, and weights that no model names.
 
     Args:
-        folder: Made if it is not there; taken away again if nothing was written to it.
-        who: Who holds it, as others are told; default: the command.
+        folder: Created if it does not exist; removed again if nothing was written to it.
+        who: Who holds it, for the message to others; default: the command.
     """
     refuse_other_folders(folder)
     with run_lock(folder, who):
@@ -337,7 +337,7 @@ def load_model(folder: Path) -> tuple[Facts, dict[str, Tensor]]:
             if newer.weights == facts.weights:
                 raise
             facts = newer
-    raise UserError(f"{folder} is being changed all the time; try again later")
+    raise UserError(f"{folder} keeps changing; try again later")
 
 
 def to_table(facts: Facts) -> dict[str, Any]:

@@ -77,7 +77,7 @@ def write_test_page(model: Classifier, found: Evaluation, source: str, out: Path
 
 
 def class_table(known: Sequence[Known]) -> str:
-    """When each class was learnt, from how many pictures, and how well it is told."""
+    """When each class was learnt, from how many pictures, and its accuracy."""
     rows = [
         [html.text(one.name), one.learnt, one.newest, str(one.pictures), *_share(one.right, one.held_out)]
         for one in known
@@ -119,8 +119,8 @@ def _headline(found: Evaluation) -> str:
         return "No picture of a known class was measured"
     low, high = found.interval
     return (
-        f"{found.accuracy:.1%} of {counted(found.pictures, 'picture')} are told right (95% interval {low:.0%} to"
-        f" {high:.0%})"
+        f"{found.accuracy:.1%} of {counted(found.pictures, 'picture')} are classified correctly"
+        f" (95% interval {low:.0%} to {high:.0%})"
     )
 
 

@@ -15,7 +15,7 @@ from clipcil.errors import UserError
 from clipcil.files import refuse_links, whole_file
 
 UNKNOWN = "_none of these"
-"""The folder of pictures that are like no class; class folders never begin with an underscore."""
+"""The folder of unknown pictures; class folders never begin with an underscore."""
 
 
 class Sorter:
@@ -62,7 +62,7 @@ class Sorter:
 
 
 def folder_name(name: str) -> str:
-    """A class name as a folder's: no separators, no control characters, nothing hidden or taken for '..'."""
+    """A class name as a folder's: no separators, no control characters, nothing hidden and not '..'."""
     text = unicodedata.normalize("NFC", name)
     text = re.sub(r'[\x00-\x1f<>:"/\\|?*]', "-", text).strip(" .")
     return text.lstrip("_").encode()[:200].decode(errors="ignore") or "class"

@@ -1,4 +1,4 @@
-"""What people hand over to be learnt: a folder of class folders, a mapping of names to pictures, or a dataset."""
+"""Sources of training pictures: a folder of class folders, a mapping of names to pictures, or a dataset."""
 
 from __future__ import annotations
 

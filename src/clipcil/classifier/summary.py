@@ -1,4 +1,4 @@
-"""What `clipcil show` tells about a model, without loading its backbone."""
+"""What `clipcil show` prints about a model, without loading its backbone."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from clipcil.methods.registry import find_method
 
 
 def summarise(folder: Path) -> dict[str, Any]:
-    """Everything there is to say, as JSON can hold it."""
+    """The whole summary as values that JSON can hold."""
     facts, tensors = load_model(folder)
     moved = carried(tensors)
     tasks = [task for task, size in enumerate(facts.sizes) for _ in range(size)]
@@ -64,7 +64,7 @@ def summarise(folder: Path) -> dict[str, Any]:
 
 
 def carried(tensors: dict[str, Tensor]) -> Tensor | None:
-    """(C,): how far each class's mean was carried since it was learnt, 1 − cosine; None without a Gaussian memory.
+    """(C,): how far each class's mean was transported since it was learnt, 1 − cosine; None without a Gaussian memory.
 
     The true drift cannot be known without the old pictures; this is the part of it that calibration has followed.
     """
@@ -96,7 +96,7 @@ def print_summary(folder: Path) -> None:
     if total:
         low, high = wilson_interval(right, total)
         say(
-            f"accuracy over all {classes}: {right / total:.1%} of {counted(total, 'picture')} kept to measure on (95 %"
+            f"accuracy over all {classes}: {right / total:.1%} of {counted(total, 'picture')} kept for evaluation (95 %"
             f" interval {low:.0%} to {high:.0%})"
         )
     if facts["features_carried"]:
@@ -114,7 +114,7 @@ def kept_sentence(exemplars_kept: int, features_kept: int) -> str:
     if exemplars_kept:
         kept.append(f"the features of {counted(exemplars_kept, 'training picture')} (exemplars)")
     if features_kept:
-        kept.append(f"the features of {counted(features_kept, 'picture')} to measure on")
+        kept.append(f"the features of {counted(features_kept, 'picture')} for evaluation")
     return f"keeps no picture; keeps {' and '.join(kept)}" if kept else "keeps no picture and no features of pictures"
 
 

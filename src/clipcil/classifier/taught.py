@@ -23,7 +23,7 @@ LABELS, CHECKSUMS = "taught.labels", "taught.checksums"
 def checksum(picture: Picture) -> int:
     """64 bits of a checksum of a file's bytes, or of the pixels of a picture in memory.
 
-    What cannot be read gets a number of its own: whoever decodes it will say what is wrong.
+    A file that cannot be read gets a unique number: decoding it reports the error.
     """
     digest = _digest()
     if isinstance(picture, bytes):
@@ -48,7 +48,7 @@ def _digest() -> Any:
 
 @dataclass
 class Repeats:
-    """Pictures of a lesson that are no news."""
+    """Pictures of a lesson that were taught before."""
 
     same: list[str] = field(default_factory=list)
     """Left out: taught before as the same class, or twice in this lesson."""

@@ -1,4 +1,4 @@
-"""From the words of `clipcil learn` to a lesson: load or make the model, teach it, write it, say what came of it."""
+"""`clipcil learn`: load or make the model, teach it, write it, and print the result."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Request:
 
 
 def teach(request: Request) -> Lesson:
-    """Give a lesson to the model in a folder, and say what came of it.
+    """Give a lesson to the model in a folder, and print the result.
 
     Raises:
         UserError: The model or the pictures cannot be used; nothing is changed.
@@ -78,7 +78,7 @@ def teach(request: Request) -> Lesson:
 
 
 def dry_run(request: Request) -> None:
-    """Say what `teach` would learn, and learn nothing."""
+    """Print what `teach` would learn, and learn nothing."""
     check_swapped(request.model, request.folder, "clipcil learn")
     refuse_other_folders(request.model)
     dataset = read_source(request.folder, request.subfolders)
@@ -104,7 +104,7 @@ def progress_bar(quiet: bool = False) -> Iterator[Callable[[str, int, int], None
 
 
 STAGES = {"preprocess": "reading pictures", "encode": "encoding pictures", "check": "checking pictures"}
-"""What stages are called on the progress bar, where their own name would not do."""
+"""Labels of stages on the progress bar."""
 
 
 def _open(request: Request) -> Classifier:
@@ -123,7 +123,7 @@ def _open(request: Request) -> Classifier:
 
 
 def print_plan(model: Classifier, dataset: Dataset, folder: Path) -> None:
-    """The classes handed over with their pictures, which of them are new, and which files are passed over."""
+    """Print the classes with their numbers of pictures, which of them are new, and which files are skipped."""
     counts = dataset.train.labels.bincount(minlength=len(dataset.classes)).tolist()
     known = {same_name(name) for name in model.classes}
     table = Table("class", "pictures", "", box=None)
@@ -132,7 +132,7 @@ def print_plan(model: Classifier, dataset: Dataset, folder: Path) -> None:
         table.add_row(printable(name), str(number), "known: more pictures" if same_name(name) in known else "new")
     Console(highlight=False, markup=False).print(table)
     if files := passed_over(folder):
-        say(f"passed over: {describe_passed_over(files)}")
+        say(f"skipped: {describe_passed_over(files)}")
         for path in files[:5]:
             say(f"  {path}")
         if len(files) > 5:
@@ -142,9 +142,9 @@ def print_plan(model: Classifier, dataset: Dataset, folder: Path) -> None:
 def report(model: Classifier, lesson: Lesson, folder: Path) -> None:
     """The closing lines."""
     for line in lesson.left_out:
-        say(f"left out: {line}")
+        say(f"skipped: {line}")
     if lesson.repeated:
-        say(f"left out, because taught before: {counted(len(lesson.repeated), 'picture')} ({lesson.repeated[0]}, …)")
+        say(f"skipped, because taught before: {counted(len(lesson.repeated), 'picture')} ({lesson.repeated[0]}, …)")
     more = f", and more of {counted(len(lesson.again), 'known class', 'known classes')}" if lesson.again else ""
     total, known = len(model.classes), counted(len(model.classes), "class", "classes")
     say(f"learnt {counted(len(lesson.new), 'new class', 'new classes')}{more}; the model knows {known} now")
@@ -152,7 +152,7 @@ def report(model: Classifier, lesson: Lesson, folder: Path) -> None:
     say(f"trained on {lesson.pictures - lesson.held_out} of {counted(lesson.pictures, 'picture')}{held}")
     found, how = lesson.evaluation, lesson.calibration
     if found.accuracy is None:
-        say("no picture was kept to measure on, so nothing is known about how well new pictures are told")
+        say("no picture was kept for evaluation, so the accuracy on new pictures is not known")
     else:
         say(accuracy_sentence(found, total, " left out one by one" if lesson.left_one_out else " held out"))
     if found.confused:

@@ -35,7 +35,7 @@ def print_test(model: Classifier, found: Evaluation) -> None:
 
 def _print_verdicts(model: Classifier, found: Evaluation) -> None:
     if model.calibration.threshold is None:
-        say("'none of these' is never said: the model has too few pictures to measure on")
+        say("'none of these' is never predicted: the model has too few pictures kept for evaluation")
     elif found.pictures:
         alarms, share = found.false_alarms, found.false_alarms / found.pictures
         say(f"false alarms: {counted(alarms, 'picture')} of known classes called 'none of these' ({share:.1%})")

@@ -4,7 +4,7 @@ Both are fitted to held-out pictures of known classes, scored again by today's m
 an unknown class is needed: the threshold is where the allowed share of known ones would be called unknown by mistake.
 
 What is compared with the threshold is the method's own novelty score, such as the distance to the nearest class; for a
-method without one, the highest probability (`python benchmarks/lessons.py unknown` prints how well each tells).
+method without one, the highest probability (`python benchmarks/lessons.py unknown` compares them).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ ENOUGH = 20
 
 @dataclass(frozen=True)
 class Calibration:
-    """How scores become probabilities and verdicts. With too few held-out pictures nothing is ever called unknown."""
+    """How scores become probabilities and decisions. With too few held-out pictures nothing is ever called unknown."""
 
     temperature: float = 1.0
     """Logits are multiplied by it before the softmax."""
@@ -58,7 +58,7 @@ def calibrate(
         logits: (N, C) of today's model.
         labels: (N,) true classes.
         plain: The temperature to use where there are too few pictures to fit one.
-        novelty: (N,) how unlike every class each picture is, where the method can tell.
+        novelty: (N,) novelty score of each picture, where the method has one.
         rate: Share of pictures of known classes that may be called unknown.
 
     Returns:

@@ -1,4 +1,4 @@
-"""A folder that is watched: every picture that appears in it is handed on once."""
+"""Watching folders: every picture that appears is yielded once."""
 
 from __future__ import annotations
 

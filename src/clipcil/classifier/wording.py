@@ -1,4 +1,4 @@
-"""Sentences for people: counted nouns, and lines that wrap at the width of the terminal."""
+"""Wording of messages: counted nouns, and lines that wrap at the width of the terminal."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ def unknown_sentence(how: Calibration) -> str:
     """When a picture is called "none of these", and how often that is a false alarm."""
     share = f"{how.false_alarms or 0:.1%} of new pictures of known classes"
     if how.threshold is None:
-        return "nothing is called 'none of these': there are too few pictures to measure on"
+        return "nothing is called 'none of these': too few pictures are kept for evaluation"
     if how.novelty is not None:
         return f"'none of these' where a picture is unlike every class; to be expected for {share}"
     return f"'none of these' where the likeliest class is below {how.threshold:.1%}; to be expected for {share}"
 
 
 def confusion_sentence(found: Evaluation, most: int = 3) -> str:
-    """`most often confused: lynx taken for cat (4 pictures), …`."""
-    pairs = (f"{c.true} taken for {c.guess} ({counted(c.pictures, 'picture')})" for c in found.confused[:most])
+    """`most often confused: lynx mistaken for cat (4 pictures), …`."""
+    pairs = (f"{c.true} mistaken for {c.guess} ({counted(c.pictures, 'picture')})" for c in found.confused[:most])
     return f"most often confused: {', '.join(pairs)}"

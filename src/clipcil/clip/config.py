@@ -1,4 +1,4 @@
-"""The numbers that shape a CLIP, read from a Hugging Face `config.json`."""
+"""The dimensions of a CLIP model, read from a Hugging Face `config.json`."""
 
 from __future__ import annotations
 
@@ -120,4 +120,4 @@ def _check(section: str, width: int, heads: int, activation: str) -> None:
     if activation not in ACTIVATIONS:
         raise UserError(f"{section}: hidden_act '{activation}' is not one CLIP uses{nearest(activation, ACTIVATIONS)}")
     if heads < 1 or width % heads:
-        raise UserError(f"{section}: width {width} cannot be shared by {heads} heads; the config does not fit itself")
+        raise UserError(f"{section}: width {width} cannot be shared by {heads} heads; the config is inconsistent")

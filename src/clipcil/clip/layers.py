@@ -1,4 +1,4 @@
-"""What both towers are made of: attention with key/value prefixes, MLP, block. Parameter names are Hugging Face's."""
+"""Layers of both towers: attention with key/value prefixes, MLP, block. Parameter names are Hugging Face's."""
 
 from __future__ import annotations
 

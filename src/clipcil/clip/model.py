@@ -49,7 +49,7 @@ class CLIP(nn.Module):
         return self
 
     def touch(self) -> None:
-        """To be called when the tower's weights were changed: features cached under the old version are stale."""
+        """To be called when the tower's weights were changed: features cached under the old version are out of date."""
         self._touched += 1
         self.version = f"{self.fingerprint}+{self._touched}"
 
@@ -62,7 +62,7 @@ class CLIP(nn.Module):
 
     @torch.no_grad()
     def encode_texts(self, texts: Sequence[str]) -> Tensor:
-        """N texts → (N, dim), not normalised. Sorted by length inside, so short texts do not pay for long ones."""
+        """N texts → (N, dim), not normalised. Encoded in order of length, so that short texts need little padding."""
         device = self.logit_scale.device
         ids, ends = self.tokenizer(texts)
         ids, ends = ids.to(device), ends.to(device)

@@ -49,7 +49,7 @@ class TextTower(nn.Module):
         `eos_token_id: 2`, the largest id. Here the caller passes it, because a soft prompt has no ids; for what
         `Tokenizer` returns all three agree.
 
-        length: the longest end + 1, from a caller who knows it: reading it from `ends` would make a GPU wait.
+        length: the longest end + 1, from a caller who knows it: reading it from `ends` would synchronise with a GPU.
         """
         if embeddings.shape[0] == 0:
             return embeddings.new_zeros(0, self.text_projection.out_features)

@@ -23,7 +23,7 @@ class VisionOutput(NamedTuple):
     levels: Tensor
     """(B, sum of `level_sizes`): the picture at several depths, the last one `pooled`. Before it come averages of inner
     layers of the trunk or, where there is no trunk, the average patch and the average patch token halfway up the tower.
-    What these know is partly lost further up."""
+    Part of what these hold is lost in later layers."""
 
 
 class PatchEmbedding(nn.Module):

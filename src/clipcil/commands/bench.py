@@ -19,8 +19,8 @@ Values = Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar=
 def bench(options: BenchOptions, run: GridRunOptions, quiet: Flag = False) -> None:
     """Run methods × datasets × seeds and print A_B and Ā beside the paper's.
 
-    Runs already done are not run again, a run that was stopped goes on, a run that fails is reported and the rest go
-    on: give the same command again. Tables of the paper: table1 (10 tasks), table2 (20 tasks), table3 (two stages),
+    Finished runs are not repeated, a stopped run continues, and a run that fails is reported while the others go on:
+    give the same command again. Tables of the paper: table1 (10 tasks), table2 (20 tasks), table3 (two stages),
     table4 (optimal transport), table5 (task prompt), sensitivity (M, β, λ); claims: what `clipcil claims` judges, in
     three class orders. A table decides backbone, orders and number of tasks where they are not given.
 

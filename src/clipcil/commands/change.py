@@ -19,9 +19,9 @@ ClassName = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="CLASS")]
 
 
 def forget(model: Model, name: ClassName, backbone: Choice = None, allow_download: Flag = False) -> None:
-    """Take a class out of a model, with all that is kept of it.
+    """Remove a class from a model, with everything that is kept of it.
 
-    Nothing of it is left in the folder, so that this cannot be undone.
+    Nothing of it is left in the folder, so this cannot be undone.
 
     For example:
       clipcil forget birds/ "house sparrow"
@@ -29,7 +29,7 @@ def forget(model: Model, name: ClassName, backbone: Choice = None, allow_downloa
     Args:
         model: Folder of the model.
         name: The class.
-        backbone: Where the model's backbone lies on this machine, if elsewhere.
+        backbone: Path of the model's backbone on this machine, if it differs.
         allow_download: Fetch a backbone that the folder names and this machine lacks.
     """
     _change(model, backbone, allow_download, lambda classifier: classifier.forget(name))
@@ -43,7 +43,7 @@ def rename(
     backbone: Choice = None,
     allow_download: Flag = False,
 ) -> None:
-    """Call a class of a model something else. Its scores stay as they are.
+    """Rename a class of a model. Its scores do not change.
 
     For example:
       clipcil rename birds/ sparrow "house sparrow"
@@ -51,8 +51,8 @@ def rename(
     Args:
         model: Folder of the model.
         old: The class.
-        new: What to call it.
-        backbone: Where the model's backbone lies on this machine, if elsewhere.
+        new: The new name.
+        backbone: Path of the model's backbone on this machine, if it differs.
         allow_download: Fetch a backbone that the folder names and this machine lacks.
     """
     _change(model, backbone, allow_download, lambda classifier: classifier.rename(old, new))

@@ -19,7 +19,7 @@ def describe(
     jobs: Number = 4,
     data_root: Folder = None,
 ) -> None:
-    """Ask a language model what tells each pair of classes apart, and keep the answers for ENGINE.
+    """Ask a language model how each pair of classes differs, and keep the answers for ENGINE.
 
     One question per pair: 4,950 for 100 classes. Answers are kept: after a stop, the same command continues.
 

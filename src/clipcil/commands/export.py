@@ -19,7 +19,7 @@ def export(
 ) -> None:
     """Write a model as one file that runs without clipcil: vision tower and classifier in one.
 
-    pt2 is read by torch.export.load, onnx by any ONNX runtime. Beside it lie classes.json (names, preprocessing,
+    pt2 is read by torch.export.load, onnx by any ONNX runtime. Next to it are classes.json (names, preprocessing,
     temperature, threshold) and classifier.safetensors (a vector for each class).
 
     For example:
@@ -27,9 +27,9 @@ def export(
 
     Args:
         model: Folder of the model.
-        out: Folder for the files. Default: the model's name with -export behind it.
+        out: Folder for the files. Default: the model's name followed by -export.
         format: pt2 or onnx.
-        backbone: Where the model's backbone lies on this machine, if elsewhere.
+        backbone: Path of the model's backbone on this machine, if it differs.
         allow_download: Fetch a backbone that the folder names and this machine lacks.
     """
     from clipcil.classifier.classifier import load

@@ -1,4 +1,4 @@
-"""`clipcil methods` and `clipcil datasets`: what there is."""
+"""`clipcil methods` and `clipcil datasets`: lists of both."""
 
 from __future__ import annotations
 

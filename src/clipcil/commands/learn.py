@@ -35,10 +35,10 @@ def learn(
 ) -> None:
     """Teach a model the classes in a folder; the pictures of earlier lessons are not needed.
 
-    FOLDER holds a folder of pictures for each class. Classes that the model does not know are learnt; to those it
-    knows, the new pictures are added. Pictures taught before are recognised and left out. The features of some
-    pictures are kept, to say after every lesson how well all classes are told, and to recognise pictures that show
-    none of them. A lesson that is stopped leaves the model as it was.
+    FOLDER holds a folder of pictures for each class. New classes are learnt; classes that the model knows get
+    the new pictures added. Pictures taught before are recognised and skipped. The features of some pictures are kept,
+    to measure the accuracy over all classes after every lesson, and to recognise pictures that show none of them. A
+    lesson that is stopped leaves the model as it was.
 
     For example:
       clipcil learn birds/ week1/
@@ -46,15 +46,15 @@ def learn(
       clipcil learn tuned/ week1/ --method dmc-ot
 
     Args:
-        model: Folder of the model; made if it is not there.
+        model: Folder of the model; created if it does not exist.
         folder: Folder of class folders.
         method: Method of a new model; `clipcil methods` lists them. Default: discriminant.
-        backbone: Backbone of a new model (default: mini), or where the model's own lies on this machine.
+        backbone: Backbone of a new model (default: mini), or the path of the model's own on this machine.
         seed: Seed of a new model. Default: 0.
         set: Settings of the method, for a new model.
-        hold_out: Keep the features of some pictures to measure on.
+        hold_out: Keep the features of some pictures for evaluation.
         skip_broken: Leave out pictures that cannot be decoded, and list them, instead of stopping.
-        subfolders: Take all pictures below a class folder, though it holds none itself.
+        subfolders: Accept class folders that hold only folders of pictures.
         dry_run: Show what would be learnt, and learn nothing.
         device: cpu, cuda, mps or auto.
         quiet: Print the closing lines only.

@@ -1,4 +1,4 @@
-"""`clipcil predict`: what pictures show."""
+"""`clipcil predict`: classify pictures."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 Many = Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="PICTURE…", help_behavior_hint="")]
 MANY = 50
-"""Pictures from which a progress bar is worth its place."""
+"""Minimum number of pictures for a progress bar."""
 
 
 def predict(
@@ -40,10 +40,10 @@ def predict(
     gpus_per_actor: Annotated[float, tyro.conf.arg(metavar="N")] = 0.0,
     address: Address = None,
 ) -> None:
-    """Tell what pictures show, with probabilities.
+    """Classify pictures, with probabilities.
 
-    PICTURE is a file or a folder, any number of them. A picture like none of the classes is said to be so. A picture
-    that cannot be read gets a line that says why; the others go on, and the exit code is 1 at the end.
+    PICTURE is a file or a folder, any number of them. A picture like none of the classes is called 'none of these'. A
+    picture that cannot be read gets a line that says why; the others are classified, and the exit code is 1.
 
     For example:
       clipcil predict birds/ a.jpg b.jpg
@@ -54,20 +54,20 @@ def predict(
     Args:
         model: Folder of the model.
         pictures: Pictures, or folders of them.
-        top: How many classes to name for each picture.
+        top: Number of classes to print for each picture.
         json: One JSON object per line.
         csv: A table with a header.
         folder_out: Also sort the pictures into a folder for each class here; they are never moved.
         by: Sort by symbolic link or by copy.
-        watch: Go on watching the folders, and tell what new pictures show, until Ctrl-C.
-        backbone: Where the model's backbone lies on this machine, if elsewhere.
+        watch: Keep watching the folders, and classify new pictures, until Ctrl-C.
+        backbone: Path of the model's backbone on this machine, if it differs.
         device: cpu, cuda, mps or auto.
         allow_download: Fetch a backbone that the folder names and this machine lacks.
         on: ray: for millions of pictures. PICTURE is then one folder, parquet files or a list of paths, and the answers
             are parquet files in --out; stopped and given again, finished parts are not done again.
         out: Folder for the answers, with --on ray; every machine of the cluster must be able to write there.
-        actors: Models that work at the same time, with --on ray.
-        gpus_per_actor: GPUs of each of them; 0: the CPU.
+        actors: Number of model replicas, with --on ray.
+        gpus_per_actor: GPUs of each replica; 0: the CPU.
         address: Address of a Ray cluster, or auto; without one a Ray is started on this machine.
     """
     if on == "ray":

@@ -30,7 +30,7 @@ def report(
     Args:
         runs: Folders of runs, or folders that hold them, such as that of a bench; or one taught model.
         out: The file. Default: report.html in the folder named, or here where several are named; for a model, its name
-            with .html behind it.
+            followed by .html.
         tensorboard: Write TensorBoard event files too (needs the extra tensorboard).
         allow_download: Fetch a dataset that a run names and this machine lacks, to show its pictures.
     """

@@ -1,4 +1,4 @@
-"""`clipcil serve`: a page to teach a model by."""
+"""`clipcil serve`: a web page for teaching a model."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ def serve(
     backbone: Choice = None,
     device: Name = "cpu",
 ) -> None:
-    """Open a page to teach a model by, with the same as a JSON API.
+    """Serve a web page for teaching a model, and the same as a JSON API.
 
-    Everything stays on this machine. MODEL need not exist yet: the page makes it. On another host than this machine
-    itself, every request needs a token, which is printed at the start.
+    Everything stays on this machine. MODEL need not exist yet: the first lesson creates it. With a host other
+    than this machine itself, every request needs a token, which is printed at the start.
 
     For example:
       clipcil serve birds/
       clipcil serve birds/ --host 0.0.0.0 --port 8000 --no-open
 
     Args:
-        model: Folder of the model; made by the first lesson if it is not there.
+        model: Folder of the model; created by the first lesson if it does not exist.
         host: Address to listen at.
         port: Port to listen at; 0 takes a free one.
         open: Open the page in a browser.
         method: Method of a new model; `clipcil methods` lists them.
-        backbone: Backbone of a new model (default: mini), or where the model's own lies on this machine.
+        backbone: Backbone of a new model (default: mini), or the path of the model's own on this machine.
         device: cpu, cuda, mps or auto.
     """
     from clipcil.serve.server import serve_model

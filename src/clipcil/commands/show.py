@@ -7,7 +7,7 @@ from clipcil.commands.types import Flag
 
 
 def show(model: Model, json: Flag = False) -> None:
-    """Show what a model knows: its classes, when and from how many pictures each was learnt, how well it is told.
+    """Show what a model knows: its classes, when and from how many pictures each was learnt, and its accuracy.
 
     For example:
       clipcil show birds/

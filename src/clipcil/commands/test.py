@@ -1,4 +1,4 @@
-"""`clipcil test`: how well a model tells pictures whose classes are known."""
+"""`clipcil test`: evaluate a model on labelled pictures."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def test(
     device: Name = "cpu",
     allow_download: Flag = False,
 ) -> None:
-    """Test a model on pictures that it was not taught: accuracy, each class, what is confused with what.
+    """Test a model on labelled pictures that it was not taught: accuracy, each class, confused pairs.
 
     FOLDER holds a folder of pictures for each class, as for `clipcil learn`. Classes that the model does not know count
     as unknown pictures: how many of them it recognises as none of its classes, and how many it misses. The exit code
@@ -33,8 +33,8 @@ def test(
         folder: Folder of class folders.
         page: Write an HTML page too, with the mistakes sorted by confidence.
         json: Print one JSON object.
-        subfolders: Take all pictures below a class folder, though it holds none itself.
-        backbone: Where the model's backbone lies on this machine, if elsewhere.
+        subfolders: Accept class folders that hold only folders of pictures.
+        backbone: Path of the model's backbone on this machine, if it differs.
         device: cpu, cuda, mps or auto.
         allow_download: Fetch a backbone that the folder names and this machine lacks.
     """

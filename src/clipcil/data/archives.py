@@ -1,4 +1,4 @@
-"""Archives from strangers: unpacked into the cache, where nothing they hold can reach anything else."""
+"""Untrusted archives: unpacked into the cache, with no path or link that leads out of it."""
 
 from __future__ import annotations
 

@@ -106,7 +106,7 @@ def _decode(picture: Picture, called: str, turn: ExitStack) -> Image.Image:
         return _to_rgb(picture)
     try:
         if isinstance(picture, Path) and not stat.S_ISREG(picture.stat().st_mode):
-            raise UserError(f"{called} is not a file; mend or remove it")  # a pipe would be waited on for ever
+            raise UserError(f"{called} is not a file; replace or remove it")  # opening a pipe might never return
         with Image.open(io.BytesIO(picture) if isinstance(picture, bytes) else picture, formats=_formats()) as image:
             if image.width * image.height > MAX_PIXELS:
                 size = f"{image.width}×{image.height}"
@@ -117,8 +117,9 @@ def _decode(picture: Picture, called: str, turn: ExitStack) -> Image.Image:
             return _to_rgb(_upright(image))
     except UserError:
         raise
-    except Exception as error:  # a damaged file can raise anything: its reader trusts what the file says of itself
-        raise UserError(f"{called} is not a picture that can be read ({_short(error)}); mend or remove it") from error
+    except Exception as error:  # a damaged file can raise anything, because its decoder trusts the header
+        message = f"{called} is not a picture that can be read ({_short(error)}); replace or remove it"
+        raise UserError(message) from error
 
 
 @cache
@@ -211,7 +212,7 @@ def identity_of_files(paths: Sequence[Path], root: Path | None = None) -> str:
     """Fingerprint of a list of files by place, size and time of change; no file is read.
 
     The folder itself is part of it: archives made on purpose to be reproducible give all files one time of change, and
-    two folders of such pictures must not be taken for each other.
+    two folders of such pictures must not be confused.
     """
     digest = hashlib.sha256()
     base = root.resolve() if root is not None else None

@@ -45,7 +45,7 @@ def task_sizes(
         return first + [min(increment, rest - done) for done in range(0, rest, increment)]
     parts = (tasks if tasks is not None else max(1, min(10, classes))) - len(first)
     if tasks is None and base is not None:
-        parts = min(parts, rest)  # nobody asked for ten tasks
+        parts = min(parts, rest)  # ten tasks are only the default
     if parts < 0 or (parts == 0) != (rest == 0) or parts > rest:
         raise UserError(f"{tasks or 10} tasks do not fit a base task of {base} of {classes} classes: {rest} are left")
     if rest == 0:
@@ -97,14 +97,14 @@ class TaskStream:
                 self._reader.forget(self._train[index])
 
     def test(self, index: int) -> Pictures:
-        """The test pictures of task `index`. For the engine alone: no method is ever given the stream."""
+        """The test pictures of task `index`. For evaluation only: no method is ever given the stream."""
         return self._reader.open(self._test[index])
 
     @contextmanager
     def trained(self, index: int, most: int) -> Iterator[Pictures]:
-        """Training pictures of a task that has ended, at most `most` of each class, evenly spread; let go afterwards.
+        """Training pictures of a task that has ended, at most `most` of each class, evenly spread.
 
-        For measuring alone: no method is ever given the stream.
+        For measuring drift only: no method is ever given the stream.
         """
         labels = self._train[index].labels
         counts = torch.bincount(labels)[labels]

@@ -17,7 +17,7 @@ from clipcil.files import cache_folder, whole_file
 
 VIDEO = frozenset({".avi", ".mp4", ".mkv", ".webm", ".mov", ".m4v"})
 QUALITY = 95
-"""Of the JPEG files frames are kept in: half a gigabyte for all of UCF-101, where PNG would take two."""
+"""JPEG quality of the frames kept on disk: half a gigabyte for all of UCF-101, where PNG would take two."""
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,8 @@ def read_frames(clip: VideoClip, count: int) -> list[Image.Image]:
                 raise ValueError("it holds no frames")
             last = frame.to_image()
     except Exception as error:  # PyAV has a class for each way a file can be damaged
-        raise UserError(f"{path} is not a video that can be read ({first_line(error)}); mend or remove it") from error
+        message = f"{path} is not a video that can be read ({first_line(error)}); replace or remove it"
+        raise UserError(message) from error
     return [found.get(place, last) for place in wanted]
 
 

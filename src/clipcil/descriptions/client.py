@@ -29,9 +29,9 @@ from clipcil.reading import parse_json
 SAVE_EVERY = 20
 """Answers between two writes of the file: what a crash can lose."""
 LARGEST = 1 << 20
-"""Bytes of an answer that are read at the most."""
+"""Maximum bytes read of an answer."""
 LONGEST_WAIT = 60.0
-"""Seconds waited between two attempts at the most, whatever the server asks for."""
+"""Maximum seconds between two attempts, whatever the server asks for."""
 LONGEST = 300
 """Characters of a feature that are kept."""
 HOPELESS = 10
@@ -126,7 +126,7 @@ class Endpoint:
             return self._read(response, stop)
 
     def _read(self, response: Any, stop: Event) -> str:
-        """What the server sends, up to `LARGEST` bytes; one that sends it drop by drop is given up on."""
+        """What the server sends, up to `LARGEST` bytes; a server that sends it too slowly is given up on."""
         until, data = time.monotonic() + self.timeout, bytearray()
         while len(data) < LARGEST and (part := response.read1(LARGEST - len(data))):
             data += part

@@ -1,4 +1,4 @@
-"""A grid of runs: what is done is reused, what fails is reported, and the rest go on."""
+"""A grid of runs: finished runs are reused, a failed run is reported, and the others continue."""
 
 from __future__ import annotations
 

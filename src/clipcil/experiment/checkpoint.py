@@ -71,7 +71,7 @@ def method_state(method: Method) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 
 def restore_method(method: Method, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
-    """Make a fresh method what it was: replay `grow` for every task, then fill in the values."""
+    """Restore a new method: call `grow` for every task, then load the values."""
     names, sizes = typed(facts.get("names"), list[Text], "names"), typed(facts.get("sizes"), list[Size], "sizes")
     if sum(sizes) != len(names):
         raise UserError(f"the checkpoint does not fit {method.name}: {len(names)} names for {sum(sizes)} classes")
@@ -111,8 +111,8 @@ class Loaded:
 class CheckpointFolder:
     """`checkpoint/task-0004.safetensors` and `.json`: the run after four tasks.
 
-    `belongs` says which run these are the checkpoints of (method, backbone, dataset, class order, settings). It stands
-    in every checkpoint, and one that says otherwise is refused: a file copied from another run may well fit in shape.
+    `belongs` says which run these are the checkpoints of (method, backbone, dataset, class order, settings). It is
+    stored in every checkpoint, and one of another run is refused: a file copied from there may have the same shapes.
     """
 
     def __init__(self, folder: Path, belongs: dict[str, Any]) -> None:
@@ -149,7 +149,7 @@ class CheckpointFolder:
 
     @staticmethod
     def restore(loaded: Loaded, method: Method) -> None:
-        """Make a fresh method and the random state what they were at the checkpoint."""
+        """Restore a new method and the random state from a checkpoint."""
         own = {key[7:]: value for key, value in loaded.tensors.items() if key.startswith("method.")}
         restore_method(method, own, loaded.facts)
         try:
@@ -177,7 +177,7 @@ class SnapshotFolder:
     """`checkpoint/stages-0004/01-stage2-0003.safetensors`: a stage of the task under way after three epochs.
 
     The number in front is the stage's place in the task. Training a stage makes what was kept of the stages after it
-    stale, so it is dropped: the step log, which grows with them, would otherwise have a hole.
+    stale, so it is dropped: the step log, which grows with them, would otherwise have a gap.
     """
 
     def __init__(self, folder: Path, tell: Callable[[str], None]) -> None:

@@ -35,7 +35,7 @@ class Display:
         """A task is learnt and evaluated."""
 
     def stop(self) -> None:
-        """The run has ended, also where it failed."""
+        """The run has ended or failed."""
 
 
 class PlainDisplay(Display):

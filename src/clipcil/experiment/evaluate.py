@@ -17,14 +17,14 @@ BATCH = 256
 
 @dataclass
 class Record:
-    """What one evaluation saw; every metric follows from it."""
+    """The counts of one evaluation, from which every metric is computed."""
 
     correct: list[int]
-    """Right answers for each class seen."""
+    """Correct predictions for each class seen."""
     total: list[int]
     """Test pictures of each class seen."""
     between_tasks: list[list[int]]
-    """[i][j]: test pictures of task i taken for a class of task j."""
+    """[i][j]: test pictures of task i classified as a class of task j."""
     predictions: list[list[int]] = field(default_factory=list)
     """The class predicted for each test picture, task by task; kept for the last task only."""
     probabilities: list[list[float]] = field(default_factory=list)

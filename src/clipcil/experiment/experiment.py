@@ -241,7 +241,7 @@ class Experiment:
             self._fabric = make_fabric(spec.device, spec.precision, spec.devices, spec.nodes)
 
     def _lead(self, folder: Path, display: Display, resume: bool) -> Results:
-        """The run as its first process does it: it alone reads and writes the folder."""
+        """The run in its first process, which alone reads and writes the folder."""
         snapshots = SnapshotFolder(folder / "checkpoint", display.tell)
         check_start(folder, self.table, resume)
         sweep_run(folder)
@@ -274,7 +274,7 @@ class Experiment:
             display.stop()
 
     def _follow(self) -> Results:
-        """The run as the other processes do it: the same computations, and no file."""
+        """The run in the other processes: the same computations, and no file."""
         self._ready()
         nothing: Loaded | None = None
         if (kept := from_first(nothing)) is not None:

@@ -119,7 +119,7 @@ def environment() -> dict[str, Any]:
 
 
 def fresh_folder(what: str) -> Path:
-    """`runs/2026-01-31-what`, with a number behind it where that is taken."""
+    """`runs/2026-01-31-what`, followed by a number where that exists."""
     stem = f"{datetime.date.today().isoformat()}-{what}"
     for number in range(1, 10_000):
         folder = Path("runs") / (stem if number == 1 else f"{stem}-{number}")

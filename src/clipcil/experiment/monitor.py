@@ -63,8 +63,8 @@ class RunMonitor(Monitor):
 
     def _cut(self, file: BinaryIO) -> None:
         there = file.seek(0, os.SEEK_END)
-        if there < self.log_size:  # no reason to stop a run of hours: the results do not depend on the log
-            self.display.tell(f"{self._log} was taken away or shortened; the losses before this point are lost")
+        if there < self.log_size:  # not an error: the results do not depend on the log
+            self.display.tell(f"{self._log} was removed or truncated; the losses before this point are lost")
             self.log_size = there
         file.truncate(self.log_size)
 

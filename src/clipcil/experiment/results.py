@@ -53,7 +53,8 @@ class Results:
     records: list[Record]
     """What was counted after each task."""
     drift: list[dict[str, float] | None]
-    """Distance of the stored class Gaussians to the test features after each task, where a method has them."""
+    """Distance of the stored class Gaussians from the features of old training pictures after each task, where a method
+    has Gaussians."""
     notes: list[str]
     """What a report should say beside the numbers."""
 

@@ -22,7 +22,7 @@ TASKS = 10
 PROCESSES = ("devices", "nodes")
 """Options that do not determine the result."""
 PER_RUN = {"method", "data", "data_root", "data_options", "seed", *PROCESSES}
-"""Options that are not shared by the runs of a grid: it has its own words for them, and its own processes."""
+"""Options that are not shared by the runs of a grid: it has its own options for them, and its own processes."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class RunSpec:
     shots: int | None = None
     """At most this many training pictures per class."""
     test_sample: int | None = None
-    """Before the end, measure each old task on at most this many of its test pictures; the end is measured on all."""
+    """Evaluate each old task on at most this many of its test pictures; the last evaluation uses all of them."""
     device: str = "auto"
     """cpu, cuda, mps, or auto: CUDA if there is one, else MPS, else the CPU."""
     precision: str = "32-true"
@@ -95,9 +95,9 @@ class Grid:
     data_root: tuple[str, ...] = ()
     """A folder with a folder for each dataset, or words dataset=folder."""
     data_options: tuple[str, ...] = ()
-    """Options of the datasets, such as split=random; a dataset that has no such option goes without it."""
+    """Options of the datasets, such as split=random; ignored for a dataset that has no such option."""
     set: tuple[str, ...] = ()
-    """Settings of the methods; a method that has no such setting goes without it."""
+    """Settings of the methods; ignored for a method that has no such setting."""
     out: Path = Path("runs/bench")
     """Folder that holds a folder for each run, and results.jsonl."""
     jobs: int = 1

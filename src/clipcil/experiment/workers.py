@@ -1,4 +1,4 @@
-"""Doing the runs of a grid: in this process, or in several processes on this machine."""
+"""Executing the runs of a grid: in this process, or in several processes on this machine."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from clipcil.files import cache_folder, write_text
 from clipcil.training.stages import StageCache
 
 ATTEMPTS = 3
-"""How often a run is begun whose process dies, each time from its last checkpoint."""
+"""Maximum number of attempts at a run whose process dies, each from its last checkpoint."""
 
 Ended = tuple[Planned, str]
 """A run that has ended, and why it failed; empty where it went well."""

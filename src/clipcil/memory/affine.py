@@ -14,5 +14,5 @@ class AffineMap(NamedTuple):
     offset: Tensor
 
     def __call__(self, points: Tensor) -> Tensor:
-        """Carry `points` (..., d)."""
+        """Map `points` (..., d)."""
         return points @ self.matrix.T + self.offset

@@ -1,4 +1,4 @@
-"""One Gaussian per class, kept where it was learnt and carried into today's feature space only when drawn from.
+"""One Gaussian per class, stored in the feature space of its task and transported to the current one only for sampling.
 
 A class is (μ, B, ρ, s): its mean, rows B with S = BᵀB, and Σ = (1−ρ) BᵀB + s I (see `ledoit_wolf`). When the tower
 moves, every stored Gaussian should become N(Tμ + b, T Σ Tᵀ). Instead of touching the classes, each *space* (features of
@@ -33,7 +33,7 @@ __all__ = ["Gaussian", "GaussianMemory", "average_moments", "fit_gaussian"]
 
 
 class GaussianMemory(SizedByState):
-    """Class Gaussians that can be carried along with a moving tower. Statistics and maps stay float64 under any cast.
+    """Class Gaussians that can be transported when the tower changes. Statistics and maps stay float64 under any cast.
 
     `dim` may be left out: it is taken from the first features or from the file that is loaded.
     """
@@ -86,7 +86,7 @@ class GaussianMemory(SizedByState):
 
     @torch.no_grad()
     def transport(self, map: AffineMap) -> None:
-        """Carry everything stored so far: (M, c) ← (T M, T c + b) for every space; today's becomes (T, b)."""
+        """Transport everything stored so far: (M, c) ← (T M, T c + b) for every space; today's becomes (T, b)."""
         matrix, offset = map.matrix.to(self.matrices), map.offset.to(self.offsets)
         if matrix.shape != (self._dim, self._dim) and len(self):
             raise ValueError(f"a map of shape {tuple(matrix.shape)} cannot carry features of {self._dim} dimensions")

@@ -16,7 +16,7 @@ def herd(features: Tensor, count: int) -> Tensor:
     on L2-normalised features. Because the order is greedy, a shorter memory is a prefix of a longer one. The mean of
     the normalised features is not normalised again; the implementations of the methods compared with do not either.
     """
-    unit = functional.normalize(features.detach().double(), dim=1)  # float64: near ties must not hang on rounding
+    unit = functional.normalize(features.detach().double(), dim=1)  # float64: near ties must not depend on rounding
     mean = unit.mean(0)
     # ‖kμ − s − x‖² = ‖kμ − s‖² − 2x·(kμ − s) + ‖x‖², so the nearest row has the largest x·(kμ − s) − ‖x‖²/2.
     toward_mean, half_norm = unit @ mean, unit.square().sum(1) / 2  # (n,), (n,)

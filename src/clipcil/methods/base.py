@@ -116,9 +116,9 @@ class Method(nn.Module, ABC):
         raise UserError(f"{self.title} cannot forget a class; {_who_can('forget')} can")
 
     def novelty(self, batch: Batch) -> Tensor | None:
-        """(B,): how unlike every known class a picture is, higher for stranger; None if there is no such score.
+        """(B,): novelty score, higher for pictures less like any known class; None if there is no such score.
 
-        Only the order of the numbers means something: where to draw the line is for the caller to choose.
+        Only the order of the scores matters: the caller chooses the threshold.
         """
         return None
 
@@ -140,7 +140,7 @@ class Method(nn.Module, ABC):
 
     @property
     def device(self) -> torch.device:
-        """Where tensors live."""
+        """Device of the tensors."""
         return self.session.device
 
     @property

@@ -2,7 +2,7 @@
 
 arXiv:2403.19137. Read at srvCodes/clap4clip, commit 7ff95c2; `docs/baselines.md` compares whole runs. Where that code
 looks at the whole batch (its attention asks all pictures of the batch, and test batches are of one task), a picture
-here is judged alone, in training as at test. Sampling at test is off unless asked for: the mean of the logits over many
+here is scored alone, in training as at test. Sampling at test is off unless asked for: the mean of the logits over many
 samples is the logit of the mean, without the noise. The code flips its training pictures; with cached features that is
 left out.
 """

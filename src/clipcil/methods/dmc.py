@@ -62,7 +62,7 @@ class DMCConfig:
     class with the same share, which makes more and smaller steps. The paper says 32 and not which."""
     average_tower: bool = False
     """Whether the tower after task k is (k−1)/k of the tower before it and 1/k of what stage 1 made of it. Not in the
-    paper; it takes away most of the drift."""
+    paper; it removes most of the drift."""
     prompt_length: int = 10
     """M, the paper's value for all datasets."""
     prompt_std: float = 0.02
@@ -70,16 +70,17 @@ class DMCConfig:
     suffix: str = ""
     """What follows the class name in a soft prompt. The paper writes [V1]..[VM][CLS], so nothing; CoOp has a period."""
     train_old_prompts: bool = True
-    """Whether prompts of old classes go on training. The paper does not say; replay over all classes can mend the old
-    rows only if they may move."""
+    """Whether prompts of old classes continue to train. The paper does not say; replay over all classes can correct the
+    old rows only if they are trainable."""
     max_replay: int = 512
-    """Most replayed features per step. Old and new classes weigh the same whatever it is. The paper does not say."""
+    """Maximum number of replayed features per step. Old and new classes have equal weight for any value. The paper does
+    not say."""
     softmax_classes: int = 4096
     """Above this many classes the softmax of a step is over the new classes, the replayed ones and the nearest old
     classes of each, instead of over all; 0: always all. For streams of thousands of classes; not in the paper."""
     max_spaces: int = 64
-    """Most maps that the memory keeps; the classes of older spaces are moved into today's (`GaussianMemory.fold`). One
-    map belongs to each task after which the tower moved."""
+    """Maximum number of maps that the memory keeps; the classes of older spaces are moved into the current one
+    (`GaussianMemory.fold`). One map belongs to each task after which the tower changed."""
     calibration: CalibrationName = "none"
     """How stored Gaussians follow the tower. task: one optimal-transport map from the task's averaged statistics,
     Eq. (4); class: a map for each class, averaged (the paper's alternative). Not in the paper: pairs, least squares on
@@ -245,7 +246,7 @@ class DMC(Method):
             self.fit_prompts(pictures.labels, pictures, lambda rows, batch: self.encode(batch), groups)
 
     def prompt_parameters(self, every: bool = False) -> list[nn.Parameter]:
-        """The prompts that train: of all tasks, or of the newest alone where the old ones rest."""
+        """The prompts that train: of all tasks, or of the newest alone where the old ones are frozen."""
         every = every or self.config.train_old_prompts
         lists = [self.class_prompts, self.task_prompts] if self.config.task_prompt else [self.class_prompts]
         return [prompts for group in lists for prompts in (group if every else group[-1:])]

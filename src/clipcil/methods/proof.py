@@ -54,8 +54,8 @@ class PROOFConfig:
     described."""
     raw_feature_at_test: bool = True
     """Put the projected picture into the fusion unnormalised at test, as the authors' code does; off: at unit length,
-    as in training. It matters: LayerNorm makes of a long and of a short vector beside the same attention output two
-    very different ones."""
+    as in training. It matters: added to the same attention output, a long and a short vector give very different
+    results after LayerNorm."""
     memory: Budget = field(default_factory=Budget)
     """Exemplars, chosen by herding."""
 

@@ -59,7 +59,7 @@ class RAPFConfig:
     pair_each: int = 40
     """Features of the old class drawn for each hard pair in a step, the code's 20β."""
     margin: float = 0.1
-    """By how much a hard pair's old class must win. The code has it fixed; its key `margin` is read by nothing."""
+    """By how much a hard pair's old class must win. The code has it fixed; its setting `margin` is never read."""
     fusion: float = 0.6
     """b of the fusion: the least share of the new A in every entry; 1 takes the new A as it is."""
     widen: bool = False

@@ -12,7 +12,7 @@ from clipcil.errors import UserError, nearest
 from clipcil.settings import read_toml
 
 BACKBONE = "openai/clip-vit-base-patch16"
-"""What every number of the paper was measured with."""
+"""The backbone of every number in the paper."""
 
 
 @dataclass(frozen=True)

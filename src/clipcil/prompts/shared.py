@@ -17,7 +17,7 @@ def encode_shared(clip: CLIP, beginning: Tensor, rest: Tensor, ends: Tensor) -> 
     """Embeddings without positions: beginning (1, P, width), rest (N, L, width), end positions (N,) in the whole text
     → features (N, dim), not normalised. Equal to encoding the N texts `beginning + rest` one by one.
 
-    `rest` is not cut here: the tokenizer pads to the longest text, and reading `ends` would make a GPU wait."""
+    `rest` is not cut here: the tokenizer pads to the longest text, and reading `ends` would synchronise with a GPU."""
     model, start = clip.text.text_model, beginning.shape[1]
     length = start + rest.shape[1]
     positions = model.embeddings.position_embedding.weight

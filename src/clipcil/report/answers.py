@@ -1,4 +1,4 @@
-"""The answers of a run: what each test picture was taken for at the end."""
+"""The predictions of a run: the class predicted for each test picture after the last task."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def write_packed(predictions: Iterable[TestAnswer], path: Path) -> None:
 
 
 class Pair(NamedTuple):
-    """Pictures of one class that were taken for another."""
+    """Pictures of one class that were mistaken for another."""
 
     true: str
     guess: str

@@ -16,7 +16,7 @@ from clipcil.report.style import INKS, Theme, figure_style, series_looks
 
 MOST_LINES = 12
 WIDTH = 4.8
-"""Inches: narrow enough for its letters to be read on a phone."""
+"""Width in inches: narrow enough for its text to be legible on a phone."""
 
 
 class Drawn(NamedTuple):
@@ -109,11 +109,11 @@ def matrix(group: Group, theme: Theme) -> Drawn:
 
 
 def confusion(group: Group, theme: Theme) -> Drawn:
-    """Of the test pictures of a task, the share taken for a class of each task, at the end."""
+    """Of the test pictures of a task, the share classified as a class of each task, at the end."""
     counts = np.sum([run.values["between_tasks"] for run in group.runs], axis=0, dtype=np.float64)
     share = 100 * counts / np.maximum(counts.sum(1, keepdims=True), 1)
-    said = "{value:.1f} % of the pictures of task {row} were taken for a class of task {column}"
-    return _heat(share, ("taken for a class of task", "pictures of task", "share, %"), said, theme)
+    said = "{value:.1f} % of the pictures of task {row} were classified as a class of task {column}"
+    return _heat(share, ("classified as a class of task", "pictures of task", "share, %"), said, theme)
 
 
 def forgetting(entries: Sequence[Entry], theme: Theme) -> Drawn:

@@ -20,7 +20,7 @@ from clipcil.report.style import INKS
 
 
 def text(value: object) -> str:
-    """Made harmless: a class may be called `<script>`."""
+    """Escaped for HTML: a class may be called `<script>`."""
     return escape(str(value), quote=True)
 
 

@@ -1,4 +1,4 @@
-"""The field's numbers, from how many test pictures of each class were right after each task."""
+"""The metrics of class-incremental learning, from the number of correct predictions for each class after each task."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def compute_metrics(sizes: Sequence[int], correct: Sequence[Sequence[int]], tota
 
     Args:
         sizes: Classes per task.
-        correct: `correct[k][c]`, right answers of class c after task k.
+        correct: `correct[k][c]`, correct predictions of class c after task k.
         total: `total[k][c]`, test pictures of class c that were measured after task k.
     """
     count = len(correct)

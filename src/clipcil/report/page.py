@@ -145,7 +145,7 @@ def write_report(runs: Sequence[RunResult], out: Path, more: str = "") -> list[s
 
 
 def _refuse_others_files(out: Path, folder: Path) -> None:
-    """A report replaces an earlier report and its figures; anything else there is somebody's own."""
+    """A report replaces an earlier report and its figures; anything else there belongs to the user."""
     refuse_links(folder)
     there = html.refuse_others_page(out)
     if not there and folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):

@@ -1,4 +1,4 @@
-"""How far a mean can be trusted: 95 % intervals over runs (class orders and seeds) and test pictures.
+"""Confidence intervals: 95 % intervals over runs (class orders and seeds) and test pictures.
 
 All runs on one stream are measured on the same test pictures, so both are resampled at once (the pigeonhole bootstrap,
 arXiv:0712.1111): in each draw a picture weighs the same in every run, and runs are drawn with replacement. The

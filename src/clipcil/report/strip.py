@@ -1,4 +1,4 @@
-"""Test pictures with what the method took them for: some that were right, and the most confident mistakes."""
+"""Test pictures with their predictions: some correct ones, and the most confident mistakes."""
 
 from __future__ import annotations
 

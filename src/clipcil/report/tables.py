@@ -98,7 +98,7 @@ def _spread(group: Group, key: str) -> Spread:
 
 
 def classes(group: Group) -> str:
-    """Accuracy of each class, what it was most often taken for, and the pairs confused most often."""
+    """Accuracy of each class, what it was most often mistaken for, and the pairs confused most often."""
     try:
         predictions = [each for run in group.runs for each in read_predictions(run.folder)]
     except UserError as error:
@@ -106,7 +106,7 @@ def classes(group: Group) -> str:
     else:
         missing = ""
     rows = [_class_row(group, name, predictions) for name in group.first.values.get("per_class", {})]
-    head = ["Class", *(["Task"] if _one_order(group) else []), "Accuracy, %", "Pictures", "Most often taken for"]
+    head = ["Class", *(["Task"] if _one_order(group) else []), "Accuracy, %", "Pictures", "Most often mistaken for"]
     parts = ["<h3>Classes</h3>", f'<div class="tall" tabindex="0">{html.table(head, rows, sortable=True)}</div>']
     if pairs := confused_pairs(predictions):
         lines = [

@@ -1,4 +1,4 @@
-"""The runs as TensorBoard event files, for whoever looks at everything there."""
+"""The runs as TensorBoard event files."""
 
 from __future__ import annotations
 

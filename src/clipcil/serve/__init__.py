@@ -1,1 +1,1 @@
-"""A page to teach a model by, and the same as a JSON API: `clipcil serve MODEL`."""
+"""A web page for teaching a model, and the same as a JSON API: `clipcil serve MODEL`."""

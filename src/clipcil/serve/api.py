@@ -1,4 +1,4 @@
-"""The JSON API. Each endpoint says in its docstring what `/docs` says of it."""
+"""The JSON API. The docstring of each endpoint is its description in `/docs`."""
 
 from __future__ import annotations
 
@@ -51,11 +51,11 @@ class Api:
         )
 
     async def model(self, request: Request) -> Response:
-        """What the model knows: its classes, its lessons, and what waits to be taught."""
+        """What the model knows: its classes, its lessons, and the pictures that wait to be taught."""
         return JSONResponse(model_json(self.keeper, self.small, self.limits))
 
     async def predict(self, request: Request) -> Response:
-        """Tell what pictures show: one as the body, or many as form fields `pictures`."""
+        """Classify pictures: one as the body, or many as form fields `pictures`."""
         top = _number(request, "top", 5, self.limits.top)
         if request.headers.get("content-type", "").startswith("multipart/"):
             pictures = [content for _, content in await self._pictures(await self._form(request))]
@@ -109,7 +109,7 @@ class Api:
         return FileResponse(self.staging.thumbnail(item.id), media_type="image/jpeg")
 
     async def lesson(self, request: Request) -> Response:
-        """The lesson under way, or what came of the last one."""
+        """The lesson under way, or the result of the last one."""
         return JSONResponse(self.lessons.state)
 
     async def start_lesson(self, request: Request) -> Response:
@@ -130,7 +130,7 @@ class Api:
         return StreamingResponse(self.hub.listen(first), media_type="text/event-stream")
 
     async def rename_class(self, request: Request) -> Response:
-        """Call the class `name` something else; no prediction changes but for the name."""
+        """Rename the class `name`; predictions change only in the name."""
         name, body = _class(request), await _json(request)
         new = class_name(str(body.get("name") or ""))
 
@@ -155,7 +155,7 @@ class Api:
         return JSONResponse({})
 
     async def undo(self, request: Request) -> Response:
-        """Go back to the model before the last lesson or change; done twice, it is as it was."""
+        """Go back to the model before the last lesson or change; doing it twice changes nothing."""
         await self._change(self.keeper.undo)
         return JSONResponse({})
 

@@ -1,4 +1,4 @@
-"""What the page and the API say of the model."""
+"""The description of the model that the page and the API show."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every request passes before it reaches the API: whose it is, where it comes from, how large it is.
+"""Checks of every request before it reaches the API: authentication, origin and size.
 
 - The Host must be an address or a name of this machine: a page of another site whose name was made to point here (DNS
   rebinding) sends its own name.

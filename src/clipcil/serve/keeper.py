@@ -1,4 +1,4 @@
-"""The model that answers, and every change to it: made on a copy, written whole, then put in its place at once."""
+"""The served model. Every change is made on a copy, which is written atomically and then takes its place."""
 
 from __future__ import annotations
 

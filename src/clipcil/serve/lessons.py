@@ -20,7 +20,7 @@ from clipcil.serve.small_pictures import MOST, SmallPictures
 from clipcil.serve.staging import Staging, Waiting
 
 BETWEEN_SECONDS = 0.2
-"""Progress is told no more often than this."""
+"""Minimum seconds between two progress events."""
 CONFUSED = 20
 """Confused pairs told, the most frequent first."""
 

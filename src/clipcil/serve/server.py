@@ -1,4 +1,4 @@
-"""From the words of `clipcil serve` to a server that runs until it is stopped."""
+"""`clipcil serve`: a server that runs until it is stopped."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def serve_model(
 ) -> None:
     """Serve the model in `folder` until the process is stopped.
 
-    The folder's lock is held all the while, so that nobody else changes the model.
+    The folder stays locked, so that no other process changes the model.
 
     Raises:
         UserError: The folder is in use or holds no model, or the address cannot be listened at.
@@ -69,7 +69,7 @@ def serve_model(
 
 
 class _Server(uvicorn.Server):
-    """Lets pages that listen and pictures that wait go when it is asked to stop; pages would never go by themselves."""
+    """Closes event streams, which would never end, and refuses waiting pictures when it is asked to stop."""
 
     def __init__(self, config: uvicorn.Config, api: Api) -> None:
         super().__init__(config)

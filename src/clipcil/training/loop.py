@@ -23,7 +23,7 @@ from clipcil.settings import within
 from clipcil.training.stages import Given, StageCache
 
 CHECK_EVERY = 50
-"""Steps between checks of the loss for NaN: a check at every step would make a GPU wait."""
+"""Steps between checks of the loss for NaN: a check at every step would synchronise with a GPU."""
 
 
 @dataclass(frozen=True)
@@ -41,9 +41,9 @@ class Training:
     epochs: int = 5
     """Passes over the training pictures of the task."""
     steps: int = 0
-    """Fewest steps: epochs are added until there are as many. A task of few pictures has few steps in an epoch."""
+    """Minimum number of steps: epochs are added until it is reached. A task of few pictures has few steps per epoch."""
     lr: float = 1e-3
-    """Highest learning rate."""
+    """Peak learning rate."""
     batch_size: int = 32
     """Training pictures per step."""
     optimizer: Literal["adamw", "adam", "sgd"] = "adamw"
@@ -102,7 +102,7 @@ class Monitor:
         """A stage of `epochs` epochs of `steps` steps each begins."""
 
     def step(self, stage: str, epoch: int, step: int, loss: Tensor, rate: float) -> None:
-        """One step is done; `loss` is still on the device: reading it at once would make a GPU wait."""
+        """One step is done; `loss` is still on the device: reading it at once would synchronise with a GPU."""
 
     def finish_epoch(self, stage: str, epoch: int, last: bool, snapshot: Callable[[], Snapshot]) -> None:
         """An epoch is done; `snapshot()` copies the stage as it is now."""
@@ -248,7 +248,7 @@ class Session:
 class LossCheck:
     """Stops a stage whose loss or parameters become NaN or infinite.
 
-    Losses are read in groups of `CHECK_EVERY`: reading each one would make a GPU wait at every step.
+    Losses are read in groups of `CHECK_EVERY`: reading each one would synchronise with a GPU at every step.
     """
 
     def __init__(self, stage: str, epoch: int, how: Training) -> None:

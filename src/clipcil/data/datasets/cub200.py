@@ -94,7 +94,7 @@ def _homes(root: Path) -> list[Path]:
 
 
 def _pairs(path: Path) -> dict[str, str]:
-    """Lines of `number value`; blank lines are passed over."""
+    """Lines of `number value`; blank lines are skipped."""
     pairs: dict[str, str] = {}
     for line, text in enumerate(_lines(path), 1):
         number, _, value = text.strip().partition(" ")

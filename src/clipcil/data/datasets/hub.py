@@ -1,4 +1,4 @@
-"""`hub`: a dataset of the Hugging Face hub, through its parquet files; no code of a stranger is run."""
+"""`hub`: a dataset of the Hugging Face hub, through its parquet files; no code of the dataset is run."""
 
 from __future__ import annotations
 

@@ -32,11 +32,11 @@ async function gather(entry, path, found) {
 
 export const chosenFiles = (input) => [...input.files].map((file) => ({ file, path: file.webkitRelativePath || file.name }));
 
-/** Only the pictures; says how many other files were passed over. */
+/** Only the pictures; says how many other files were skipped. */
 export function picturesOf(found) {
   const pictures = found.filter(({ file, path }) => isPicture(file) && !path.split("/").some((part) => part.startsWith(".")));
   const others = found.length - pictures.length;
-  if (others) tell(`${plural(others, "file")} passed over: no picture${others > 1 ? "s" : ""}`);
+  if (others) tell(`${plural(others, "file")} skipped: no picture${others > 1 ? "s" : ""}`);
   return pictures.map(({ file, path }) => ({ file, path }));
 }
 
@@ -51,7 +51,7 @@ export function byClass(pictures) {
     const name = parts.length === 1 ? "" : nested.has(parts[0]) ? parts[1] : parts[0];
     classes.set(name, [...(classes.get(name) ?? []), file]);
   }
-  if (beside) tell(`${plural(beside, "picture")} passed over: beside the class folders, in none of them`);
+  if (beside) tell(`${plural(beside, "picture")} skipped: beside the class folders, in none of them`);
   return classes;
 }
 

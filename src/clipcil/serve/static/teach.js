@@ -68,7 +68,7 @@ function renderOutcome(lesson) {
   else if (lesson.state === "cancelled") outcome.replaceChildren(h("p", { class: "note" }, "The lesson was cancelled. The model is as it was, and the pictures wait again."));
   else outcome.replaceChildren(h("p", { class: "note bad" }, `The lesson failed: ${lesson.error}. The model is as it was.`));
   if (had) outcome.focus({ preventScroll: true });
-  if (fresh && lesson.state === "done") tell(lesson.result.accuracy === null ? "Learnt." : `Learnt. ${percent(lesson.result.accuracy)} of held-out pictures are told right.`);
+  if (fresh && lesson.state === "done") tell(lesson.result.accuracy === null ? "Learnt." : `Learnt. ${percent(lesson.result.accuracy)} of held-out pictures are classified correctly.`);
 }
 
 function learnt(result) {
@@ -77,11 +77,11 @@ function learnt(result) {
     h("div", { class: "score" }, result.accuracy === null ? null : ring(result.accuracy),
       h("div", {}, h("h3", {}, "Learnt"), h("p", { class: "small quiet" }, result.accuracy === null
         ? "Too few pictures to hold some out, so nothing is known yet of how well it tells new ones. Five or more a class will do."
-        : `of ${plural(result.held_out, "picture")} ${result.left_one_out ? "(left out one by one)" : "held out"} told right, over all classes it knows, old ones included. For pictures like these, expect ${percent(result.interval[0])} to ${percent(result.interval[1])}.`))),
+        : `of ${plural(result.held_out, "picture")} ${result.left_one_out ? "(left out one by one)" : "held out"} classified correctly, over all classes it knows, old ones included. For pictures like these, expect ${percent(result.interval[0])} to ${percent(result.interval[1])}.`))),
     h("ul", { class: "chips", "aria-label": "What was learnt" }, names.slice(0, 30).map(([name, count, kind]) => h("li", { class: "chip", own: colour(colourIndex(name)) },
       h("span", { class: "dot", "aria-hidden": "true" }), `${name} · ${kind === "new" ? plural(count, "picture") : `${count} more`}`)), names.length > 30 ? h("li", { class: "chip" }, `and ${names.length - 30} more`) : null),
     result.confused.length ? h("div", {}, h("h3", {}, "Now confused"), h("ul", { class: "confused" }, result.confused.slice(0, 6).map((pair) =>
-      h("li", {}, h("strong", {}, pair.name), h("span", { class: "quiet" }, "taken for"), h("strong", {}, pair.taken_for), h("span", { class: "quiet" }, `${pair.pictures}×`))))) : null,
+      h("li", {}, h("strong", {}, pair.name), h("span", { class: "quiet" }, "mistaken for"), h("strong", {}, pair.taken_for), h("span", { class: "quiet" }, `${pair.pictures}×`))))) : null,
     result.warnings.map((text) => h("p", { class: "note" }, `${text[0].toUpperCase()}${text.slice(1)}.`)),
     result.repeated ? h("p", { class: "note" }, `${plural(result.repeated, "picture")} left out: taught before.`) : null,
     result.left_out.length ? h("p", { class: "note" }, `Left out: ${result.left_out.slice(0, 5).join("; ")}`) : null,
