@@ -1,6 +1,6 @@
 """Preprocessed pictures on disk: half precision, one file per picture set and preprocessing.
 
-A row is valid when its checksum in the index matches its bytes; this is checked at every read, so a file that was damaged
+A row is valid when its checksum in the index matches its bytes; this is checked at every read, so a damaged file
 costs time and not accuracy. Two processes that fill the same file write the same bytes to the same places, so neither
 can harm the other. A process killed in the middle of a row leaves a row whose checksum does not match; it is computed
 again.
