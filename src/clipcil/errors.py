@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import shlex
 import unicodedata
 from collections.abc import Iterable
 
@@ -33,6 +34,11 @@ def first_line(error: BaseException, length: int = 160) -> str:
     """The first line of an error's message that is not empty and no heading such as `Errors in X:`; else its type."""
     lines = (line.strip() for line in str(error).splitlines())
     return next((line[:length] for line in lines if line and not line.endswith(":")), type(error).__name__)
+
+
+def quoted(path: object) -> str:
+    """A path as it can be typed into a shell."""
+    return shlex.quote(str(path))
 
 
 def printable(value: object) -> str:

@@ -124,6 +124,18 @@ def test_lines_without_zeros_and_the_version(capsys: pytest.CaptureFixture[str])
     assert capsys.readouterr().out == f"clipcil {clipcil.__version__}\n"
 
 
+def test_one_class_and_a_folder_with_a_dot_and_a_blank(
+    asked: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_tree(tmp_path / "one", pictures(["ant"]))
+    text = said(capsys, "learn", "my v1.2", "one")
+    assert "the model knows one class" in text and "accuracy" not in text
+    assert "clipcil predict 'my v1.2' PICTURE" in text
+    said(capsys, "report", "my v1.2")
+    assert (tmp_path / "my v1.2.html").is_file()
+
+
 @pytest.mark.parametrize("command", COMMANDS)
 def test_help_wraps_and_has_examples_on_lines_of_their_own(
     command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

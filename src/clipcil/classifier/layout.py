@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
 from clipcil.classifier.model_folder import MODEL
 from clipcil.data.datasets.folder import TEST, TRAIN
 from clipcil.data.tree import SUFFIXES, list_folders
-from clipcil.errors import UserError
+from clipcil.errors import UserError, quoted
 
 NAMED = 3
 """Names shown of a longer list."""
@@ -95,11 +94,6 @@ def describe_passed_over(files: list[Path]) -> str:
         kinds[kind] = kinds.get(kind, 0) + 1
     hint = dict.fromkeys((".heic", ".heif"), " (pip install 'clipcil[heic]' to read them)")
     return ", ".join(f"{count} {kind}{hint.get(kind, '')}" for kind, count in sorted(kinds.items()))
-
-
-def quoted(path: Path) -> str:
-    """The path as it can be typed into a shell."""
-    return shlex.quote(str(path))
 
 
 def _refuse_parts(root: Path, parts: list[Path]) -> None:

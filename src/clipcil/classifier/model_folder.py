@@ -28,7 +28,7 @@ import clipcil
 from clipcil.classifier.card import model_card
 from clipcil.classifier.lesson import LessonRecord
 from clipcil.classifier.unknown import Calibration
-from clipcil.errors import UserError, printable
+from clipcil.errors import UserError, printable, quoted
 from clipcil.files import (
     LOCK,
     part_names,
@@ -273,7 +273,7 @@ def read_model(folder: Path, name: str = MODEL) -> Facts:
         return _facts(read_toml(path))
     except MissingFileError as error:
         raise MissingFileError(
-            f"{folder} holds no model (no {name} in it); make one with: clipcil learn {folder} FOLDER"
+            f"{folder} holds no model (no {name} in it); make one with: clipcil learn {quoted(folder)} FOLDER"
         ) from error
     except UserError as error:
         if isinstance(error, _NewerError):

@@ -13,10 +13,9 @@ from torch.nn.functional import cosine_similarity
 
 from clipcil.classifier.evaluation import wilson_interval
 from clipcil.classifier.held_out import PREFIX
-from clipcil.classifier.layout import quoted
 from clipcil.classifier.model_folder import Facts, load_model, read_model, size_on_disk
 from clipcil.classifier.wording import counted, say, unknown_sentence
-from clipcil.errors import printable
+from clipcil.errors import printable, quoted
 from clipcil.memory.gaussians import GaussianMemory
 from clipcil.methods.registry import find_method
 
@@ -93,7 +92,7 @@ def print_summary(folder: Path) -> None:
     )
     say(kept_sentence(facts["exemplars_kept"], facts["features_kept"]))
     right, total = (sum(row[key] for row in facts["classes"]) for key in ("right", "measured_on"))
-    if total:
+    if total and len(facts["classes"]) > 1:  # one class is always right
         low, high = wilson_interval(right, total)
         say(
             f"accuracy over all {classes}: {right / total:.1%} of {counted(total, 'picture')} kept for evaluation (95 %"
@@ -101,7 +100,7 @@ def print_summary(folder: Path) -> None:
         )
     if facts["features_carried"]:
         say(
-            f"features of {counted(facts['features_carried'], 'picture')} were carried by a map as the tower moved;"
+            f"features of {counted(facts['features_carried'], 'picture')} were transported when the tower changed;"
             " their part of the accuracy is an estimate"
         )
     say(unknown_sentence(read_model(folder).calibration))

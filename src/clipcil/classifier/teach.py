@@ -14,14 +14,14 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from clipcil.classifier.classifier import Classifier, load
-from clipcil.classifier.layout import check_swapped, describe_passed_over, passed_over, quoted
+from clipcil.classifier.layout import check_swapped, describe_passed_over, passed_over
 from clipcil.classifier.lesson import Lesson
 from clipcil.classifier.model_folder import MODEL, hold_model, refuse_other_folders
 from clipcil.classifier.sources import read_source
 from clipcil.classifier.wording import accuracy_sentence, confusion_sentence, counted, say, unknown_sentence
 from clipcil.data.dataset import Dataset
 from clipcil.data.names import same_name
-from clipcil.errors import UserError, printable
+from clipcil.errors import UserError, printable, quoted
 
 
 @dataclass(frozen=True)
@@ -153,7 +153,7 @@ def report(model: Classifier, lesson: Lesson, folder: Path) -> None:
     found, how = lesson.evaluation, lesson.calibration
     if found.accuracy is None:
         say("no picture was kept for evaluation, so the accuracy on new pictures is not known")
-    else:
+    elif total > 1:  # one class is always right
         say(accuracy_sentence(found, total, " left out one by one" if lesson.left_one_out else " held out"))
     if found.confused:
         say(confusion_sentence(found))

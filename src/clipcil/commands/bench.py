@@ -35,6 +35,7 @@ def bench(options: BenchOptions, run: GridRunOptions, quiet: Flag = False) -> No
     """
     from rich.console import Console
 
+    from clipcil.errors import quoted
     from clipcil.experiment.bench import RESULTS, lines_of
     from clipcil.experiment.grid import plan
     from clipcil.paper import read_table
@@ -45,7 +46,7 @@ def bench(options: BenchOptions, run: GridRunOptions, quiet: Flag = False) -> No
     table = read_table(grid.table) if grid.table else None
     print_comparison(lines_of(finished, grid.table or ""), table.title if table else "", Console(markup=False))
     notes = [f"Note: {table.note}."] if table and table.note else []
-    where = f"Each run is a line of {grid.out / RESULTS}; clipcil report {grid.out} makes a page of them"
+    where = f"Each run is a line of {grid.out / RESULTS}; clipcil report {quoted(grid.out)} makes a page of them"
     _close(finished, grid, quiet, [*notes, where])
 
 

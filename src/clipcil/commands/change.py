@@ -10,7 +10,7 @@ import tyro
 
 from clipcil.commands.learn import Choice, Model
 from clipcil.commands.types import Flag
-from clipcil.errors import printable
+from clipcil.errors import printable, quoted
 
 if TYPE_CHECKING:
     from clipcil.classifier.classifier import Classifier
@@ -33,7 +33,7 @@ def forget(model: Model, name: ClassName, backbone: Choice = None, allow_downloa
         allow_download: Fetch a backbone that the folder names and this machine lacks.
     """
     _change(model, backbone, allow_download, lambda classifier: classifier.forget(name))
-    print(printable(f"{model} has forgotten '{name}'"))
+    print(printable(f"{quoted(model)} has forgotten '{name}'"))
 
 
 def rename(
@@ -56,7 +56,7 @@ def rename(
         allow_download: Fetch a backbone that the folder names and this machine lacks.
     """
     _change(model, backbone, allow_download, lambda classifier: classifier.rename(old, new))
-    print(printable(f"'{old}' of {model} is called '{new}' now"))
+    print(printable(f"'{old}' of {quoted(model)} is called '{new}' now"))
 
 
 def undo(model: Model) -> None:
@@ -77,7 +77,7 @@ def undo(model: Model) -> None:
     with hold_model(model):
         facts = restore_previous(model)
     lessons, classes = counted(facts.lessons, "lesson"), counted(len(facts.known), "class", "classes")
-    say(f"{model} is again what it was after {lessons}: it knows {classes}")
+    say(f"{quoted(model)} is again what it was after {lessons}: it knows {classes}")
 
 
 def _change(folder: Path, backbone: str | None, allow_download: bool, do: Callable[[Classifier], None]) -> None:

@@ -35,7 +35,7 @@ def report(
         allow_download: Fetch a dataset that a run names and this machine lacks, to show its pictures.
     """
     from clipcil.classifier.model_folder import MODEL
-    from clipcil.errors import UserError, printable
+    from clipcil.errors import UserError, printable, quoted
     from clipcil.experiment.claims import judge_claims
     from clipcil.network import allow_downloads
     from clipcil.report.claims_text import section
@@ -58,7 +58,7 @@ def report(
 
         folder = path.with_name(f"{path.stem}-tensorboard")
         write_tensorboard(found, folder)
-        print(printable(f"event files in {folder}; tensorboard --logdir {folder}"))
+        print(printable(f"event files in {folder}; tensorboard --logdir {quoted(folder)}"))
 
 
 def _report_model(models: tuple[Path, ...], out: Path | None, allow_download: bool) -> None:
@@ -68,6 +68,6 @@ def _report_model(models: tuple[Path, ...], out: Path | None, allow_download: bo
 
     if len(models) > 1:
         raise UserError(f"{models[0]} is a taught model; name one model alone, or runs")
-    path = out or models[0].resolve().with_suffix(".html")
+    path = out or models[0].resolve().with_name(f"{models[0].resolve().name}.html")
     write_model_page(load(models[0], allow_download=allow_download), path)
     print(printable(f"{path}: the model in {models[0]}"))

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from clipcil.commands.types import Flag, Folder, RunOptions, Words, given
-from clipcil.errors import printable
+from clipcil.errors import printable, quoted
 
 
 def run(
@@ -64,7 +63,7 @@ def run(
     except KeyboardInterrupt as stop:
         if not (folder / "config.toml").is_file():
             raise KeyboardInterrupt("stopped before anything was learnt") from stop
-        raise KeyboardInterrupt(f"stopped; continue with: clipcil run --resume {shlex.quote(str(folder))}") from stop
+        raise KeyboardInterrupt(f"stopped; continue with: clipcil run --resume {quoted(folder)}") from stop
     if rank() == 0:
         close(results.as_dict(), folder)
 
@@ -81,4 +80,4 @@ def close(results: Mapping[str, Any], folder: Path) -> None:
         )
     for note in results["notes"]:
         print(printable(f"note: {note}"))
-    print(printable(f"results in {folder}; clipcil report {folder} makes a page of them"))
+    print(printable(f"results in {folder}; clipcil report {quoted(folder)} makes a page of them"))

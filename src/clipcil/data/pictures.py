@@ -190,7 +190,7 @@ def _eight_bits(image: Image.Image) -> Image.Image:
 def _short(error: BaseException) -> str:
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
-    kind, text = type(error).__name__, first_line(error).split(" <_io")[0].split(" '/")[0]
+    kind, text = type(error).__name__, first_line(error).split(" <_io")[0].split(" '")[0]
     return kind if text == kind else f"{kind}: {text}"[:120]
 
 

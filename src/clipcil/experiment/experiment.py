@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import shlex
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -16,7 +15,7 @@ from clipcil.clip.loading import backbone_name
 from clipcil.data.dataset import Dataset
 from clipcil.data.stream import Task, TaskStream
 from clipcil.distributed import barrier, from_first, rank, world_size
-from clipcil.errors import UserError, first_line, nearest
+from clipcil.errors import UserError, first_line, nearest, quoted
 from clipcil.experiment.checkpoint import CheckpointFolder, Loaded, SnapshotFolder, run_mark, sweep_run
 from clipcil.experiment.device import find_device, make_fabric
 from clipcil.experiment.display import Display
@@ -336,7 +335,7 @@ def _lost_processes(folder: Path) -> Iterator[None]:
             raise
         raise UserError(
             f"another process of this run ended or did not answer ({first_line(error)});"
-            f" continue with: clipcil run --resume {shlex.quote(str(folder))}"
+            f" continue with: clipcil run --resume {quoted(folder)}"
         ) from error
 
 

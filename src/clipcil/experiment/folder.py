@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from clipcil import __version__
-from clipcil.errors import UserError, printable
+from clipcil.errors import UserError, printable, quoted
 from clipcil.experiment.checkpoint import RUN_FILES, first_difference
 from clipcil.experiment.monitor import RunMonitor, peak_megabytes
 from clipcil.files import LOCK, part_names, write_json, write_text, write_toml
@@ -43,7 +43,7 @@ def check_start(folder: Path, table: dict[str, Any], resume: bool) -> None:
         return
     check_same(folder, read_toml(path), table)
     if not resume:
-        raise UserError(f"{folder} holds this run already; continue it with --resume {folder}, or name another folder")
+        raise UserError(f"{folder} holds this run already; continue it with --resume {quoted(folder)}, or name another")
 
 
 def check_same(folder: Path, found: dict[str, Any], asked: dict[str, Any]) -> None:
