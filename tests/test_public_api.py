@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import inspect
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -41,3 +42,8 @@ def test_the_page_of_the_api_is_current() -> None:
     spec.loader.exec_module(module)
     page = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
     assert page == module.page(), "run python tools/make_api_docs.py"
+
+
+def test_every_method_names_its_paper() -> None:
+    for name, kind in clipcil.methods().items():
+        assert re.search(r"(arXiv:|arxiv\.org/abs/)\d{4}\.\d{4,5}", sys.modules[kind.__module__].__doc__ or ""), name

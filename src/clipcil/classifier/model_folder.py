@@ -28,6 +28,7 @@ import clipcil
 from clipcil.classifier.card import model_card
 from clipcil.classifier.lesson import LessonRecord
 from clipcil.classifier.unknown import Calibration
+from clipcil.data.names import check_template
 from clipcil.errors import UserError, printable, quoted
 from clipcil.files import (
     LOCK,
@@ -306,8 +307,7 @@ def _facts(table: dict[str, Any]) -> Facts:
     Between(1e-6, 1e6).check(facts.calibration.temperature, "unknown.temperature")
     Between(0, 1).check(facts.calibration.threshold or 0.0, "unknown.threshold")
     for template in facts.templates:
-        if template.count("{}") != 1 or "{" in template.replace("{}", ""):
-            raise UserError(f"template '{printable(template)[:60]}' has no single {{}} for the class name")
+        check_template(template)
     return facts
 
 

@@ -39,6 +39,13 @@ def shorten(name: str, length: int = 60) -> str:
     return name if len(name) <= length else f"{name[:length]}… ({len(name)} characters)"
 
 
+def check_template(template: str) -> None:
+    """Refuse a sentence about a class that has not exactly one `{}`, or has another brace."""
+    if template.count("{}") != 1 or "{" in template.replace("{}", ""):
+        shown = shorten(printable(template))
+        raise UserError(f"template '{shown}' must have {{}} once, where the class name goes, and no other brace")
+
+
 def check_names(dataset: str, names: Sequence[str]) -> None:
     """Refuse names that CLIP's text tower cannot work with: empty, too long, or the same for two classes.
 

@@ -1,4 +1,7 @@
-"""Discriminant: class means and one covariance on frozen features. Nothing is trained; exact in every order."""
+"""Discriminant: class means and one covariance on frozen features. Nothing is trained; exact in every order.
+
+A streaming discriminant with a shared covariance, as in Deep SLDA (arXiv:1909.01520), with exact forgetting.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,10 @@
 """DMC and DMC-OT: "Preserving Cross-Modal Consistency for CLIP-based Class-Incremental Learning".
 
 Stage 1 adapts the vision tower to frozen hard-prompt texts; stage 2 freezes it and trains soft text prompts over all
-classes seen, replaying the old ones from stored Gaussians. DMC-OT also carries the Gaussians along when the tower
-moves (optimal transport) and adds a task prompt to the class prompts. The ablations of the paper are options.
+classes seen, replaying the old ones from stored Gaussians. DMC-OT also transports the Gaussians when the tower
+changes (optimal transport) and adds a task prompt to the class prompts. The ablations of the paper are options.
+
+arXiv:2511.10974.
 """
 
 from __future__ import annotations

@@ -8,13 +8,13 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from clipcil.clip import CLIP
+from clipcil.data.names import check_template
 from clipcil.errors import UserError
 
 
 def fill(template: str, name: str) -> str:
     """`a photo of a {}.` with the class name in place of the braces."""
-    if "{}" not in template:
-        raise UserError(f"template '{template}' has no {{}} where the class name is to stand")
+    check_template(template)
     return template.replace("{}", name)
 
 

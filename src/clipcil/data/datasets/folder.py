@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from clipcil.data.dataset import Dataset, register
-from clipcil.data.names import clean_name
+from clipcil.data.names import check_template, clean_name
 from clipcil.data.pictures import PictureSet, identity_of_files
 from clipcil.data.splits import split_by_class
 from clipcil.data.tree import list_files, list_folders, need_folder
@@ -94,8 +94,3 @@ def read_tree(root: Path) -> tuple[list[str], list[Path], torch.Tensor]:
 
 def picture_files(name: str, root: Path, files: Sequence[Path], labels: torch.Tensor) -> PictureSet:
     return PictureSet(name, list(files), labels, identity_of_files(files, root))
-
-
-def check_template(template: str) -> None:
-    if template.count("{}") != 1 or "{" in template.replace("{}", ""):
-        raise UserError(f"setting 'template' is '{template}'; it must have {{}} once, where the class name goes")
