@@ -213,8 +213,8 @@ def test_confused_pairs_are_counted_from_the_predictions_packed_or_not(tmp_path:
         b"",
         b"\x1f\x8b",
         b"no gzip",
-        gzip.compress(b"task,row\n1,x\n"),
-        gzip.compress(b"task,row,class,predicted\n99999999999,0,a,a\n"),
+        gzip.compress(b"task,row\n1,x\n", mtime=0),
+        gzip.compress(b"task,row,class,predicted\n99999999999,0,a,a\n", mtime=0),
     ],
 )
 def test_packed_predictions_that_are_damaged_are_named(tmp_path: Path, content: bytes) -> None:
