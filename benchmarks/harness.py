@@ -100,7 +100,7 @@ def versus(name: str, step: str, seconds: Mapping[str, float], at_least: float |
 
 
 def machine() -> dict[str, Any]:
-    """What the figures hang on."""
+    """The machine and versions that the figures depend on."""
     return {
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),

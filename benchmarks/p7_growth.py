@@ -1,7 +1,7 @@
 """P7: what a task costs as classes come: 100 tasks of 10 classes of made-up features, d = 512.
 
 DMC-OT's own code learns tasks 2, 10, 50 and 100 (one epoch of stage 2, statistics, map, transport, prompts, memory);
-the tasks between are put in place without training. The tower rests (stage 1 has no epoch) because made-up features
+the tasks between are put in place without training. The tower is frozen (stage 1 has no epoch) because made-up features
 have no pictures. Where the old prompts are frozen the text tower has the shape of ViT-B/16's, as d has. Where they
 train, it has the shape of the embedded one: 1,000 classes through the large one take minutes a step on two cores, and
 only the constant would differ.

@@ -23,7 +23,7 @@ def reduction(lite: Lite, shards: Sequence[Path], width: int) -> tuple[Tensor, T
     sample = torch.cat([_pool(lite, torch.from_numpy(np.load(file)[:, 0])) for file in shards]).double()
     mean = sample.mean(0)
     spread, axes = torch.linalg.eigh((sample - mean).T @ (sample - mean) / len(sample))
-    spread = spread.clamp(min=1e-4 * float(spread.max()))  # an axis that few pictures move is not blown up
+    spread = spread.clamp(min=1e-4 * float(spread.max()))  # an axis that few pictures move is not amplified
     kernel = axes.flip(1)[:, :width].T / spread.flip(0)[:width, None].pow(0.25)
     return kernel.float(), (-kernel @ mean).float()
 

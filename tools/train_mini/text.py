@@ -94,7 +94,7 @@ def train(
         ids, ends = tokenizer(texts)
         order = torch.argsort(ends)
         features = []
-        for rows in order.chunk(4):  # short texts do not pay for long ones
+        for rows in order.chunk(4):  # batches of similar length need little padding
             length = int(ends[rows].max()) + 1
             features.append(tower(tower.embed(ids[rows, :length]), ends[rows]))
         found = loss(torch.cat(features), targets[order])
