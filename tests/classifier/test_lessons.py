@@ -112,8 +112,9 @@ def test_the_last_change_can_be_taken_back(method: str) -> None:
 
 
 def test_pictures_that_are_trained_on_are_measured_by_leaving_one_out() -> None:
-    """The default method keeps no picture from training, and its accuracy is that of models without each picture."""
-    data, model = pictures(WEEKS[0]), clipcil.Classifier()
+    """No picture is kept from training, and the accuracy is that of models without each picture: exactly, where a
+    method chooses nothing on its memory."""
+    data, model = pictures(WEEKS[0]), clipcil.Classifier("discriminant")
     lesson = model.learn(data)
     assert lesson.left_one_out and lesson.held_out == 0 and lesson.evaluation.pictures == 24
     assert [known.pictures for known in model.class_facts] == [6] * 4
@@ -121,7 +122,7 @@ def test_pictures_that_are_trained_on_are_measured_by_leaving_one_out() -> None:
     right = 0
     for name, place in (("ant", 0), ("apple", 3), ("banana", 5)):
         without = {**data, name: data[name][:place] + data[name][place + 1 :]}
-        other = clipcil.Classifier()
+        other = clipcil.Classifier("discriminant")
         other.learn(without, hold_out=False)
         label = model.classes.index(name)
         left_out = held_out_scores(model._method, model._held)[0][6 * label + place]
@@ -129,6 +130,19 @@ def test_pictures_that_are_trained_on_are_measured_by_leaving_one_out() -> None:
         torch.testing.assert_close(left_out, own - own.mean(), rtol=2e-2, atol=0.5)
         right += int(left_out.argmax() == own.argmax())
     assert right == 3
+
+
+def test_the_default_measures_by_leaving_one_out_where_a_class_has_two_pictures() -> None:
+    data = pictures(WEEKS[0])
+    model = clipcil.Classifier()
+    lesson = model.learn(data)
+    assert lesson.left_one_out and lesson.evaluation.pictures == 24
+    assert lesson.evaluation.right < 24, "pictures that were learnt are known by heart; left out they are not"
+    assert model.calibration.threshold is not None and not lesson.warnings
+    single = clipcil.Classifier()
+    lesson = single.learn({name: found[:1] for name, found in data.items()})
+    assert lesson.evaluation.pictures == 0 and single.calibration.threshold is None
+    assert sum(single.predict(found[1]).name == name for name, found in data.items()) >= 2
 
 
 def test_one_class_warns() -> None:

@@ -123,7 +123,7 @@ def test_one_picture_or_many() -> None:
 def test_python_conveniences(tmp_path: Path) -> None:
     data = pictures(["ant", "bee", "bus"])
     model = clipcil.Classifier(seed=1)
-    assert repr(model) == "Classifier('discriminant', 'mini'): 0 classes"
+    assert repr(model) == "Classifier('strata', 'mini'): 0 classes"
     model.learn(data)
     one, many = model.predict(data["ant"][0]), model.predict(data["ant"][:2])
     assert isinstance(one, clipcil.Prediction) and one.name == "ant" and many[0].names == one.names

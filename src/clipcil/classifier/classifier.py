@@ -33,7 +33,7 @@ from clipcil.methods.registry import find_method
 from clipcil.network import allow_downloads, on_behalf_of_a_folder
 from clipcil.settings import nested, override
 
-DEFAULT_METHOD = "discriminant"
+DEFAULT_METHOD = "strata"
 """The method of a new model where none is named."""
 
 
@@ -81,7 +81,7 @@ class Classifier(TaughtModel):
         self._set_state((self.facts(), {}))
 
     def __repr__(self) -> str:
-        """`Classifier('discriminant', 'mini'): 5 classes from 2 lessons, accuracy 93 % of 30 pictures`."""
+        """`Classifier('strata', 'mini'): 5 classes from 2 lessons, accuracy 93 % of 30 pictures`."""
         known = counted(len(self._known), "class", "classes")
         text = f"Classifier({self._method.name!r}, {self._backbone!r}): {known}"
         if not self._history:

@@ -43,8 +43,11 @@ def split_held_out(labels: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def choose_left_out(labels: Tensor) -> Tensor:
-    """Rows of at most `LEFT_OUT` pictures of each class, spread evenly over its pictures."""
-    return torch.nonzero(_spread(labels, lambda total: min(LEFT_OUT, total))).flatten()
+    """Rows of at most `LEFT_OUT` pictures of each class, spread evenly over its pictures.
+
+    A single picture of a class is not taken: without it the class would be unknown, and every such picture a mistake.
+    """
+    return torch.nonzero(_spread(labels, lambda total: min(LEFT_OUT, total) if total > 1 else 0)).flatten()
 
 
 def _spread(labels: Tensor, how_many: Callable[[int], int]) -> Tensor:

@@ -48,7 +48,7 @@ def learn(
     Args:
         model: Folder of the model; created if it does not exist.
         folder: Folder of class folders.
-        method: Method of a new model; `clipcil methods` lists them. Default: discriminant.
+        method: Method of a new model; `clipcil methods` lists them. Default: strata.
         backbone: Backbone of a new model (default: mini), or the path of the model's own on this machine.
         seed: Seed of a new model. Default: 0.
         set: Settings of the method, for a new model.
