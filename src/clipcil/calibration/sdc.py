@@ -12,8 +12,8 @@ from torch import Tensor
 
 from clipcil.memory.gaussians import GaussianMemory
 
-WIDTH = 0.3
-"""σ of the paper's code for features of unit length."""
+WIDTH = 0.2
+"""σ for features of unit length, as the authors' script sets it (yulu0724/SDC-IL, commit 4d9efc9, run_demo.sh)."""
 
 
 def shifts(means: Tensor, before: Tensor, after: Tensor, width: float = WIDTH) -> Tensor:
