@@ -144,5 +144,5 @@ def test_python_conveniences(tmp_path: Path) -> None:
     shared.learn(data)
     shared.save(tmp_path / "m")
     assert clipcil.load(tmp_path / "m").classes == model.classes
-    with pytest.raises(UserError, match="backbone is a int"):
+    with pytest.raises(UserError, match="backbone is of type int"):
         clipcil.Classifier("simplecil", 3)  # type: ignore[arg-type]

@@ -56,7 +56,7 @@ from clipcil.reading import (
 
 FORMAT = "1.1"
 """Version of the folder. A later minor one only adds; a later major one cannot be read by this program."""
-_COPY = "bring back the folder from a copy"
+_COPY = "restore the folder from a copy"
 MODEL, CARD, PREVIOUS = "model.toml", "README.md", "previous.toml"
 _WEIGHTS = re.compile(r"weights-[0-9a-f]{12}\.safetensors")
 Day = Annotated[str, Between(0, 40)]

@@ -116,5 +116,5 @@ class TaughtPictures:
         nothing = cls.empty()
         labels, numbers = tensors.pop(LABELS, nothing.labels), tensors.pop(CHECKSUMS, nothing.checksums)
         if labels.ndim != 1 or labels.shape != numbers.shape or labels.dtype != torch.int64 != numbers.dtype:
-            raise UserError("the checksums of the model's pictures are damaged; bring back the folder from a copy")
+            raise UserError("the checksums of the model's pictures are damaged; restore the folder from a copy")
         return cls(labels, numbers)

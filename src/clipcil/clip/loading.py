@@ -33,7 +33,7 @@ def backbone_name(backbone: object) -> str:
         return backbone.name
     if isinstance(backbone, str | Path):
         return str(backbone)
-    raise UserError(f"backbone is a {type(backbone).__name__}; give a name, a path or a CLIP")
+    raise UserError(f"backbone is of type {type(backbone).__name__}; give a name, a path or a CLIP")
 
 
 def load_clip(name: str = "mini") -> CLIP:

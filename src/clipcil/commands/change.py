@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from clipcil.commands.learn import Choice, Model
-from clipcil.commands.types import Flag
+from clipcil.commands.learn import Model
+from clipcil.commands.types import Backbone, Download
 from clipcil.errors import printable, quoted
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 ClassName = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="CLASS")]
 
 
-def forget(model: Model, name: ClassName, backbone: Choice = None, allow_download: Flag = False) -> None:
+def forget(model: Model, name: ClassName, backbone: Backbone = None, allow_download: Download = False) -> None:
     """Remove a class from a model, with everything that is kept of it.
 
     Nothing of it is left in the folder, so this cannot be undone.
@@ -29,8 +29,6 @@ def forget(model: Model, name: ClassName, backbone: Choice = None, allow_downloa
     Args:
         model: Folder of the model.
         name: The class.
-        backbone: Path of the model's backbone on this machine, if it differs.
-        allow_download: Fetch a backbone that the folder names and this machine lacks.
     """
     _change(model, backbone, allow_download, lambda classifier: classifier.forget(name))
     print(printable(f"{quoted(model)} has forgotten '{name}'"))
@@ -40,8 +38,8 @@ def rename(
     model: Model,
     old: ClassName,
     new: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="NEW")],
-    backbone: Choice = None,
-    allow_download: Flag = False,
+    backbone: Backbone = None,
+    allow_download: Download = False,
 ) -> None:
     """Rename a class of a model. Its scores do not change.
 
@@ -52,8 +50,6 @@ def rename(
         model: Folder of the model.
         old: The class.
         new: The new name.
-        backbone: Path of the model's backbone on this machine, if it differs.
-        allow_download: Fetch a backbone that the folder names and this machine lacks.
     """
     _change(model, backbone, allow_download, lambda classifier: classifier.rename(old, new))
     print(printable(f"'{old}' of {quoted(model)} is called '{new}' now"))

@@ -6,16 +6,16 @@ from typing import Annotated, Literal
 
 import tyro
 
-from clipcil.commands.learn import Choice, Model
-from clipcil.commands.types import Flag, Folder
+from clipcil.commands.learn import Model
+from clipcil.commands.types import Backbone, Download, Folder
 
 
 def export(
     model: Model,
     out: Folder = None,
     format: Annotated[Literal["pt2", "onnx"], tyro.conf.arg(help_behavior_hint="(default: pt2)")] = "pt2",
-    backbone: Choice = None,
-    allow_download: Flag = False,
+    backbone: Backbone = None,
+    allow_download: Download = False,
 ) -> None:
     """Write a model as one file that runs without clipcil: vision tower and classifier in one.
 
@@ -29,8 +29,6 @@ def export(
         model: Folder of the model.
         out: Folder for the files. Default: the model's name followed by -export.
         format: pt2 or onnx.
-        backbone: Path of the model's backbone on this machine, if it differs.
-        allow_download: Fetch a backbone that the folder names and this machine lacks.
     """
     from clipcil.classifier.classifier import load
     from clipcil.classifier.export import export as write

@@ -7,28 +7,27 @@ from typing import Annotated
 
 import tyro
 
-from clipcil.commands.types import Address, Flag, Name, Number, On, Words
+from clipcil.commands.types import Address, Device, Download, Flag, Name, NewBackbone, Number, On, Words
 
 Model = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
 Pictures = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="FOLDER")]
-Choice = Annotated[str | None, tyro.conf.arg(metavar="NAME", help_behavior_hint="")]
 Seed = Annotated[int | None, tyro.conf.arg(metavar="N", help_behavior_hint="")]
 
 
 def learn(
     model: Model,
     folder: Pictures,
-    method: Choice = None,
-    backbone: Choice = None,
+    method: Name = None,
+    backbone: NewBackbone = None,
     seed: Seed = None,
     set: Words = (),
     hold_out: bool = True,
     skip_broken: Flag = False,
     subfolders: Flag = False,
     dry_run: Flag = False,
-    device: Name = "cpu",
+    device: Device = "cpu",
     quiet: Flag = False,
-    allow_download: Flag = False,
+    allow_download: Download = False,
     on: On = "here",
     actors: Number = 2,
     address: Address = None,
@@ -49,16 +48,13 @@ def learn(
         model: Folder of the model; created if it does not exist.
         folder: Folder of class folders.
         method: Method of a new model; `clipcil methods` lists them. Default: strata.
-        backbone: Backbone of a new model (default: mini), or the path of the model's own on this machine.
         seed: Seed of a new model. Default: 0.
         set: Settings of the method, for a new model.
         hold_out: Keep the features of some pictures for evaluation.
         skip_broken: Leave out pictures that cannot be decoded, and list them, instead of stopping.
         subfolders: Accept class folders that hold only folders of pictures.
         dry_run: Show what would be learnt, and learn nothing.
-        device: cpu, cuda, mps or auto.
         quiet: Print the closing lines only.
-        allow_download: Fetch a backbone that the folder names and this machine lacks.
         on: ray: pictures are decoded and encoded by actors on Ray; every machine must be able to read them.
         actors: Number of actors, with --on ray.
         address: Address of a Ray cluster, or auto; without one a Ray is started on this machine.

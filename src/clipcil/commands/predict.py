@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
-from clipcil.commands.learn import Choice, Model
-from clipcil.commands.types import Address, Flag, Folder, Name, Number, On
+from clipcil.commands.learn import Model
+from clipcil.commands.types import Address, Backbone, Device, Download, Flag, Folder, Number, On
 
 if TYPE_CHECKING:
     from clipcil.classifier.predicting import Prediction
@@ -31,9 +31,9 @@ def predict(
     folder_out: Folder = None,
     by: Annotated[Literal["link", "copy"], tyro.conf.arg(help_behavior_hint="(default: link)")] = "link",
     watch: Flag = False,
-    backbone: Choice = None,
-    device: Name = "cpu",
-    allow_download: Flag = False,
+    backbone: Backbone = None,
+    device: Device = "cpu",
+    allow_download: Download = False,
     on: On = "here",
     out: Folder = None,
     actors: Number = 2,
@@ -60,9 +60,6 @@ def predict(
         folder_out: Also sort the pictures into a folder for each class here; they are never moved.
         by: Sort by symbolic link or by copy.
         watch: Keep watching the folders, and classify new pictures, until Ctrl-C.
-        backbone: Path of the model's backbone on this machine, if it differs.
-        device: cpu, cuda, mps or auto.
-        allow_download: Fetch a backbone that the folder names and this machine lacks.
         on: ray: for millions of pictures. PICTURE is then one folder, parquet files or a list of paths, and the answers
             are parquet files in --out; stopped and given again, finished parts are not done again.
         out: Folder for the answers, with --on ray; every machine of the cluster must be able to write there.

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from clipcil.commands.types import Flag, Folder, RunOptions, Words, given
+from clipcil.commands.types import Download, Flag, Folder, RunOptions, Words, given
 from clipcil.errors import printable, quoted
 
 
@@ -17,7 +17,7 @@ def run(
     out: Folder = None,
     resume: Folder = None,
     quiet: Flag = False,
-    allow_download: Flag = False,
+    allow_download: Download = False,
 ) -> None:
     """Learn a dataset task by task with one method, and evaluate after each task.
 
@@ -35,7 +35,6 @@ def run(
         out: Folder for the results; must be new. Default: a dated folder under runs/.
         resume: Folder of a run that was stopped; continues with the options kept there.
         quiet: Print the closing lines only.
-        allow_download: Fetch a backbone that the folder names and this machine lacks.
     """
     from clipcil.distributed import from_first, rank
     from clipcil.experiment.display import open_display

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from clipcil.commands.learn import Choice, Model
-from clipcil.commands.types import Name, Number
+from typing import Annotated
+
+import tyro
+
+from clipcil.commands.learn import Model
+from clipcil.commands.types import Device, Name, NewBackbone, Number
 
 
 def serve(
     model: Model,
-    host: Name = "127.0.0.1",
+    host: Annotated[str, tyro.conf.arg(metavar="NAME")] = "127.0.0.1",
     port: Number = 7860,
     open: bool = True,
-    method: Choice = None,
-    backbone: Choice = None,
-    device: Name = "cpu",
+    method: Name = None,
+    backbone: NewBackbone = None,
+    device: Device = "cpu",
 ) -> None:
     """Serve a web page for teaching a model, and the same as a JSON API.
 
@@ -30,8 +34,6 @@ def serve(
         port: Port to listen at; 0 takes a free one.
         open: Open the page in a browser.
         method: Method of a new model; `clipcil methods` lists them.
-        backbone: Backbone of a new model (default: mini), or the path of the model's own on this machine.
-        device: cpu, cuda, mps or auto.
     """
     from clipcil.serve.server import serve_model
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import sys
 
-from clipcil.commands.learn import Choice, Model, Pictures
-from clipcil.commands.types import File, Flag, Name
+from clipcil.commands.learn import Model, Pictures
+from clipcil.commands.types import Backbone, Device, Download, File, Flag
 
 
 def test(
@@ -14,9 +14,9 @@ def test(
     page: File = None,
     json: Flag = False,
     subfolders: Flag = False,
-    backbone: Choice = None,
-    device: Name = "cpu",
-    allow_download: Flag = False,
+    backbone: Backbone = None,
+    device: Device = "cpu",
+    allow_download: Download = False,
 ) -> None:
     """Test a model on labelled pictures that it was not taught: accuracy, each class, confused pairs.
 
@@ -34,9 +34,6 @@ def test(
         page: Write an HTML page too, with the mistakes sorted by confidence.
         json: Print one JSON object.
         subfolders: Accept class folders that hold only folders of pictures.
-        backbone: Path of the model's backbone on this machine, if it differs.
-        device: cpu, cuda, mps or auto.
-        allow_download: Fetch a backbone that the folder names and this machine lacks.
     """
     from clipcil.classifier.classifier import load
     from clipcil.classifier.layout import check_swapped

@@ -12,11 +12,17 @@ import tyro
 
 from clipcil.experiment.spec import PER_RUN, Grid, RunSpec, field_docs
 
-Name = Annotated[str, tyro.conf.arg(metavar="NAME")]
 Number = Annotated[int, tyro.conf.arg(metavar="N")]
 Flag = Annotated[bool, tyro.conf.FlagCreatePairsOff, tyro.conf.arg(help_behavior_hint="")]
 Folder = Annotated[Path | None, tyro.conf.arg(metavar="DIR", help_behavior_hint="")]
 File = Annotated[Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="")]
+Download = Annotated[Flag, tyro.conf.arg(help="Fetch a backbone that the folder names and this machine lacks.")]
+Device = Annotated[str, tyro.conf.arg(metavar="NAME", help="cpu, cuda, mps or auto.")]
+Name = Annotated[str | None, tyro.conf.arg(metavar="NAME", help_behavior_hint="")]
+Backbone = Annotated[Name, tyro.conf.arg(help="Path of the model's backbone on this machine, if it differs.")]
+NewBackbone = Annotated[
+    Name, tyro.conf.arg(help="Backbone of a new model (default: mini), or the path of the model's own on this machine.")
+]
 On = Annotated[Literal["here", "ray"], tyro.conf.arg(help_behavior_hint="(default: here)")]
 Address = Annotated[str | None, tyro.conf.arg(metavar="ADDRESS", help_behavior_hint="")]
 Words = Annotated[tuple[str, ...], tyro.conf.arg(metavar="KEY=VALUE…", help_behavior_hint="")]
