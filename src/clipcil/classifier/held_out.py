@@ -163,7 +163,7 @@ class HeldOut:
             shape = (count, *value.shape[1:])
             if name not in own or own[name].shape != shape or own[name].dtype != value.dtype:
                 raise UserError(
-                    f"the held-out pictures of the model are damaged ({name}); restore the folder from a copy"
+                    f"the held-out pictures of the model are damaged ({name}); restore its folder"
                 )
         if count and not 0 <= int(own["labels"].min()) <= int(own["labels"].max()) < classes:
             raise UserError("the held-out pictures of the model are damaged (a class that it does not know)")
