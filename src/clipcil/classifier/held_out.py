@@ -162,9 +162,7 @@ class HeldOut:
         for name, value in vars(found).items():
             shape = (count, *value.shape[1:])
             if name not in own or own[name].shape != shape or own[name].dtype != value.dtype:
-                raise UserError(
-                    f"the held-out pictures of the model are damaged ({name}); restore its folder"
-                )
+                raise UserError(f"the held-out pictures of the model are damaged ({name}); restore its folder")
         if count and not 0 <= int(own["labels"].min()) <= int(own["labels"].max()) < classes:
             raise UserError("the held-out pictures of the model are damaged (a class that it does not know)")
         return cls(**own)
