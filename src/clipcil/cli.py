@@ -50,7 +50,9 @@ COMMANDS: dict[str, Callable[..., Any]] = {
     "datasets": datasets,
     "describe": describe,
 }
-DESCRIPTION = "Class-incremental learning with CLIP: DMC, DMC-OT and the methods they are compared with."
+DESCRIPTION = """Class-incremental learning with CLIP: DMC, DMC-OT and the methods they are compared with.
+
+`clipcil COMMAND --help` explains a command; `clipcil --version` prints the version."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -115,11 +115,18 @@ def test_watching_hands_on_each_picture_once(tmp_path: Path) -> None:
         next(watch([tmp_path / "nowhere"]))
 
 
-def test_lines_without_zeros_and_the_version(capsys: pytest.CaptureFixture[str]) -> None:
+def test_lines_without_zeros_and_the_list_of_commands(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     out = io.StringIO()
     Printer(out).line(Path("a.png"), Prediction(["cat", "lynx", "dog"], [0.97, 0.027, 0.003]))
     Printer(out).line(Path("b.png"), Prediction(["cat", "dog"], [0.004, 0.003]))
     assert out.getvalue() == "a.png: cat 97%, lynx 3%\nb.png: cat 0%\n"
+    monkeypatch.setenv("COLUMNS", "60")
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    text = capsys.readouterr().out
+    assert max(map(len, text.splitlines())) <= 60 and "--version" in text
     main(["--version"])
     assert capsys.readouterr().out == f"clipcil {clipcil.__version__}\n"
 

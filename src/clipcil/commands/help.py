@@ -22,6 +22,7 @@ class WrappingStream:
     def _fold(self, line: str) -> str:
         if len(line) <= self._width or line.lstrip().startswith(("│", "╭", "╰", "|", "+", "\033")):
             return line
+        line = line.replace(",", ", ") if line.startswith("usage:") else line  # the list of commands
         indent = " " * (2 * (len(line) - len(line.lstrip())))  # an example goes on further in than it began
         return textwrap.fill(
             line, self._width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
