@@ -1,4 +1,4 @@
-"""Predicting 20,000 pictures on Ray: `python -m benchmarks.bulk [--pictures 20000] [--actors 2]`.
+"""Predicting 20,000 pictures on Ray: `python -m benchmarks.bulk [--pictures 20000] [--actors 2] [--part 1000]`.
 
 The pictures are the embedded ones with small changes (shifts of colour), written to a temporary folder. The job is
 killed when a third of its parts are done and given again. Printed: pictures per second, the driver's memory at the
@@ -25,16 +25,17 @@ from clipcil.data.dataset import open_dataset
 JOB = """
 import resource, sys
 from pathlib import Path
-from clipcil.classifier.bulk import predict_on_ray
+from clipcil.classifier import bulk
 from clipcil.cluster import connect
-model, source, out, actors = sys.argv[1:]
+model, source, out, actors, part = sys.argv[1:]
+bulk.PART = int(part)
 connect(None, num_cpus=int(actors))
 memory = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
 print("start", memory(), flush=True)
 def tell(done, total):
     if done % 5 == 0 or done == total:
         print(done, total, memory(), flush=True)
-print(predict_on_ray(Path(model), Path(source), Path(out), actors=int(actors), on_progress=tell))
+print(bulk.predict_on_ray(Path(model), Path(source), Path(out), actors=int(actors), on_progress=tell))
 """
 
 
@@ -52,7 +53,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--pictures", type=int, default=20_000)
     parser.add_argument("--actors", type=int, default=2)
+    parser.add_argument("--part", type=int, default=1000, help="pictures of a part")
     given = parser.parse_args()
+    os.environ.setdefault("RAY_worker_niceness", "0")  # Ray's own 15 would leave its workers behind whatever else runs
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         make(folder / "source", given.pictures)
@@ -60,10 +63,10 @@ def main() -> None:
         model.learn(open_dataset("emoji"), hold_out=False)
         model.save(folder / "model")
         words = [sys.executable, "-c", JOB, str(folder / "model"), str(folder / "source"), str(folder / "out")]
-        words.append(str(given.actors))
-        parts = -(-given.pictures // 1000)
+        words += [str(given.actors), str(given.part)]
+        parts = -(-given.pictures // given.part)
         first = subprocess.Popen(words, start_new_session=True)
-        while len(list((folder / "out").glob("part-*.parquet"))) < parts // 3:
+        while len(list((folder / "out").glob("part-*.parquet"))) < max(1, parts // 3):
             time.sleep(0.5)
         os.killpg(first.pid, signal.SIGKILL)
         before = len(list((folder / "out").glob("part-*.parquet")))
@@ -71,7 +74,7 @@ def main() -> None:
         start = time.perf_counter()
         subprocess.run(words, check=True)
         seconds = time.perf_counter() - start
-        done = (parts - before) * 1000
+        done = (parts - before) * given.part
         print(
             f"continued: {done} pictures in {seconds:.0f} s, {done / seconds:.0f} a second with {given.actors} actors"
         )

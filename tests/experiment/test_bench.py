@@ -8,6 +8,7 @@ import shutil
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from short_runs import digest
 
 from clipcil.errors import UserError
 from clipcil.experiment import experiment as engine
-from clipcil.experiment import workers
+from clipcil.experiment import on_ray, workers
 from clipcil.experiment.bench import RESULTS, Finished, lines_of, read_log, run_grid
 from clipcil.experiment.grid import Planned, data_roots, plan
 from clipcil.experiment.spec import Grid
@@ -258,6 +259,53 @@ def test_two_processes_give_the_same_bytes_also_when_they_are_killed(pictures: P
     assert [each.result.folder.name for each in finished if each.result] == [each.folder.name for each in one]
     for first, second in zip(one, two, strict=True):
         assert digest(first.folder) == digest(second.folder)
+
+
+class InterruptedRay:
+    """A cluster on which one run ends before Ctrl-C comes."""
+
+    def __init__(self) -> None:
+        self.cancelled: list[str] = []
+        self.open = True
+        self.waits = 0
+
+    def is_initialized(self) -> bool:
+        return False
+
+    def remote(self, function: Any) -> Any:
+        return SimpleNamespace(options=lambda **_: SimpleNamespace(remote=lambda each, here: each.folder.name))
+
+    def wait(self, tasks: list[str], num_returns: int) -> tuple[list[str], list[str]]:
+        self.waits += 1
+        if self.waits > 1:
+            raise KeyboardInterrupt
+        return tasks[:1], tasks[1:]
+
+    def get(self, task: str) -> str:
+        return "lost"
+
+    def cancel(self, task: str, force: bool) -> None:
+        assert force and self.open  # while there is a cluster that can be told
+        self.cancelled.append(task)
+
+    def shutdown(self) -> None:
+        self.open = False
+
+
+def test_an_interrupted_grid_on_ray_stops_its_runs(
+    pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ray = InterruptedRay()
+    ray.exceptions = SimpleNamespace(RayError=RuntimeError)  # type: ignore[attr-defined]
+    for name, value in (("need_ray", lambda: ray), ("connect", lambda _: ray), ("_check_storage", lambda *_: None)):
+        monkeypatch.setattr(on_ray, name, value)
+    grid = small_grid(pictures, tmp_path / "out", methods=("simplecil",), seeds=4, on="ray")
+    runs = plan(grid)
+    with pytest.raises(KeyboardInterrupt, match="stopped after 1 of 4 runs; the same command continues"):
+        run_grid(runs, grid.out, grid=grid)
+    assert ray.cancelled == [each.folder.name for each in runs[1:]] and not ray.open
+    again = run_grid(runs, grid.out)  # one had failed, three were stopped
+    assert [each.error for each in again] == [""] * 4
 
 
 def test_a_run_whose_process_always_dies_fails_and_the_rest_go_on(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
+import signal
 import socket
 import threading
 import time
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 from finished_runs import write_run
 from small_models import plain, refused
+from test_processes import start
 
 from clipcil.cli import main
 from clipcil.clip import hub
@@ -103,6 +105,7 @@ class Server:
     """Answers every connection with the same bytes, or drop by drop."""
 
     def __init__(self, answer: bytes, drip: bool = False) -> None:
+        self.asked = threading.Event()
         self.listener = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{self.listener.getsockname()[1]}/v1"
         self.answer, self.drip = answer, drip
@@ -117,6 +120,7 @@ class Server:
     def talk(self, connection: socket.socket) -> None:
         with contextlib.suppress(OSError), connection:
             connection.recv(65536)
+            self.asked.set()
             connection.sendall(self.answer)
             while self.drip:
                 connection.sendall(b" ")
@@ -147,6 +151,20 @@ def test_a_server_that_drips_is_given_up_on(tmp_path: Path) -> None:
         with pytest.raises(UserError, match=r"takes too long|answered 400"):
             ask_for_descriptions(["a", "b"], Endpoint(server.url, "m", timeout=0.5, attempts=1), tmp_path / "x.json")
         assert time.monotonic() - started < 60
+
+
+def test_describe_can_be_stopped_while_a_server_drips(tmp_path: Path) -> None:
+    """Otherwise it would go on for the minute that a question may take, and ask again."""
+    server = Server(b"HTTP/1.1 200 OK\r\n\r\n", drip=True)
+    (tmp_path / "names.txt").write_text("cat\ndog\n")
+    child = start(tmp_path, "describe", "names.txt", "--endpoint", server.url, "--model", "m", "--out", "x.json")
+    try:
+        assert server.asked.wait(300), child.communicate(timeout=10)
+        child.send_signal(signal.SIGINT)
+        _, errors = child.communicate(timeout=50)
+    finally:
+        child.kill()
+    assert child.returncode == 130 and errors.count("\n") == 1 and "Traceback" not in errors, errors
 
 
 def test_half_characters_in_an_answer_are_no_answer() -> None:

@@ -91,6 +91,17 @@ def test_a_diverging_stage_stops_with_the_stage_and_what_to_try(name: str, poor_
     assert not (out / "results.json").exists()
 
 
+def test_a_tower_that_was_broken_is_not_blamed_on_the_stage_after_it(poor_runner: Runner, out: Path) -> None:
+    """At this rate the tower's weights stay finite; the first loss to break is one of stage 2."""
+    spec, config = poor_runner.settings("dmc-ot")
+    hot = dataclasses.replace(config, stage1=dataclasses.replace(config.stage1, lr=1e9))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loading, "open_dataset", lambda *_: poor_runner.data)
+        with pytest.raises(UserError) as caught:
+            Experiment.of(spec, hot, poor_runner.shared()).run(out)
+    assert "diverged before stage 'stage2'" in str(caught.value) and "for the stage before it" in str(caught.value)
+
+
 @pytest.mark.parametrize(("after", "step"), [(0, 1), (3, 4), (70, 71)])
 def test_the_guard_names_the_step_at_which_the_loss_broke(after: int, step: int) -> None:
     weight = torch.nn.Parameter(torch.ones(()))
