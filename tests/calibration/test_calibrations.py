@@ -65,7 +65,7 @@ def test_sdc_moves_each_mean_by_its_neighbours(moved: tuple[GaussianMemory, list
     CALIBRATIONS["sdc"](memory, before, after)
     for (mean, cov), (old_mean, old_cov) in zip(dense(memory), old, strict=True):
         weights = torch.tensor(
-            [float(torch.exp(-(row - old_mean).square().sum() / (2 * 0.3**2))) for row in x]
+            [float(torch.exp(-(row - old_mean).square().sum() / (2 * 0.2**2))) for row in x]
         ).double()
         shift = sum(w * (b - a) for w, a, b in zip(weights, x, y, strict=True)) / weights.sum()
         torch.testing.assert_close(mean, old_mean + shift, atol=1e-6, rtol=1e-6)

@@ -35,8 +35,10 @@ def methods(
         rows = []
         for name, kind in sorted(methods().items()):
             summary = (inspect.getdoc(inspect.getmodule(kind)) or "").split("\n")[0]
-            rows.append((name, kind.title, kind.keeps, "yes" if kind.tunes_tower else "", summary))
-        _print(("name", "method", "keeps of old classes", "tunes the tower", "in short"), rows)
+            summary = summary if kind.title in summary else f"{kind.title}: {summary}"
+            rows.append((name, kind.keeps, "tuned" if kind.tunes_tower else "frozen", summary))
+        _print(("name", "keeps", "tower", "in short"), rows)
+        print("keeps: what remains of old classes; tower: the vision tower. clipcil methods NAME shows the settings.")
         return
     if data:
         find_dataset(data)
