@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import threading
 import time
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 from PIL import Image
 from short_runs import digest
+from test_processes import start
 
 from clipcil.errors import UserError
 from clipcil.experiment.bench import run_grid
@@ -89,6 +91,32 @@ def test_a_folder_that_a_machine_cannot_write_to_is_refused_before_anything_runs
     with pytest.raises(UserError, match=r"of the cluster cannot be used: .*out is not the folder that it is here"):
         run_grid(plan(grid), grid.out, grid=grid)
     assert not list((tmp_path / "out").iterdir())
+
+
+def test_an_interrupted_grid_is_continued_to_the_same_bytes(
+    cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CLIPCIL_CACHE", str(tmp_path / "cache"))
+    changes = {"methods": ("rapf",), "seeds": 2, "set": ("adapter.epochs=300", "adapter.batch_size=4")}
+    here = grid_for(tmp_path, out=tmp_path / "here", **changes)
+    on_ray = grid_for(tmp_path, out=tmp_path / "ray", on="ray", address=cluster.address, **changes)
+    words = ["bench", "--methods", "rapf", "--data", "folder", "--data-root", *here.data_root, "--seeds", "2"]
+    words += ["--tasks", "2", "--device", "cpu", "--set", *changes["set"], "--out", str(on_ray.out)]
+    words += ["--on", "ray", "--address", cluster.address]
+    child = start(tmp_path, *words)
+    runs = plan(on_ray)
+    while not any((each.folder / "checkpoint").is_dir() for each in runs):
+        assert child.poll() is None, child.communicate()
+        time.sleep(0.02)
+    child.send_signal(signal.SIGINT)
+    _, errors = child.communicate(timeout=300)
+    assert child.returncode == 130 and "the same command continues" in errors and "Traceback" not in errors, errors
+    assert not all((each.folder / "results.json").exists() for each in runs)
+    finished = run_grid(runs, on_ray.out, grid=on_ray)
+    assert [each.error for each in finished] == ["", ""]
+    run_grid(plan(here), here.out)
+    for first, second in zip(plan(here), runs, strict=True):
+        assert digest(first.folder) == digest(second.folder)
 
 
 @pytest.mark.parametrize(

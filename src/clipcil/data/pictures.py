@@ -95,7 +95,7 @@ def decoded(picture: Picture, called: str) -> Iterator[Image.Image]:
     """`decode` for a picture that is made small inside the block.
 
     Pictures of more than `LARGE` pixels take turns, so that threads that decode at the same time need the memory of
-    one of them: about 8 bytes per pixel.
+    one of them: up to 20 bytes per pixel (greys of 16 bits).
     """
     with ExitStack() as turn:
         yield _decode(picture, called, turn)
