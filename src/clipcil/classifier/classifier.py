@@ -21,7 +21,6 @@ from clipcil.classifier.model_folder import Known, hold_model, load_model, read_
 from clipcil.classifier.predicting import Prediction, rank
 from clipcil.classifier.sources import Source, as_list, read_source
 from clipcil.classifier.unknown import calibrate, probabilities
-from clipcil.classifier.wording import counted
 from clipcil.clip import CLIP, load_clip
 from clipcil.clip.loading import backbone_name
 from clipcil.data.broken import drop_broken
@@ -79,42 +78,6 @@ class Classifier(TaughtModel):
         clip = backbone if isinstance(backbone, CLIP) else load_clip(name)
         self._open(find_method(method), config, clip, name, seed, device)
         self._set_state((self.facts(), {}))
-
-    def __repr__(self) -> str:
-        """`Classifier('strata', 'mini'): 5 classes from 2 lessons, accuracy 93 % of 30 pictures`."""
-        known = counted(len(self._known), "class", "classes")
-        text = f"Classifier({self._method.name!r}, {self._backbone!r}): {known}"
-        if not self._history:
-            return text
-        last = self._history[-1]
-        told = "" if last.accuracy is None else f", accuracy {last.accuracy:.0%} of {counted(last.held_out, 'picture')}"
-        return f"{text} from {counted(len(self._history), 'lesson')}{told}"
-
-    def _repr_html_(self) -> str:
-        """A table of the classes, for notebooks."""
-        from clipcil.classifier.page import class_table
-        from clipcil.report import html
-
-        return f"<p>{html.text(repr(self))}</p>{class_table(self._known)}"
-
-    def __getstate__(self) -> dict[str, Any]:
-        """What `save` would write; the backbone is found again by its name."""
-        own = (self._learner.kind.name, self.config, self._backbone, self._fingerprint(), self.seed, self.device)
-        return {"model": own, "state": self._state()}
-
-    def __setstate__(self, saved: dict[str, Any]) -> None:
-        method, config, backbone, fingerprint, seed, device = saved["model"]
-        self._open(find_method(method), config, load_clip(backbone), backbone, seed, device)
-        self._check_backbone("the pickled model", fingerprint)
-        self._set_state(saved["state"])
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Classifier:
-        """A model of its own; only the frozen backbone is shared."""
-        other = Classifier.__new__(Classifier)
-        other._open(self._learner.kind, self.config, self._clip, self._backbone, self.seed, self.device)
-        other._set_state(self._state())
-        other._source, other._previous = self._source, self._previous
-        return other
 
     @property
     def class_facts(self) -> list[Known]:
@@ -270,6 +233,9 @@ class Classifier(TaughtModel):
     def score(self, source: Source) -> float:
         """The accuracy on pictures of known classes: the share whose likeliest class is the true one.
 
+        Args:
+            source: As for `learn`.
+
         Raises:
             UserError: None of the pictures is of a class that the model knows.
         """
@@ -281,7 +247,15 @@ class Classifier(TaughtModel):
     def predict_stream(self, pictures: Iterable[Any], top: int = 5) -> Iterator[tuple[Any, Prediction]]:
         """Each picture with its prediction, one after another: memory does not grow with their number.
 
-        A picture that cannot be read gives a prediction with an `error`.
+        Args:
+            pictures: Pictures as for `predict`, in any number.
+            top: Number of classes to return.
+
+        Yields:
+            The picture and its prediction; a picture that cannot be read gives a prediction with an `error`.
+
+        Raises:
+            UserError: The model has learnt nothing, or `top` is below 1.
         """
         if top < 1:
             raise UserError(f"top is {top}; ask for 1 class or more")
@@ -293,7 +267,14 @@ class Classifier(TaughtModel):
                 yield picture, rank(result[:-1], float(result[-1]), names, top, how)
 
     def forget(self, name: str) -> None:
-        """Remove a class, with everything that was kept of it."""
+        """Remove a class, with everything that was kept of it.
+
+        Args:
+            name: The class, in any case.
+
+        Raises:
+            UserError: There is no such class, it is the only one, or the method cannot forget.
+        """
         index = self._need(name)
         if len(self._known) == 1:
             raise UserError(f"'{name}' is the only class of the model; delete the model instead")
@@ -308,7 +289,15 @@ class Classifier(TaughtModel):
         self._previous = before
 
     def rename(self, old: str, new: str) -> None:
-        """Rename a class. The text in its prompt stays the one it was taught with, so no score changes."""
+        """Rename a class. The text in its prompt stays the one it was taught with, so no score changes.
+
+        Args:
+            old: The class, in any case.
+            new: Its new name.
+
+        Raises:
+            UserError: There is no class `old`, or there is another class `new`.
+        """
         index, taken = self._need(old), self._find(new)
         if not new.strip():
             raise UserError("the new name is empty; give the class a name")
@@ -335,7 +324,14 @@ class Classifier(TaughtModel):
         self._previous = None
 
     def save(self, folder: str | Path) -> None:
-        """Write the model to `folder` atomically; a model there is replaced, unless another process has changed it."""
+        """Write the model to `folder` atomically.
+
+        Args:
+            folder: A folder that is new, empty or holds a model, which is replaced.
+
+        Raises:
+            UserError: The folder holds something else, is in use, or was changed by another process since `load`.
+        """
         folder = Path(folder)
         with hold_model(folder):
             self.write(folder)

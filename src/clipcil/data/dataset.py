@@ -86,7 +86,15 @@ class Dataset:
                 raise UserError(f"{pictures.name}: a label lies outside the {len(self.classes)} classes")
 
     def shrink(self, per_class: int, seed: int) -> Dataset:
-        """At most `per_class` training pictures of each class, drawn by `seed`; the test set stays whole."""
+        """The same dataset with fewer training pictures.
+
+        Args:
+            per_class: Maximum number of training pictures of each class.
+            seed: Which pictures are drawn.
+
+        Raises:
+            UserError: `per_class` is below 1.
+        """
         if per_class < 1:
             raise UserError(f"shots is {per_class}; give at least 1 training picture per class")
         generator = np.random.default_rng(seed)

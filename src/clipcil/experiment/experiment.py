@@ -179,6 +179,9 @@ class Experiment:
     def learn(self, task: Task) -> None:
         """Learn the classes of `task`.
 
+        Args:
+            task: The next task, from iterating over the experiment.
+
         Raises:
             UserError: It is not the next task.
         """
