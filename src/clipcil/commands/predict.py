@@ -15,16 +15,14 @@ from clipcil.commands.types import Address, Backbone, Device, Download, Flag, Fo
 if TYPE_CHECKING:
     from clipcil.classifier.predicting import Prediction
 
-Many = Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="PICTURE…", help_behavior_hint="")]
+Pictures = Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="PICTURE…", help_behavior_hint="")]
 MANY = 50
 """Minimum number of pictures for a progress bar."""
 
 
 def predict(
     model: Model,
-    pictures: Annotated[
-        tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="PICTURE…", help_behavior_hint="")
-    ],
+    pictures: Pictures,
     top: Number = 5,
     json: Flag = False,
     csv: Flag = False,
