@@ -10,8 +10,12 @@ from __future__ import annotations
 import argparse
 import statistics
 from collections import defaultdict
+from collections.abc import Sequence
 from pathlib import Path
 
+from clipcil.experiment.claims import since_then
+from clipcil.paper import Row
+from clipcil.report.compare import group_runs
 from clipcil.report.runs import RunResult, find_runs
 
 Stream = tuple[str, int]
@@ -25,11 +29,13 @@ def name_of(run: RunResult) -> Stream:
     return run.data + (f"/{shots}" if shots else ""), run.tasks
 
 
-def collect(runs: list[RunResult]) -> dict[Stream, dict[str, Scores]]:
-    """A_B by stream, method, and class order and seed."""
+def collect(runs: Sequence[RunResult]) -> dict[Stream, dict[str, Scores]]:
+    """A_B by stream, method, and class order and seed; of runs with the settings that their method has today."""
     found: dict[Stream, dict[str, Scores]] = defaultdict(lambda: defaultdict(dict))
-    for run in runs:
-        found[name_of(run)][run.method][run.order, run.seed] = run.last
+    for group in group_runs(runs):
+        if since_then(group, Row(group.label, group.first.method)) == {}:
+            for run in group.runs:
+                found[name_of(run)][run.method][run.order, run.seed] = run.last
     return found
 
 
@@ -43,9 +49,9 @@ def above(ours: Scores, theirs: Scores) -> tuple[float, float, int]:
 
 
 def table(found: dict[Stream, dict[str, Scores]], best: str) -> str:
-    """Markdown: a row for each method, a column for each stream; the last column averages the differences."""
-    streams = sorted(found)
-    methods = sorted({method for scores in found.values() for method in scores})
+    """Markdown: a row for each method, a column for each stream that has runs of the best; the last averages."""
+    streams = sorted(stream for stream, scores in found.items() if best in scores)
+    methods = sorted({method for stream in streams for method in found[stream]})
     head = ["A_B (ours above it ± standard error)", *(f"{data}, {tasks} tasks" for data, tasks in streams), "average"]
     lines = [" | ".join(head), " | ".join("---" for _ in head)]
     for method in sorted(methods, key=lambda name: (name != best, name)):
@@ -55,11 +61,13 @@ def table(found: dict[Stream, dict[str, Scores]], best: str) -> str:
             if not scores:
                 cells.append("–")
                 continue
-            gap, error, count = above(found[stream].get(best, {}), scores)
-            gaps.append(gap)
-            level = statistics.fmean(scores.values())
-            cells.append(f"{level:.1f}" if method == best else f"{level:.1f} ({gap:+.1f} ± {error:.1f}, {count})")
-        cells.append("" if method == best else f"{statistics.fmean(gaps):+.1f} over {len(gaps)} streams")
+            gap, error, count = above(found[stream][best], scores)
+            level = f"{statistics.fmean(scores.values()):.1f}"
+            if method != best and count:
+                gaps.append(gap)
+                level += f" ({gap:+.1f}" + (f" ± {error:.1f}, {count})" if count > 1 else ", 1)")
+            cells.append(level)
+        cells.append(f"{statistics.fmean(gaps):+.1f} over {len(gaps)} streams" if gaps else "")
         lines.append(" | ".join(cells))
     return "\n".join(f"| {line} |" for line in lines)
 

@@ -1,6 +1,6 @@
-"""Rewrite the tables of the README from `results/`, between the lines `<!-- results:NAME -->` and `<!-- /results -->`.
+"""Rewrite the tables of documents from `results/`, between the lines `<!-- results:NAME -->` and `<!-- /results -->`.
 
-python tools/update_readme.py            # rewrite README.md and docs/claims.md
+python tools/update_readme.py            # rewrite README.md, docs/beyond.md and docs/claims.md
 python tools/update_readme.py --check    # say whether they are current; exit code 1 where they are not
 """
 
@@ -23,6 +23,7 @@ from clipcil.report.keep import NOTES
 from clipcil.report.runs import RunResult, find_runs
 
 ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))  # for `benchmarks`, wherever this is called from
 MARKED = re.compile(r"<!-- results:(\w+) -->\n.*?<!-- /results -->", re.DOTALL)
 
 
@@ -75,10 +76,18 @@ def claims_table(runs: Sequence[RunResult]) -> str:
     return markdown_table(["claim of the paper", "verdict"], lines)
 
 
+def beyond_table(runs: Sequence[RunResult]) -> str:
+    """Strata beside every other method, paired by class order and seed."""
+    from benchmarks.beyond import collect, table
+
+    return table(collect(runs), "strata")
+
+
 TABLES: dict[str, Callable[[Sequence[RunResult]], str]] = {
     "methods": methods_table,
     "ablations": ablations_table,
     "claims": claims_table,
+    "beyond": beyond_table,
 }
 
 
@@ -98,15 +107,15 @@ def updated(text: str, runs: Sequence[RunResult]) -> str:
 
 
 def pages(root: Path) -> dict[Path, str]:
-    """The README and the page of claims as they should be."""
+    """The README, the page on Strata and that of claims as they should be."""
     runs = find_runs([root / "results"])
     try:
         note = read_text(root / "results" / NOTES)
     except MissingFileError:
         note = ""
-    readme = root / "README.md"
+    marked = [root / "README.md", root / "docs" / "beyond.md"]
     return {
-        readme: updated(read_text(readme), runs),
+        **{path: updated(read_text(path), runs) for path in marked},
         root / "docs" / "claims.md": markdown(judge_claims(runs), runs, note),
     }
 
