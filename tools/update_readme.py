@@ -18,7 +18,7 @@ from clipcil.paper import Row, read_table
 from clipcil.reading import MissingFileError, read_text
 from clipcil.report.claims import Stream, summary
 from clipcil.report.claims_text import markdown, markdown_table, stream_namer
-from clipcil.report.compare import Group, group_runs
+from clipcil.report.compare import Group, group_runs, title_of
 from clipcil.report.keep import NOTES
 from clipcil.report.runs import RunResult, find_runs
 
@@ -32,8 +32,8 @@ def methods_table(runs: Sequence[RunResult]) -> str:
     rows = [row for row in read_table("claims").rows if row.tasks]
     named = {row.method for row in rows}
     groups = group_runs(runs)
-    others = [Row(group.label, group.first.method) for group in groups if group.first.method not in named]
-    return _accuracies([*rows, *dict.fromkeys(others)], groups)
+    others = {method: Row(title_of(method), method) for group in groups if (method := group.first.method) not in named}
+    return _accuracies([*rows, *others.values()], groups)
 
 
 def ablations_table(runs: Sequence[RunResult]) -> str:

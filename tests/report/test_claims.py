@@ -113,13 +113,14 @@ def test_fewer_than_three_orders_decide_nothing(tmp_path: Path) -> None:
 def test_a_run_with_other_settings_is_no_row_of_the_claims(tmp_path: Path) -> None:
     shares = {"DMC": 0.5, "DMC-OT": 0.9}
     folder = write_claim_runs(tmp_path, shares)
-    for path in folder.glob("*dmc-ot*/results.json"):
-        values = json.loads(path.read_text())
-        values["config"]["method"]["stage1"]["lr"] = 0.5
-        path.write_text(json.dumps(values))
+    for pattern, verdict in (("*dmc-ot*", "not measured"), ("*dmc-seed*", "holds")):  # one of the two, then both
+        for path in folder.glob(f"{pattern}/results.json"):
+            values = json.loads(path.read_text())
+            values["config"]["method"]["stage1"]["lr"] = 0.5
+            path.write_text(json.dumps(values))
+        assert of(judge_claims(find_runs([folder])), "DMC-OT beats DMC at 10").verdict == verdict
     wanted = "DMC-OT on emoji, 10 tasks, ran with stage1.lr 0.5 (today "
     assert any(line.startswith(wanted) for line in outdated(find_runs([folder])))
-    assert of(judge_claims(find_runs([folder])), "DMC-OT beats DMC at 10").verdict == "holds"
     for path in folder.glob("*dmc-ot*/results.json"):
         values = json.loads(path.read_text())
         values["config"]["method"]["beta"] = 0.7

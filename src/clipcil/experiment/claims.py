@@ -22,16 +22,24 @@ def judge_claims(runs: Sequence[RunResult]) -> list[Judged]:
 
 
 def find_rows(rows: Sequence[Row], groups: Sequence[Group]) -> dict[tuple[Stream, str], Group]:
-    """The group of each row on each stream of tasks; of several the one nearest to today's settings."""
-    found: dict[tuple[Stream, str], Group] = {}
-    nearest: dict[tuple[Stream, str], int] = {}
+    """The group of each row on each stream of tasks; of several the one nearest to today's settings.
+
+    Rows that are compared must share the settings by which they do not differ. So a group that ran with other settings
+    than today's is left out where another row on the stream ran with today's value of all of them.
+    """
+    found: dict[tuple[Stream, str], tuple[Group, dict[str, tuple[Any, Any]]]] = {}
     for group in groups:
         for row in rows:
-            differ = since_then(group, row)
-            place = group.stream, row.label
-            if differ is not None and len(differ) < nearest.get(place, 10**6):
-                found[place], nearest[place] = group, len(differ)
-    return found
+            differ, place = since_then(group, row), (group.stream, row.label)
+            if differ is not None and (place not in found or len(differ) < len(found[place][1])):
+                found[place] = group, differ
+    current = [group for group, differ in found.values() if not differ]
+
+    def superseded(stream: Stream, differ: dict[str, tuple[Any, Any]]) -> bool:
+        others = [flatten(group.first.settings) for group in current if group.stream == stream]
+        return bool(differ) and any(all(own.get(key) == now for key, (_, now) in differ.items()) for own in others)
+
+    return {place: group for place, (group, differ) in found.items() if not superseded(place[0], differ)}
 
 
 def since_then(group: Group, row: Row) -> dict[str, tuple[Any, Any]] | None:
