@@ -31,7 +31,7 @@ def connect(address: str | None = None, **local: Any) -> Any:
         The module `ray`.
 
     Raises:
-        UserError: Ray is not installed, or there is no cluster at the address.
+        UserError: Ray is not installed or cannot be started, or there is no cluster at the address.
     """
     ray = need_ray()
     if not ray.is_initialized():
@@ -40,6 +40,7 @@ def connect(address: str | None = None, **local: Any) -> Any:
                 {"address": address} if address else {"address": "local", "include_dashboard": False, **local}
             )
             ray.init(log_to_driver=False, logging_level="ERROR", **options)
-        except (ConnectionError, ValueError, RuntimeError, TimeoutError) as error:
-            raise UserError(f"there is no Ray cluster at '{address or 'this machine'}': {first_line(error)}") from error
+        except Exception as error:  # a node that takes too long to start raises `Exception` itself
+            what = f"there is no Ray cluster at '{address}'" if address else "Ray could not be started on this machine"
+            raise UserError(f"{what}: {first_line(error)}") from error
     return ray

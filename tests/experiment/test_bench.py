@@ -15,6 +15,7 @@ import pytest
 from PIL import Image
 from short_runs import digest
 
+from clipcil import cluster
 from clipcil.errors import UserError
 from clipcil.experiment import experiment as engine
 from clipcil.experiment import on_ray, workers
@@ -290,6 +291,19 @@ class InterruptedRay:
 
     def shutdown(self) -> None:
         self.open = False
+
+
+def test_a_ray_that_does_not_start_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray says so by `Exception` where the machine is too busy."""
+
+    def init(**_: Any) -> None:
+        raise Exception("The current node timed out during startup.\nMore")
+
+    monkeypatch.setattr(cluster, "need_ray", lambda: SimpleNamespace(is_initialized=lambda: False, init=init))
+    with pytest.raises(UserError, match=r"^Ray could not be started on this machine: .*timed out during startup.$"):
+        cluster.connect()
+    with pytest.raises(UserError, match=r"^there is no Ray cluster at 'ray://x': "):
+        cluster.connect("ray://x")
 
 
 def test_an_interrupted_grid_on_ray_stops_its_runs(
