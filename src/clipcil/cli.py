@@ -68,6 +68,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         _run(words)
 
 
+OUT_OF_MEMORY = ("allocate memory", "could not create a primitive")
+"""What torch and its oneDNN kernels say where the memory is used up; neither raises MemoryError."""
+
+
 def _run(words: list[str]) -> None:
     try:
         _dispatch(_gather(words, "--set", "--data-options") or ["--help"])
@@ -80,7 +84,7 @@ def _run(words: list[str]) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)
     except (MemoryError, RuntimeError) as error:
-        if isinstance(error, RuntimeError) and "allocate memory" not in str(error):  # torch's message
+        if isinstance(error, RuntimeError) and not any(words in str(error) for words in OUT_OF_MEMORY):
             raise
         _fail("there is not enough memory for this")
     except OSError as error:  # a file that vanished, a full disk: where no other code handles it

@@ -140,3 +140,20 @@ def test_the_version_and_the_wait_policy(capsys: pytest.CaptureFixture[str], mon
     monkeypatch.setenv("OMP_WAIT_POLICY", "ACTIVE")
     main(["--version"])
     assert os.environ["OMP_WAIT_POLICY"] == "ACTIVE", "what the user has set stays"
+
+
+@pytest.mark.parametrize("error", [MemoryError(), RuntimeError("could not create a primitive"), RuntimeError("a bug")])
+def test_too_little_memory_is_one_line(
+    error: Exception, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(words: list[str]) -> None:
+        raise error
+
+    monkeypatch.setattr("clipcil.cli._dispatch", fails)
+    if str(error) == "a bug":
+        with pytest.raises(RuntimeError, match="a bug"):
+            main(["predict"])
+    else:
+        with pytest.raises(SystemExit):
+            main(["predict"])
+        assert capsys.readouterr().err == "clipcil: there is not enough memory for this\n"
