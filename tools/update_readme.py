@@ -65,7 +65,8 @@ def _cell(group: Group | None) -> str:
 
 def _orders(found: dict[tuple[Stream, str], Group], stream: Stream) -> str:
     counts = {len({run.order for run in group.runs}) for (own, _), group in found.items() if own == stream}
-    return f"; {min(counts)} orders" if len(counts) == 1 else f"; {min(counts)}–{max(counts)} orders"
+    low, high = min(counts), max(counts)
+    return f"; {low}–{high} orders" if low < high else f"; {low} order{'s' * (low > 1)}"
 
 
 def claims_table(runs: Sequence[RunResult]) -> str:
