@@ -68,8 +68,12 @@ def finding(entries: Sequence[Entry], where: str) -> str:
 
 
 def stream_titles(streams: Sequence[tuple[str, int, str, str]]) -> list[str]:
-    """What each stream is called; choices that tell two of them apart are named."""
-    plain = [f"{data}, {tasks} task{'s' * (tasks != 1)}, {backbone}" for data, tasks, backbone, _ in streams]
+    """What each stream is called; fewer training pictures, and choices that tell two of them apart, are named."""
+    shots = [f", {found} per class" if (found := json.loads(rest).get("shots")) else "" for *_, rest in streams]
+    plain = [
+        f"{data}{few}, {tasks} task{'s' * (tasks != 1)}, {backbone}"
+        for (data, tasks, backbone, _), few in zip(streams, shots, strict=True)
+    ]
     titles = []
     for name, stream in zip(plain, streams, strict=True):
         twins = [flatten(json.loads(other[3])) for other, title in zip(streams, plain, strict=True) if title == name]
