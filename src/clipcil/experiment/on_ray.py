@@ -94,7 +94,13 @@ def _check_storage(ray: Any, out: Path, here: str, surroundings: dict[str, Any])
         places = {name: {"num_cpus": 0, "scheduling_strategy": at(name, soft=False), **surroundings} for name in nodes}
         asked = {name: task.options(**place).remote(mark, here) for name, place in places.items()}
         for name, answer in asked.items():
-            if reason := _answer(ray, answer):
+            try:
+                reason = str(ray.get(answer))
+            except ray.exceptions.TaskUnschedulableError:  # the machine left in the meantime; the others do its runs
+                continue
+            except ray.exceptions.RayError as error:
+                reason = f"its worker was lost: {first_line(error)}"
+            if reason:
                 raise UserError(f"machine {nodes[name]} of the cluster cannot be used: {reason}; --out must be a folder"
                                 " that all machines share and may write to")  # fmt: skip
     finally:
