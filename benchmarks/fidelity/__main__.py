@@ -67,7 +67,7 @@ def main() -> int:
     parser.add_argument("--per-class", type=int, default=50, help="training pictures of each class")
     parser.add_argument("--test-per-class", type=int, default=100, help="test pictures of each class")
     parser.add_argument("--tasks", type=int, default=4)
-    parser.add_argument("--seeds", type=int, default=2)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1], metavar="SEED", help="seeds that are run")
     parser.add_argument("--only", default=",".join(PUBLISHED), help="some of them, such as proof,engine")
     given = parser.parse_args()
     clip = load_clip(given.backbone)
@@ -83,10 +83,10 @@ def main() -> int:
     return int(any(line.cells()[-1] == "APART" for line in lines))
 
 
-def compare(name: str, seeds: int, features: Features, stream: TaskStream, backbone: str) -> Line:
+def compare(name: str, seeds: list[int], features: Features, stream: TaskStream, backbone: str) -> Line:
     config = method_settings(RunSpec(method=name, data="cifar100", backbone=backbone), {})
     line = Line(find_method(name).title, [], [], [])
-    for seed in range(seeds):
+    for seed in seeds:
         start = time.perf_counter()
         torch.manual_seed(seed)
         batched, alone = PUBLISHED[name](features, config)
