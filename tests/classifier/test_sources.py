@@ -55,9 +55,13 @@ def test_wrong_levels_are_refused_with_what_was_meant(files: list[str], message:
 
 
 def test_right_levels_are_accepted(tmp_path: Path) -> None:
-    check_layout(tree(tmp_path / "a", "crab/1.jpg", "ant/2.jpg", "ant/more/3.jpg"))
-    check_layout(tree(tmp_path / "b", "animals/crab/1.jpg", "bus/2.jpg"), subfolders=True)
-    check_layout(tree(tmp_path / "c", "test/1.jpg", "exam/2.jpg"))  # a class may be called so
+    plain = tree(tmp_path / "a", "crab/1.jpg", "ant/2.jpg", "ant/more/3.jpg")
+    nested = tree(tmp_path / "b", "animals/crab/1.jpg", "bus/2.jpg")
+    named_test = tree(tmp_path / "c", "test/1.jpg", "exam/2.jpg")  # a class may be called so
+    check_layout(plain)
+    check_layout(nested, subfolders=True)
+    check_layout(named_test)
+    assert passed_over(plain) == passed_over(nested) == passed_over(named_test) == []
 
 
 def test_what_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
