@@ -7,7 +7,7 @@ import torch
 from test_discriminant import groups
 from torch import Tensor
 
-from clipcil.heads.leave_one_out import leave_one_out, left_out_distances, nearest_distance, scaled_discriminant
+from clipcil.heads.leave_one_out import leave_one_out, nearest_distance, scaled_discriminant
 
 
 def statistics(parts: list[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
@@ -25,7 +25,7 @@ def scores(parts: list[Tensor], inputs: Tensor) -> Tensor:
 def test_each_picture_without_it(sizes: list[int]) -> None:
     parts = groups(sizes)
     labels = torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes))
-    found = leave_one_out(*statistics(parts), torch.cat(parts), labels)
+    found, _ = leave_one_out(*statistics(parts), torch.cat(parts), labels)
     row = 0
     for label, part in enumerate(parts):
         for place, picture in enumerate(part):
@@ -49,7 +49,7 @@ def test_distances_are_those_to_the_means(sizes: list[int]) -> None:
     parts, tests = groups(sizes), torch.cat(groups([5, 5], seed=8))
     torch.testing.assert_close(nearest_distance(*statistics(parts), tests), direct(parts, tests).amin(1))
     labels = torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes))
-    found = left_out_distances(*statistics(parts), torch.cat(parts), labels)
+    _, found = leave_one_out(*statistics(parts), torch.cat(parts), labels)
     row = 0
     for label, part in enumerate(parts):
         for place, picture in enumerate(part):
@@ -61,14 +61,14 @@ def test_distances_are_those_to_the_means(sizes: list[int]) -> None:
 
 def test_a_picture_alone_in_its_class_cannot_be_told_without_it() -> None:
     parts = groups([1, 5, 5])
-    found = leave_one_out(*statistics(parts), parts[0], torch.tensor([0]))
+    found, _ = leave_one_out(*statistics(parts), parts[0], torch.tensor([0]))
     assert int(found.argmin()) == 0 and torch.isfinite(found).all()
 
 
 def test_pictures_without_spread_are_told_by_the_nearest_mean() -> None:
     parts = [part[:1].expand(3, -1) for part in groups([1, 1, 1])]
     labels, tests = torch.arange(3).repeat_interleave(3), torch.cat(groups([6, 6], seed=3))
-    found = leave_one_out(*statistics(parts), torch.cat(parts), labels)
+    found, _ = leave_one_out(*statistics(parts), torch.cat(parts), labels)
     assert torch.isfinite(found).all() and torch.equal(found.argmax(1), labels)
     nearest = torch.cdist(tests, torch.stack([part[0] for part in parts])).argmin(1)
     assert torch.equal(scores(parts, tests).argmax(1), nearest)

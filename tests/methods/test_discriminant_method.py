@@ -80,9 +80,11 @@ def test_one_picture_a_class_is_the_nearest_mean(mini: CLIP) -> None:
 
 def test_leaving_one_out_is_learning_without_it(mini: CLIP) -> None:
     data = made(3, 6)
-    found = taught(mini, [data]).leave_one_out(data, data.labels)  # type: ignore[arg-type]
+    found, strange = taught(mini, [data]).leave_one_out(data, data.labels)  # type: ignore[arg-type]
     for row in (0, 7, 17):
         keep = torch.arange(18) != row
         alone = Made(data.pooled[row : row + 1], data.labels[row : row + 1])
-        wanted = taught(mini, [rows(data, keep)]).logits(alone)  # type: ignore[arg-type]
+        without = taught(mini, [rows(data, keep)])
+        wanted = without.logits(alone)  # type: ignore[arg-type]
         torch.testing.assert_close(found[row].float(), wanted[0] - wanted.mean(), rtol=1e-3, atol=1e-2)
+        torch.testing.assert_close(strange[row], without.novelty(alone)[0], rtol=1e-6, atol=1e-6)  # type: ignore[arg-type]

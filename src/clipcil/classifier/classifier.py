@@ -285,7 +285,8 @@ class Classifier(TaughtModel):
         if len(self._held):  # scores change when there are fewer classes
             logits, novelty = held_out_scores(self._method, self._held)
             self.calibration = calibrate(logits, self._held.labels, self._method.score_scale, novelty)
-            self._count_right(self.held_out_evaluation())
+            labels = self._held.labels
+            self._count_right(evaluate_scores(logits, novelty, labels, self.classes, self.calibration))
         self._previous = before
 
     def rename(self, old: str, new: str) -> None:

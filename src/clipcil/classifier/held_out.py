@@ -64,17 +64,8 @@ def _spread(labels: Tensor, how_many: Callable[[int], int]) -> Tensor:
 class LeavesOneOut(Protocol):
     """A method that can score pictures it has learnt as if it had not."""
 
-    def leave_one_out(self, batch: Batch, labels: Tensor) -> Tensor:
-        """(B, C): each picture, learnt as `labels` (B,), by the model without it."""
-        ...
-
-
-@runtime_checkable
-class LeavesNoveltyOut(Protocol):
-    """A method that can compute the novelty of a picture it has learnt as if it had not."""
-
-    def leave_one_out_novelty(self, batch: Batch, labels: Tensor) -> Tensor:
-        """(B,): `novelty` of each picture, learnt as `labels` (B,), by the model without it."""
+    def leave_one_out(self, batch: Batch, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """Logits (B, C) and `novelty` (B,) of pictures learnt as `labels` (B,), each by the model without it."""
         ...
 
 

@@ -11,7 +11,7 @@ from torch.nn.functional import normalize
 
 from clipcil.calibration.pairs import paired_map
 from clipcil.classifier.evaluation import Answer, Evaluation, evaluate_answers
-from clipcil.classifier.held_out import HeldOut, LeavesNoveltyOut, LeavesOneOut, PixelsNeededError
+from clipcil.classifier.held_out import HeldOut, LeavesOneOut, PixelsNeededError
 from clipcil.classifier.lesson import Lesson
 from clipcil.classifier.predicting import rank
 from clipcil.classifier.unknown import ENOUGH, Calibration, calibrate
@@ -45,17 +45,14 @@ def follow_tower(method: Method, held: HeldOut, pictures: Pictures) -> Iterator[
 def held_out_scores(method: Method, held: HeldOut) -> tuple[Tensor, Tensor | None]:
     """Logits (N, C) and novelty (N,) of every picture kept for evaluation, by the current method.
 
-    Each picture is left out where the method can do that. No novelty is returned where the method has no such score, or
-    cannot leave a picture out of it: a picture that was learnt is never novel.
+    Each picture is left out where the method can do that. No novelty is returned where the method has no such score.
     """
     if not len(held):
         return torch.zeros(0, method.seen), None
     batch, labels = held.batch(method.device, method.clip.config.vision.width), held.labels.to(method.device)
-    novelty: Tensor | None = None
+    novelty: Tensor | None
     if isinstance(method, LeavesOneOut):
-        logits = method.leave_one_out(batch, labels)
-        if isinstance(method, LeavesNoveltyOut):
-            novelty = method.leave_one_out_novelty(batch, labels)
+        logits, novelty = method.leave_one_out(batch, labels)
     else:
         logits, novelty = method.logits(batch), method.novelty(batch)
     return logits.float().cpu(), None if novelty is None else novelty.float().cpu()

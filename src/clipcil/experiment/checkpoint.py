@@ -81,22 +81,10 @@ def restore_method(method: Method, tensors: dict[str, Tensor], facts: dict[str, 
             method.grow(names[start : start + size])
             start += size
         method.load_state_dict(tensors)
-        _check_rows(method)
     except (RuntimeError, LookupError, TypeError, ValueError, AttributeError) as error:
         raise UserError(f"the checkpoint does not fit {method.name}: {first_line(error)}") from error
     if method.tunes_tower:
         method.clip.touch()
-
-
-def _check_rows(method: Method) -> None:
-    """Rows kept class after class take their number from the file; those of the classes must add up to it."""
-    for module in method.modules():
-        buffers = dict(module.named_buffers(recurse=False))
-        for rows, counts in (("rows", "ranks"), ("codes", "counts"), ("steps", "counts")):
-            if {rows, counts} <= set(buffers):
-                each, kept = buffers[counts], buffers[rows]
-                if each.ndim != 1 or kept.ndim != 2 or bool((each < 0).any()) or int(each.sum()) != len(kept):
-                    raise ValueError(f"{rows} {tuple(kept.shape)} for classes of {each.tolist()[:10]} rows")
 
 
 @dataclass

@@ -46,8 +46,11 @@ def nearest_distance(means: Tensor, counts: Tensor, scatter: Tensor, inputs: Ten
     return nearest
 
 
-def leave_one_out(means: Tensor, counts: Tensor, scatter: Tensor, inputs: Tensor, labels: Tensor) -> Tensor:
-    """The scores of `scaled_discriminant` for pictures it was made from, each without that picture.
+@torch.no_grad()
+def leave_one_out(
+    means: Tensor, counts: Tensor, scatter: Tensor, inputs: Tensor, labels: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Scores and distances of pictures that the statistics were made from, each without that picture.
 
     Without x of class y its mean is μ_y − δ/(n_y−1) and the scatter S − a δδᵀ, with δ = x − μ_y and a = n_y/(n_y−1).
     In the eigenbasis of S the other terms of A are diagonal, and the last is undone by the formula of Sherman and
@@ -59,24 +62,10 @@ def leave_one_out(means: Tensor, counts: Tensor, scatter: Tensor, inputs: Tensor
         labels: (B,) their classes.
 
     Returns:
-        (B, C). A picture that is alone in its class gets the lowest score for it: without it there is no such class.
+        Scores (B, C) of `scaled_discriminant`, their mean over the classes subtracted, and squared Mahalanobis
+        distances (x − μ_c)ᵀ A⁻¹ (x − μ_c) (B, C). A picture that is alone in its class has the lowest score for it and
+        the longest distance: without it there is no such class.
     """
-    scores, _ = _left_out(means, counts, scatter, inputs, labels)
-    return scores - scores.mean(dim=1, keepdim=True)
-
-
-def left_out_distances(means: Tensor, counts: Tensor, scatter: Tensor, inputs: Tensor, labels: Tensor) -> Tensor:
-    """(B, C): (x − μ_c)ᵀ A⁻¹ (x − μ_c) of pictures that the statistics were made from, each without that picture.
-
-    Arguments as for `leave_one_out`. A picture that is alone in its class is farthest from it.
-    """
-    scores, squares = _left_out(means, counts, scatter, inputs, labels)
-    return squares[:, None] - 2 * scores
-
-
-@torch.no_grad()
-def _left_out(means: Tensor, counts: Tensor, scatter: Tensor, inputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Scores μ_cᵀA⁻¹x − ½ μ_cᵀA⁻¹μ_c (B, C) and squares xᵀA⁻¹x (B,), each row without its picture."""
     values, basis = torch.linalg.eigh(scatter)
     means, inputs = means @ basis, inputs @ basis
     own, rest = counts[labels].double(), float(counts.sum()) - 1
@@ -106,4 +95,5 @@ def _left_out(means: Tensor, counts: Tensor, scatter: Tensor, inputs: Tensor, la
     without = torch.where(own > 1, without, scores.min(dim=1).values - 1)
     scores[torch.arange(len(labels)), labels] = without
     squares = (inputs.square() * inverse).sum(1) + gains * along_input.square()
-    return scores * rest, squares * rest
+    scores, squares = scores * rest, squares * rest
+    return scores - scores.mean(dim=1, keepdim=True), squares[:, None] - 2 * scores

@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
-from torch import nn
+from torch import Tensor, nn
 
 
 class SizedByState(nn.Module):
     """An empty memory can load the state of any other: its buffers get the shapes that the state has."""
+
+    rows_of: ClassVar[dict[str, str]] = {}
+    """Buffers whose rows lie class after class, and the buffer that says how many rows each class has."""
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:
         for name, value in list(self.named_buffers(recurse=False)):
             if prefix + name in state_dict:
                 setattr(self, name, value.new_empty(state_dict[prefix + name].shape))
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
+        for rows, counts in self.rows_of.items():
+            check_rows(getattr(self, rows), getattr(self, counts))
+
+
+def check_rows(rows: Tensor, counts: Tensor) -> None:
+    """Raise ValueError unless rows (R, …) are those of classes with `counts` (C,) rows: a file may say anything."""
+    if counts.ndim != 1 or rows.ndim != 2 or bool((counts < 0).any()) or int(counts.sum()) != len(rows):
+        raise ValueError(f"rows {tuple(rows.shape)} for classes of {counts.tolist()[:10]} rows")

@@ -10,7 +10,7 @@ a method whose tower is frozen never stores or multiplies a matrix.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -38,6 +38,7 @@ class GaussianMemory(SizedByState):
     `dim` may be left out: it is taken from the first features or from the file that is loaded.
     """
 
+    rows_of: ClassVar = {"rows": "ranks"}
     origin_means: Tensor  # (C, d): in the space of origin
     rows: Tensor  # (R, d): B of every class, one class after another
     ranks: Tensor  # (C,) int64: how many rows each class has

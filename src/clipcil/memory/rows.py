@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -24,6 +25,7 @@ class FeatureRows(SizedByState):
     leaves the same bits as learning them at once, and a class that is removed leaves no trace.
     """
 
+    rows_of: ClassVar = {"codes": "counts", "steps": "counts"}
     codes: Tensor  # (R, D) int8, class after class, in the order of their hashes within a class
     steps: Tensor  # (R, number of vectors) float32
     counts: Tensor  # (C,) int64: rows of each class

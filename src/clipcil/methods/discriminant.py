@@ -13,7 +13,8 @@ from torch.nn.functional import normalize
 
 from clipcil.data.batch import Batch
 from clipcil.data.stream import Task
-from clipcil.heads.leave_one_out import leave_one_out, left_out_distances, nearest_distance, scaled_discriminant
+from clipcil.heads.leave_one_out import leave_one_out, nearest_distance, scaled_discriminant
+from clipcil.memory.buffers import check_rows
 from clipcil.methods.base import Method
 from clipcil.methods.registry import register
 
@@ -82,18 +83,15 @@ class Discriminant(Method):
     def logits(self, batch: Batch) -> Tensor:
         return normalize(batch.pooled, dim=-1) @ self.weight.T + self.bias
 
-    def leave_one_out(self, batch: Batch, labels: Tensor) -> Tensor:
-        """(B, C): the scores of pictures that were learnt as `labels` (B,), each by the model without it."""
-        return leave_one_out(self.means, self.counts, self._scatter(), _inputs(batch), labels)
+    def leave_one_out(self, batch: Batch, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """Scores (B, C) and novelty (B,) of pictures learnt as `labels` (B,), each by the model without it."""
+        scores, distances = leave_one_out(self.means, self.counts, self._scatter(), _inputs(batch), labels)
+        return scores, distances.amin(1)
 
     def novelty(self, batch: Batch) -> Tensor:
         """(B,): the squared Mahalanobis distance to the nearest class, min_c (x − μ_c)ᵀ A⁻¹ (x − μ_c)."""
         inputs = _inputs(batch)
         return nearest_distance(self.means, self.counts, self._scatter(), inputs)
-
-    def leave_one_out_novelty(self, batch: Batch, labels: Tensor) -> Tensor:
-        """(B,): `novelty` of pictures that were learnt as `labels` (B,), each by the model without it."""
-        return left_out_distances(self.means, self.counts, self._scatter(), _inputs(batch), labels).amin(1)
 
     def _scatter(self) -> Tensor:
         rows = self.rows.double()
@@ -108,6 +106,7 @@ class Discriminant(Method):
         if prefix + "rows" in state_dict:
             self.rows = self.rows.new_empty(state_dict[prefix + "rows"].shape)
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
+        check_rows(self.rows, self.ranks)
 
 
 def _inputs(batch: Batch) -> Tensor:

@@ -102,19 +102,22 @@ class Strata(Method):
             self.fit()
 
     def logits(self, batch: Batch) -> Tensor:
-        scores = (*self.heads(self.memory.unit(batch.levels)), self.text_scores(batch.features))
+        rows = self.memory.unit(batch.levels)
+        scores = (self.discriminant_scores(rows), self.ridge_scores(rows), self.text_scores(batch.features))
         return torch.einsum("h,hbc->bc", self.weights, torch.stack(scores))
 
     def novelty(self, batch: Batch) -> Tensor:
         """The distance to the nearest class, relative to one Gaussian of everything (`heads.novelty`)."""
-        discriminant, _ = self.heads(self.memory.unit(batch.levels))
-        return relative_distance(discriminant, self.discriminant[:, 0], self.background)
+        scores = self.discriminant_scores(self.memory.unit(batch.levels))
+        return relative_distance(scores, self.discriminant[:, 0], self.background)
 
-    def heads(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Scores (B, C) of the discriminant and of the regression for unit levels (B, D)."""
-        rows = rows - self.centre
-        discriminant = rows @ self.discriminant[:, 1:].T + self.discriminant[:, 0]
-        return discriminant, self.expand(rows) @ self.ridge[:, 1:].T + self.ridge[:, 0]
+    def discriminant_scores(self, rows: Tensor) -> Tensor:
+        """(B, C) for unit levels (B, D)."""
+        return (rows - self.centre) @ self.discriminant[:, 1:].T + self.discriminant[:, 0]
+
+    def ridge_scores(self, rows: Tensor) -> Tensor:
+        """(B, C) for unit levels (B, D)."""
+        return self.expand(rows - self.centre) @ self.ridge[:, 1:].T + self.ridge[:, 0]
 
     def expand(self, rows: Tensor) -> Tensor:
         """Centred levels (B, D) → (B, D + F): standardised, and random ReLU features that have as much to say."""
@@ -139,6 +142,7 @@ class Strata(Method):
         ridge = fit_ridge(self.expand(rows), labels, self.seen, looked_at)
         self.discriminant, self.ridge = as_rows(discriminant).to(rows), as_rows(ridge).to(rows)
         self.penalties = torch.tensor([discriminant.penalty, ridge.penalty]).to(self.penalties)
+        self.weights = torch.ones_like(self.weights)
         if len(own) and self.seen > 1:
             texts = self.kept_text_scores(rows[looked_at])
             self.weights = mix([discriminant.left_out, ridge.left_out, texts.double()], own).to(rows)
@@ -150,44 +154,32 @@ class Strata(Method):
         return self.text_scores(self.clip.vision.visual_projection(pooled))
 
     @torch.no_grad()
-    def leave_one_out(self, batch: Batch, labels: Tensor) -> Tensor:
-        """(B, C): logits of pictures that were learnt as `labels` (B,), each by the heads without it.
+    def leave_one_out(self, batch: Batch, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """Logits (B, C) and `novelty` (B,) of pictures that were learnt as `labels` (B,), each by heads without it.
 
         Penalties and weights are those of all pictures. A picture that is alone in its class gets the lowest score for
-        it; one of more than the memory keeps was not used by the heads, and has the logits of any other picture.
+        it, and its distance to the nearest other class; one of more than the memory keeps was not used by the heads,
+        and is scored like any other picture.
         """
-        scores = self.logits(batch)
+        logits, strange = self.logits(batch), self.novelty(batch)
         alone, kept, looked_at = self.find_learnt(batch, labels)
-        scores[alone, labels[alone]] = scores[alone].amin(1) - 1
-        if len(kept) and self.seen > 1:
+        if len(alone):
+            logits[alone, labels[alone]] = logits[alone].amin(1) - 1
+            if self.seen > 1:
+                scores = self.discriminant_scores(self.memory.unit(batch.levels)[alone])
+                others = scores.scatter(1, labels[alone, None], -torch.inf)
+                strange[alone] += 2 * (scores.amax(1) - others.amax(1))
+        if len(kept):
             rows, own = self.memory.rows() - self.centre, self.memory.labels
             first, second = self.penalties.tolist()
-            heads = (
-                fit_discriminant(rows, own, self.seen, looked_at, [first]).left_out,
-                fit_ridge(self.expand(rows), own, self.seen, looked_at, [second]).left_out,
-                self.kept_text_scores(rows[looked_at]).double(),
-            )
-            scores[kept] = torch.einsum("h,hbc->bc", self.weights.double(), torch.stack(heads)).to(scores)
-        return scores
-
-    @torch.no_grad()
-    def leave_one_out_novelty(self, batch: Batch, labels: Tensor) -> Tensor:
-        """(B,): `novelty` of pictures that were learnt as `labels` (B,), each by the discriminant without it.
-
-        A picture that is alone in its class has its distance to the nearest other class.
-        """
-        scores, _ = self.heads(self.memory.unit(batch.levels))
-        alone, kept, looked_at = self.find_learnt(batch, labels)
-        others = scores.scatter(1, labels[:, None], -torch.inf)
-        strange = relative_distance(scores, self.discriminant[:, 0], self.background)
-        if self.seen > 1:
-            strange[alone] += 2 * (scores.amax(1) - others.amax(1))[alone]
-        if len(kept):
-            rows, penalty = self.memory.rows() - self.centre, float(self.penalties[0])
-            head = fit_discriminant(rows, self.memory.labels, self.seen, looked_at, [penalty])
+            head = fit_discriminant(rows, own, self.seen, looked_at, [first])
             everything = Background.of(head, self.memory.counts).left_out(head, len(rows))
             strange[kept] = (-2 * head.left_out.amax(1) - everything).to(strange)
-        return strange
+            if self.seen > 1:
+                ridge = fit_ridge(self.expand(rows), own, self.seen, looked_at, [second])
+                scores = torch.stack([head.left_out, ridge.left_out, self.kept_text_scores(rows[looked_at]).double()])
+                logits[kept] = torch.einsum("h,hbc->bc", self.weights.double(), scores).to(logits)
+        return logits, strange
 
     def find_learnt(self, batch: Batch, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Which of the pictures, learnt as `labels` (B,), are alone in their class, which are not, and the rows of the
