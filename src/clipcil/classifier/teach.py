@@ -155,6 +155,7 @@ def report(model: Classifier, lesson: Lesson, folder: Path) -> None:
         say("no picture was kept for evaluation, so the accuracy on new pictures is not known")
     elif total > 1:  # one class is always right
         say(accuracy_sentence(found, total, " left out one by one" if lesson.left_one_out else " held out"))
+        say(f"pictures from elsewhere can be harder; measure them: clipcil test {quoted(folder)} FOLDER")
     if found.confused:
         say(confusion_sentence(found))
     if how.threshold is not None:
