@@ -6,7 +6,6 @@ import contextlib
 import functools
 import io
 import os
-import re
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -28,6 +27,7 @@ from clipcil.commands.run import run
 from clipcil.commands.serve import serve
 from clipcil.commands.show import show
 from clipcil.commands.test import test
+from clipcil.commands.wrong_words import explain, known_options
 from clipcil.errors import UserError, nearest, printable
 from clipcil.terminal import escape_what_cannot_be_shown, stops_once
 
@@ -100,20 +100,27 @@ def _dispatch(words: list[str]) -> None:
     brief = words[0].startswith("-")  # the list of commands shows the first line of each
     held = io.StringIO()
     try:
-        with contextlib.redirect_stderr(held), wrapped_help():
-            chosen = tyro.extras.subcommand_cli_from_dict(
-                {name: _later(function, brief) for name, function in COMMANDS.items()},
-                prog="clipcil",
-                description=DESCRIPTION,
-                args=words,
-                config=(tyro.conf.OmitArgPrefixes,),
-            )
+        with contextlib.redirect_stderr(held):
+            chosen = _parse(words, brief)
     except SystemExit as stop:
         if stop.code in (0, None):
             raise
-        _fail(_one_line(held.getvalue()))
+        options = known_options(lambda: _parse([words[0], "--help"], brief)) if words[0] in COMMANDS else set()
+        _fail(explain(held.getvalue(), words, options))
         return
     chosen()
+
+
+def _parse(words: list[str], brief: bool) -> Callable[[], None]:
+    with wrapped_help():
+        chosen: Callable[[], None] = tyro.extras.subcommand_cli_from_dict(
+            {name: _later(function, brief) for name, function in COMMANDS.items()},
+            prog="clipcil",
+            description=DESCRIPTION,
+            args=words,
+            config=(tyro.conf.OmitArgPrefixes,),
+        )
+    return chosen
 
 
 def _later(function: Callable[..., None], brief: bool) -> Callable[..., Callable[[], None]]:
@@ -144,18 +151,6 @@ def _gather(words: list[str], *flags: str) -> list[str]:
                 rest.append(word)
         words = [*rest, flag, *values] if values else words
     return words
-
-
-def _one_line(boxed: str) -> str:
-    """The text of tyro's error message without its frame."""
-    lines = [re.sub(r"[│╭╮╰╯]", "", line).strip() for line in boxed.splitlines()]
-    text, _, hint = " ".join(line for line in lines if line and "For full helptext" not in line).partition(
-        "Perhaps you"
-    )
-    text = re.sub(r"─+[^─]*─{5,}", "", text, count=1) if text.startswith("─") else text
-    text = re.split(r"─{5,}| Got errors:", text)[0].strip() or "the command could not be read"
-    found = re.search(r"(--[\w-]+)", hint)
-    return f"{text}{f'; did you mean {found[1]}?' if found else ''}; clipcil COMMAND --help tells more"
 
 
 def _fail(line: str, code: int = 2) -> None:

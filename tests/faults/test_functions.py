@@ -14,7 +14,8 @@ import tomli_w
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from clipcil.cli import _gather, _one_line, main
+from clipcil.cli import _gather, main
+from clipcil.commands.wrong_words import explain
 from clipcil.data.orders import class_order
 from clipcil.data.stream import task_sizes
 from clipcil.errors import UserError
@@ -129,8 +130,8 @@ def test_tasks_share_out_all_classes_or_are_refused(
 
 @given(st.text(max_size=300))
 def test_any_boxed_message_becomes_one_line(text: str) -> None:
-    line = _one_line(text)
-    assert line.endswith("; clipcil COMMAND --help tells more")
+    line = explain(text, ["run", "--tasks", "3"], {"--tasks"})
+    assert line.endswith("; clipcil run --help tells more")
     assert len(" ".join(line.split()).splitlines()) == 1
 
 
