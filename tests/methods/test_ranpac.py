@@ -1,18 +1,24 @@
-"""RanPAC against scikit-learn's ridge regression on the same random features."""
+"""RanPAC against scikit-learn's ridge regression on the same random features, and its first phase."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
+import pytest
 import torch
 from sklearn.linear_model import Ridge
 from torch import Tensor
-from torch.nn.functional import one_hot
+from torch.nn.functional import cross_entropy, normalize, one_hot
 
 from clipcil.clip import CLIP
-from clipcil.data.stream import Task
-from clipcil.methods.ranpac import PENALTIES, RanPAC, RanPACConfig
+from clipcil.data.dataset import Dataset, open_dataset
+from clipcil.data.reader import Reader
+from clipcil.data.stream import Task, TaskStream
+from clipcil.methods.ranpac import PENALTIES, RanPAC, RanPACAdapted, RanPACAdaptedConfig, RanPACConfig
 from clipcil.training.loop import Session
+from clipcil.training.tuning import Tuned
 
 
 def make(clip: CLIP) -> RanPAC:
@@ -76,3 +82,51 @@ def test_more_pictures_later_are_the_same_sums(tiny_clip: CLIP) -> None:
     features = parts.expand(everything).double()
     torch.testing.assert_close(parts.gram, features.T @ features, rtol=1e-4, atol=1e-2)
     assert parts.penalty == penalty
+
+
+@pytest.fixture(scope="module")
+def emoji() -> Dataset:
+    data = open_dataset("emoji")
+    train, test = (part.subset(torch.nonzero(part.labels < 9).flatten()) for part in (data.train, data.test))
+    return replace(data, classes=data.classes[:9], train=train, test=test)
+
+
+@pytest.mark.parametrize("kind", ["lora", "norms"])
+def test_the_tower_is_adapted_to_the_first_task_alone(mini: CLIP, emoji: Dataset, tmp_path: Path, kind: Tuned) -> None:
+    method, stream = adapted(mini, emoji, tmp_path, RanPACAdaptedConfig(projections=200, tuned=kind))
+    towers, sums = [weights(mini)], torch.zeros(200, 200, dtype=torch.float64)
+    for task in stream.tasks():
+        method.learn(task)
+        towers.append(weights(method.clip))
+        features = method.expand(task.pictures.pooled).double()  # by the adapted tower, also those of the first task
+        sums = sums + features.T @ features
+    assert not torch.equal(towers[0], towers[1])
+    assert torch.equal(towers[1], towers[2]) and torch.equal(towers[1], towers[3])
+    torch.testing.assert_close(method.gram, sums)
+
+
+def test_phase_one_is_the_cross_entropy_of_a_cosine_head(mini: CLIP, emoji: Dataset, tmp_path: Path) -> None:
+    """At a rate of zero every step of whole batches has the loss of the head as it was drawn, at temperature 1."""
+    plain = RanPACAdaptedConfig().phase1
+    config = RanPACAdaptedConfig(projections=50, phase1=replace(plain, epochs=2, lr=0, batch_size=99))
+    method, stream = adapted(mini, emoji, tmp_path, config)
+    tasks = stream.tasks()  # held, because a stream that is let go closes its task
+    task, losses = next(tasks), []
+    method.session.monitor.step = lambda *words: losses.append(float(words[3]))  # type: ignore[method-assign]
+    method.grow(task.names)
+    pooled, labels = normalize(task.pictures.pooled, dim=-1), task.pictures.labels
+    torch.manual_seed(3)
+    method.adapt(task)
+    torch.manual_seed(3)
+    head = normalize((2 * torch.rand(4, pooled.shape[1]) - 1) * pooled.shape[1] ** -0.5, dim=-1)
+    wanted = float(cross_entropy(pooled @ head.T, labels))
+    assert losses == pytest.approx([wanted, wanted], abs=1e-5)
+
+
+def adapted(clip: CLIP, data: Dataset, cache: Path, config: RanPACAdaptedConfig) -> tuple[RanPACAdapted, TaskStream]:
+    own = clip.with_own_vision_tower()
+    return RanPACAdapted(config, own, Session()), TaskStream(data, Reader(own, cache), range(9), (4, 3, 2))
+
+
+def weights(clip: CLIP) -> Tensor:
+    return torch.cat([value.flatten() for value in clip.vision.state_dict().values()])

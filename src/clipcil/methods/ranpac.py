@@ -3,23 +3,27 @@
     φ(x) = ReLU(Wᵀ h(x)),    G = Σ φφᵀ,    Q = Σ φ e_yᵀ,    scores = φ(x)ᵀ (G + λ I)⁻¹ Q
 
 W is drawn once and never trained; G and Q are sums, so learning in tasks gives what all pictures at once would give.
-What is left out: the paper's first phase, which adapts the tower to the first task by prompts, adapters or scaling
-before everything is frozen; this is the paper's variant without it.
+`ranpac` is the paper's variant without its first phase, `ranpac-adapted` the one with it: the tower is adapted to the
+first task before everything is frozen.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
-from torch import Tensor
-from torch.nn.functional import one_hot
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, normalize, one_hot
 
 from clipcil.data.batch import Batch
+from clipcil.data.reader import Pictures
 from clipcil.data.stream import Task
+from clipcil.distributed import spread
 from clipcil.methods.base import Method
 from clipcil.methods.registry import register
 from clipcil.settings import within
+from clipcil.training.augment import TowerTraining, augmented
+from clipcil.training.tuning import Tuned, tuned
 
 PENALTIES = tuple(10.0**power for power in range(-8, 9))
 """λ to choose from, as in the paper's code."""
@@ -36,6 +40,32 @@ class RanPACConfig:
     def __post_init__(self) -> None:
         within("projections", self.projections, 0)
         within("held_out", self.held_out, 0.01, 0.99)
+
+
+@dataclass(frozen=True)
+class RanPACAdaptedConfig(RanPACConfig):
+    phase1: TowerTraining = field(
+        default_factory=lambda: TowerTraining(
+            epochs=20,
+            lr=0.01,
+            batch_size=48,
+            weight_decay=5e-4,
+            optimizer="sgd",
+            momentum=0.9,
+            schedule="cosine-epoch",
+        )
+    )
+    """Adapting the tower to the first task; the values of the paper's code. Its pictures are also flipped and cropped
+    (phase1.augment=crop), which helps a backbone that reads pixels."""
+    tuned: Tuned = "lora"
+    """What phase 1 trains. The paper has three ways to tune few parameters (adapters, scaling and shifting, visual
+    prompts) and takes the best for each dataset; here one way serves all, low-rank updates of queries and values."""
+    lora_rank: int = 8
+    """Rank of the update, where tuned=lora."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        within("lora_rank", self.lora_rank, 1)
 
 
 @register
@@ -108,6 +138,44 @@ class RanPAC(Method):
         across, wanted = features[check].double() @ fitted.T @ basis, basis.T @ targets[fit]
         errors = [(across @ (wanted / (values + p)[:, None]) - targets[check]).square().mean() for p in PENALTIES]
         return torch.tensor(PENALTIES, dtype=torch.float64, device=features.device)[torch.stack(errors).argmin()]
+
+
+@register
+class RanPACAdapted(RanPAC):
+    """With the first phase. The head it trains with, σ cos(h, w_c) over the first task's classes, is dropped."""
+
+    name = "ranpac-adapted"
+    title = "RanPAC (first task adapted)"
+    Config = RanPACAdaptedConfig
+    tunes_tower = True
+    config: RanPACAdaptedConfig
+
+    def build(self) -> None:
+        super().build()
+        self.tower = self.clip.vision
+
+    def learn_task(self, task: Task) -> None:
+        if not self.old:
+            self.adapt(task)
+        super().learn_task(task)
+
+    def adapt(self, task: Task) -> None:
+        """Cross-entropy of a cosine classifier, with a learnt temperature, that starts as in the paper's code."""
+        labels, how = task.pictures.labels, self.config.phase1
+        bound = self.directions.shape[0] ** -0.5
+        head = nn.Parameter(
+            torch.empty(self.seen, self.directions.shape[0], device=self.device).uniform_(-bound, bound)
+        )
+        scale = nn.Parameter(torch.ones((), device=self.device))
+
+        def loss(rows: Tensor, batch: Pictures) -> Tensor:
+            pixels = augmented(batch.pixels, how.augment)
+            pooled = spread(lambda part: self.tower(part, class_only=True).pooled, pixels)
+            scores = normalize(pooled, dim=-1) @ normalize(head, dim=-1).T
+            return cross_entropy(scale * scores, labels[rows])
+
+        with tuned(self.clip, self.config.tuned, rank=self.config.lora_rank) as parameters:
+            self.session.fit("phase1", [*parameters, head, scale], task.pictures, loss, how)
 
 
 def solve(matrix: Tensor, targets: Tensor) -> Tensor:
