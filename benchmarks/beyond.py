@@ -67,7 +67,8 @@ def table(found: dict[Stream, dict[str, Scores]], best: str) -> str:
                 gaps.append(gap)
                 level += f" ({gap:+.1f}" + (f" ± {error:.1f}, {count})" if count > 1 else ", 1)")
             cells.append(level)
-        cells.append(f"{statistics.fmean(gaps):+.1f} over {len(gaps)} streams" if gaps else "")
+        streams_word = "stream" if len(gaps) == 1 else "streams"
+        cells.append(f"{statistics.fmean(gaps):+.1f} over {len(gaps)} {streams_word}" if gaps else "")
         lines.append(" | ".join(cells))
     return "\n".join(f"| {line} |" for line in lines)
 

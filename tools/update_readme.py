@@ -1,5 +1,7 @@
 """Rewrite the tables of documents from `results/`, between the lines `<!-- results:NAME -->` and `<!-- /results -->`.
 
+`<!-- results:NAME FOLDER -->` makes the table from the runs in another folder of the repository instead.
+
 python tools/update_readme.py            # rewrite README.md, docs/beyond.md and docs/claims.md
 python tools/update_readme.py --check    # say whether they are current; exit code 1 where they are not
 """
@@ -24,7 +26,7 @@ from clipcil.report.runs import RunResult, find_runs
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # for `benchmarks`, wherever this is called from
-MARKED = re.compile(r"<!-- results:(\w+) -->\n.*?<!-- /results -->", re.DOTALL)
+MARKED = re.compile(r"<!-- results:(\w+)(?: ([\w/-]+))? -->\n.*?<!-- /results -->", re.DOTALL)
 
 
 def methods_table(runs: Sequence[RunResult]) -> str:
@@ -92,8 +94,8 @@ TABLES: dict[str, Callable[[Sequence[RunResult]], str]] = {
 }
 
 
-def updated(text: str, runs: Sequence[RunResult]) -> str:
-    """The text with every marked table made anew.
+def updated(text: str, root: Path) -> str:
+    """The text with every marked table made anew from the runs in `root/results`, or in the folder it names.
 
     Raises:
         UserError: A marker names a table that there is not.
@@ -102,7 +104,8 @@ def updated(text: str, runs: Sequence[RunResult]) -> str:
     def table(found: re.Match[str]) -> str:
         if found[1] not in TABLES:
             raise UserError(f"there is no table '{found[1]}' of results; known: {', '.join(TABLES)}")
-        return f"<!-- results:{found[1]} -->\n\n{TABLES[found[1]](runs)}\n\n<!-- /results -->"
+        runs = find_runs([root / (found[2] or "results")])
+        return f"{found[0].splitlines()[0]}\n\n{TABLES[found[1]](runs)}\n\n<!-- /results -->"
 
     return MARKED.sub(table, text)
 
@@ -116,7 +119,7 @@ def pages(root: Path) -> dict[Path, str]:
         note = ""
     marked = [root / "README.md", root / "docs" / "beyond.md"]
     return {
-        **{path: updated(read_text(path), runs) for path in marked},
+        **{path: updated(read_text(path), root) for path in marked},
         root / "docs" / "claims.md": markdown(judge_claims(runs), runs, note),
     }
 
