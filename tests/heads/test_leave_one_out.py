@@ -21,42 +21,33 @@ def scores(parts: list[Tensor], inputs: Tensor) -> Tensor:
     return inputs @ weight.T + bias
 
 
+def distances(parts: list[Tensor], inputs: Tensor) -> Tensor:
+    means, counts, scatter = statistics(parts)
+    count = int(counts.sum())
+    covariance = (scatter + scatter.trace() / (count - 1) * torch.eye(len(scatter), dtype=scatter.dtype)) / count
+    offsets = inputs[:, None] - means
+    return torch.einsum("bcd,de,bce->bc", offsets, torch.linalg.inv(covariance), offsets)
+
+
 @pytest.mark.parametrize("sizes", [[9, 4, 2], [2, 2], [40, 3, 12, 2, 7]])
 def test_each_picture_without_it(sizes: list[int]) -> None:
     parts = groups(sizes)
     labels = torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes))
-    found, _ = leave_one_out(*statistics(parts), torch.cat(parts), labels)
+    found = leave_one_out(*statistics(parts), torch.cat(parts), labels)
     row = 0
     for label, part in enumerate(parts):
         for place, picture in enumerate(part):
-            others = torch.cat([part[:place], part[place + 1 :]])
-            wanted = scores([*parts[:label], others, *parts[label + 1 :]], picture[None])[0]
-            torch.testing.assert_close(found[row], wanted - wanted.mean(), rtol=1e-6, atol=1e-6)
+            without = [*parts[:label], torch.cat([part[:place], part[place + 1 :]]), *parts[label + 1 :]]
+            score, distance = scores(without, picture[None])[0], distances(without, picture[None])[0]
+            torch.testing.assert_close(found[0][row], score - score.mean(), rtol=1e-6, atol=1e-6)
+            torch.testing.assert_close(found[1][row], distance, rtol=1e-6, atol=1e-6)
             row += 1
 
 
 @pytest.mark.parametrize("sizes", [[9, 4, 2], [40, 3, 12, 2, 7]])
-def test_distances_are_those_to_the_means(sizes: list[int]) -> None:
-    """Of new pictures, and of learnt ones by the statistics without them."""
-
-    def direct(parts: list[Tensor], inputs: Tensor) -> Tensor:
-        means, counts, scatter = statistics(parts)
-        count = int(counts.sum())
-        covariance = (scatter + scatter.trace() / (count - 1) * torch.eye(len(scatter), dtype=scatter.dtype)) / count
-        offsets = inputs[:, None] - means
-        return torch.einsum("bcd,de,bce->bc", offsets, torch.linalg.inv(covariance), offsets)
-
+def test_the_nearest_distance_is_the_least_of_those_to_the_means(sizes: list[int]) -> None:
     parts, tests = groups(sizes), torch.cat(groups([5, 5], seed=8))
-    torch.testing.assert_close(nearest_distance(*statistics(parts), tests), direct(parts, tests).amin(1))
-    labels = torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes))
-    _, found = leave_one_out(*statistics(parts), torch.cat(parts), labels)
-    row = 0
-    for label, part in enumerate(parts):
-        for place, picture in enumerate(part):
-            others = torch.cat([part[:place], part[place + 1 :]])
-            wanted = direct([*parts[:label], others, *parts[label + 1 :]], picture[None])[0]
-            torch.testing.assert_close(found[row], wanted, rtol=1e-6, atol=1e-6)
-            row += 1
+    torch.testing.assert_close(nearest_distance(*statistics(parts), tests), distances(parts, tests).amin(1))
 
 
 def test_a_picture_alone_in_its_class_cannot_be_told_without_it() -> None:
