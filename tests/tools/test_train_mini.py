@@ -22,7 +22,8 @@ from clipcil.clip.tokenizer import Tokenizer
 from clipcil.errors import UserError
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
-from tools.train_mini import cache, card, export, lessons, lite, measure, pictures, text, texts, vision
+from tools.train_mini import cache, card, export, lessons, lite, measure, pictures, sources, steps, text, texts, vision
+from tools.train_mini.__main__ import main
 from tools.train_mini.wordnet import WordNet
 
 DIM = 24
@@ -240,8 +241,8 @@ def test_the_whole_recipe_in_seconds(tmp_path: Path, sets: Path, wordnet: WordNe
     tower = vision.start(VISION, DIM, 0, vision.lift(learnt.patches))
     rows = torch.arange(len(found))
     losses = []
-    for whole, steps in ((False, 0), (False, 60), (True, 60)):  # no steps: turned towards the texts, nothing else
-        vision.train(tower, learnt, rows, steps, tmp_path / "vision.safetensors", whole=whole, seed=0, batch=16)
+    for whole, count in ((False, 0), (False, 60), (True, 60)):  # no steps: turned towards the texts, nothing else
+        vision.train(tower, learnt, rows, count, tmp_path / "vision.safetensors", whole=whole, seed=0, batch=16)
         with torch.no_grad():
             features = tower(learnt.patches.flatten(0, 1).float()).features
             found_losses = vision.losses(features, rows.repeat_interleave(2), learnt)
@@ -263,6 +264,46 @@ def test_the_whole_recipe_in_seconds(tmp_path: Path, sets: Path, wordnet: WordNe
     with torch.no_grad():
         maps = clip.preprocess(one)[:, :channels]
         torch.testing.assert_close(maps, learnt.patches[0].float(), atol=0.2, rtol=0.05)
+
+
+def test_the_commands_one_after_the_other(
+    tmp_path: Path, sets: Path, wordnet: WordNet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every step but `sources`, which downloads, and `card`, which measures on real datasets. The cache holds fewer
+    pictures than the list, and its last shard is not full."""
+    work = tmp_path / "work"
+    taught = {f"n0000000{index}": meaning for index, meaning in enumerate([("cat", 3), ("tench", 8), ("tiger", 5)])}
+    for module, name, value in (
+        (sources, "trunk_weights", lambda folder: folder),
+        (sources, "text_teacher", lambda folder: folder),
+        (sources, "imagenet_labels", lambda folder: folder),
+        (sources, "wordnet", lambda folder: folder),
+        (lite, "read", lambda file: lite.convert(published())),
+        (steps, "WordNet", lambda folder: wordnet),
+        (texts, "imagenet", lambda *words: taught),
+        (texts, "Teacher", lambda folder: MadeTeacher()),
+        (text, "CONFIG", TEXT),
+        (vision, "CONFIG", VISION),
+        (steps, "DIM", DIM),
+        (pictures, "USED", 20),
+        (cache, "SHARD", 8),
+        (lessons, "SHARD", 8),
+    ):
+        monkeypatch.setattr(module, name, value)
+    for words in (
+        ["cache", str(work), str(sets), "--part", "0", "--parts", "2"],
+        ["cache", str(work), str(sets), "--part", "1", "--parts", "2"],
+        ["texts", str(work), str(sets)],
+        ["vision", str(work), str(sets), "--steps", "3"],
+        ["text", str(work), "--steps", "3"],
+        ["export", str(work)],
+    ):
+        assert main(words) == 0, words[0]
+    shards = sorted((work / "cache").glob("*.npy"))
+    assert [len(np.load(shard)) for shard in shards] == [8, 8, 4]
+    assert load_clip(str(work / "mini")).config.dim == DIM
+    assert CLIPModel.from_pretrained(work / "mini").config.projection_dim == DIM
+    assert main(["vision", str(work)]) == 2, "without the folder of pictures"
 
 
 def text_loss(tower: nn.Module, tokenizer: Tokenizer, draw: text.Draw) -> float:

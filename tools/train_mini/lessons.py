@@ -38,7 +38,7 @@ def read(
     for file in shards:
         blocks = torch.from_numpy(np.load(file))
         first = int(file.stem) * SHARD
-        chosen += pictures[first : first + SHARD]
+        chosen += pictures[first : first + len(blocks)]  # the last shard may end before the list does
         wide = torch.cat([head(lite, part.float()) for part in blocks.flatten(0, 1).split(64)])
         small = torch.einsum("oc,bchw->bohw", kernel, wide) + bias[:, None, None]
         mean = wide.mean((2, 3))[::2]

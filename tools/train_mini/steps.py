@@ -66,7 +66,8 @@ def train_vision(given: Namespace) -> None:
     learnt = lessons.read(network, reduce, shards, pictures.listing(_pictures(given), given.seed), corpus)
     tower = vision.start(vision.CONFIG, DIM, given.seed, vision.lift(learnt.patches))
     shuffled = torch.randperm(len(learnt.label), generator=torch.Generator().manual_seed(given.seed))
-    held, rows = shuffled[:1000], shuffled[1000:]
+    count = min(1000, len(shuffled) // 10)
+    held, rows = shuffled[:count], shuffled[count:]
     for whole, steps in ((False, PATH_STEPS), (True, WHOLE_STEPS)):
         vision.train(
             tower,
