@@ -1,4 +1,4 @@
-"""P6 puts its clocks around what the program really calls: a renamed function would stop it or leave a clock at zero."""
+"""P6 times what the program really calls: a renamed function would stop it or leave a clock at zero."""
 
 from __future__ import annotations
 
