@@ -13,6 +13,7 @@ from torch import Tensor
 
 from clipcil.methods.registry import methods
 
+pytestmark = pytest.mark.xdist_group("two-processes")  # `results` is made once
 WORKER = Path(__file__).with_name("worker.py")
 ALL = sorted(methods())
 
@@ -49,7 +50,9 @@ def test_two_processes_learn_what_one_learns(name: str, results: Path) -> None:
     for key, value in alone.items():
         if key.startswith("state."):
             assert torch.equal(first[key], second[key]), f"{key} differs between the two processes"
-            torch.testing.assert_close(first[key].double(), value.double(), atol=1e-4, rtol=1e-4, msg=f"{key} differs")
+            one, two = value.double(), first[key].double()
+            scale = max(1.0, float(one.abs().amax())) if one.numel() else 1.0  # sums over pictures round by their size
+            torch.testing.assert_close(two, one, atol=1e-4 * scale, rtol=1e-4, msg=f"{key} differs")
 
 
 @pytest.mark.parametrize("name", ALL)

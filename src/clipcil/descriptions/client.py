@@ -242,8 +242,11 @@ def _answers(pairs: Sequence[Pair], endpoint: Endpoint, jobs: int) -> Generator[
                 return
             try:
                 results.put((pair, endpoint.ask(*pair, stop)))
-            except Exception as error:  # handed over to whoever waits for the answer
+            except AnswerError as error:  # one bad answer: the others are still wanted
                 results.put((pair, error))
+            except Exception as error:  # handed over to whoever waits for the answer; nothing more is asked
+                results.put((pair, error))
+                stop.set()
 
     for number in range(min(max(1, jobs), len(pairs))):
         Thread(target=work, name=f"describe-{number}", daemon=True).start()

@@ -96,12 +96,16 @@ class RanPAC(Method):
         self.growing_buffer("sums", count, dtype=torch.float64)
         self.growing_buffer("classifier", count)
 
-    @torch.no_grad()
     def learn_task(self, task: Task) -> None:
-        features, labels = self.expand(task.pictures.pooled), task.pictures.labels
-        if len(features) > 1:
-            self.penalty = self.choose_penalty(features, labels).to(self.penalty)
-        self.add(features, labels)
+        self.adapt(task)
+        with torch.no_grad():
+            features, labels = self.expand(task.pictures.pooled), task.pictures.labels
+            if len(features) > 1:
+                self.penalty = self.choose_penalty(features, labels).to(self.penalty)
+            self.add(features, labels)
+
+    def adapt(self, task: Task) -> None:
+        """Here the tower stays as it is."""
 
     @torch.no_grad()
     def learn_again(self, task: Task) -> None:
@@ -154,13 +158,10 @@ class RanPACAdapted(RanPAC):
         super().build()
         self.tower = self.clip.vision
 
-    def learn_task(self, task: Task) -> None:
-        if not self.old:
-            self.adapt(task)
-        super().learn_task(task)
-
     def adapt(self, task: Task) -> None:
-        """Cross-entropy of a cosine classifier, with a learnt temperature, that starts as in the paper's code."""
+        """In the first task: cross-entropy of a cosine classifier with a learnt temperature."""
+        if self.old:
+            return
         labels, how = task.pictures.labels, self.config.phase1
         bound = self.directions.shape[0] ** -0.5
         head = nn.Parameter(
