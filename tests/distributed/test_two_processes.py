@@ -13,7 +13,6 @@ from torch import Tensor
 
 from clipcil.methods.registry import methods
 
-pytestmark = pytest.mark.xdist_group("two-processes")  # `results` is made once
 WORKER = Path(__file__).with_name("worker.py")
 ALL = sorted(methods())
 

@@ -18,7 +18,6 @@ from server_process import Server, png, running
 
 pytestmark = [
     pytest.mark.skipif(not (CHROMIUM and DRIVER), reason=MISSING),
-    pytest.mark.xdist_group("serve-page"),
 ]
 
 TAB, ENTER, ESCAPE, SHIFT = "\ue004", "\ue007", "\ue00c", "\ue008"

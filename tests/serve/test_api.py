@@ -15,8 +15,6 @@ from pathlib import Path
 import pytest
 from server_process import Server, form, running
 
-pytestmark = pytest.mark.xdist_group("serve-api")
-
 
 def test_before_the_first_lesson(server: Server, emoji: dict[str, list[bytes]]) -> None:
     assert server.call("GET", "/api/health").json["status"] == "ok"

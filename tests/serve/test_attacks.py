@@ -14,8 +14,6 @@ import pytest
 from PIL import Image
 from server_process import Server, form, png, running
 
-pytestmark = pytest.mark.xdist_group("serve-attacks")
-
 SMALL = {
     "picture_bytes": 60_000,
     "request_bytes": 400_000,

@@ -15,8 +15,6 @@ from server_process import Server, environment, running
 
 import clipcil
 
-pytestmark = pytest.mark.xdist_group("serve-kills")
-
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
