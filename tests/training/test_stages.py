@@ -11,11 +11,15 @@ import torch
 
 from clipcil.clip import load_clip
 from clipcil.data.dataset import open_dataset
+from clipcil.data.reader import Reader
 from clipcil.experiment.experiment import Experiment, Shared
 from clipcil.methods.dmc import DMC
 from clipcil.training.stages import StageCache, own_random
 
 SAME = ("results.json", "matrix.csv", "predictions.csv", "steps.jsonl")
+KEPT = 2 + 7
+"""What a run of two tasks leaves in the cache: two towers; their features of the new pictures (task 2: before stage 1
+too, for calibration), of the test pictures (task 2: of both tasks), and of old pictures for drift."""
 SHORT = {"stage1.epochs": 2, "stage2.epochs": 1, "stage2.steps": 0, "stage1.batch_size": 8}
 
 
@@ -49,11 +53,12 @@ def test_runs_share_the_tower_and_end_with_the_same_bytes(tmp_path: Path, run: R
     stages = StageCache(tmp_path / "stages")
     plain = run(tmp_path / "plain", None)
     assert run(tmp_path / "cold", stages) == plain and stages.hits == 0
-    assert run(tmp_path / "warm", stages) == plain and stages.hits == 2
+    assert run(tmp_path / "warm", stages) == plain and stages.hits == KEPT
     # Another calibration, other prompts: the same tower after stage 1, and again the bytes of a run without cache.
     other = {"calibration": "none", "task_prompt": False, "prompt_length": 3}
     without = run(tmp_path / "other-plain", None, **other)
-    assert run(tmp_path / "other", stages, **other) == without != plain and stages.hits == 4
+    hits = KEPT + KEPT - 1  # features of the new pictures before stage 1 are for calibration alone
+    assert run(tmp_path / "other", stages, **other) == without != plain and stages.hits == hits
     for name, value in (
         ("stage1.lr", 1e-3),
         ("seed", 4),
@@ -62,17 +67,54 @@ def test_runs_share_the_tower_and_end_with_the_same_bytes(tmp_path: Path, run: R
         ("tuned", "norms"),
     ):
         run(tmp_path / name, stages, **{name: value})
-        assert stages.hits == 4, name  # what stage 1 depends on
+        assert stages.hits == hits, name  # what stage 1 depends on
 
 
 def test_a_damaged_stage_is_trained_again(tmp_path: Path, run: Runner) -> None:
     stages = StageCache(tmp_path / "stages")
     plain = run(tmp_path / "cold", stages)
-    first, second = sorted((tmp_path / "stages").iterdir())
-    first.write_bytes(first.read_bytes()[:-1] + b"\x01")
-    second.write_bytes(b"")
+    for place, path in enumerate(sorted((tmp_path / "stages").iterdir())):
+        path.write_bytes(path.read_bytes()[:-1] + b"\x01" if place % 2 else b"")
     assert run(tmp_path / "again", stages) == plain and stages.hits == 0
-    assert run(tmp_path / "healed", stages) == plain and stages.hits == 2
+    assert run(tmp_path / "healed", stages) == plain and stages.hits == KEPT
+
+
+def test_features_of_a_shared_tower_are_computed_once(tmp_path: Path, run: Runner) -> None:
+    """Levels, which the cache does not keep, are computed again and have the same bits; a stranger's table is not
+    taken."""
+    pictures = run.data.test
+    rows = torch.arange(len(pictures))
+    stages = StageCache(tmp_path / "stages")
+
+    def reader(scale: float = 1.0) -> Reader:
+        clip = run.clip.with_own_vision_tower()
+        with torch.no_grad():
+            next(clip.vision.parameters()).mul_(scale)
+        clip.touch()
+        return Reader(clip, tmp_path / "pixels", stages=stages)
+
+    first = reader()
+    part = first.open(pictures)[:3]
+    assert len(part.features) == 3 and len(part.levels) == 3
+    for start in range(0, len(rows), 50):
+        first.encoded(pictures, rows[start : start + 50])
+    expected = first.open(pictures)
+    assert first.counts.encoded == len(pictures)
+    again = reader()
+    found = again.open(pictures)
+    assert torch.equal(found.features, expected.features) and again.counts.encoded == 0
+    assert torch.equal(found.levels, expected.levels) and again.counts.encoded == len(pictures)
+    assert torch.equal(found.features, expected.features)
+    other = reader(scale=1.5)  # the same name, other weights
+    assert not torch.equal(other.open(pictures).features, expected.features)
+    assert other.counts.encoded == len(pictures)
+    for path in (tmp_path / "stages").iterdir():
+        path.unlink()
+    cold = reader()
+    cold.encoded(pictures, rows[:0])
+    stages.save(cold._encoded[pictures.key].key, {"features": torch.zeros(2, 2)})
+    strange = reader()
+    assert torch.equal(strange.open(pictures).features, expected.features)
 
 
 def test_a_run_killed_after_a_cached_stage_resumes_to_the_same_bytes(
@@ -87,8 +129,9 @@ def test_a_run_killed_after_a_cached_stage_resumes_to_the_same_bytes(
     with monkeypatch.context() as patch, pytest.raises(Stopped):
         patch.setattr(DMC, "train_prompts", stop)
         run(tmp_path / "stopped", stages)
-    assert stages.hits == 1
-    assert run(tmp_path / "stopped", stages) == plain and stages.hits == 2  # the first stage came from its snapshot
+    assert stages.hits == 2  # the first tower, and its features of the first task's pictures
+    # The first stage comes from its snapshot now, the rest from the cache.
+    assert run(tmp_path / "stopped", stages) == plain and stages.hits == 2 + KEPT - 1
 
 
 def test_the_cache_stays_within_its_bound_and_drops_the_oldest(tmp_path: Path) -> None:

@@ -57,7 +57,7 @@ class RayReader(Reader):
                 raise UserError(error)
             rows = torch.tensor(places[block])
             table.features[rows], table.levels[rows] = features.to(self.device), levels.to(self.device)
-            table.done[block] = True
+            table.done[block] = table.levels_done[block] = True
             self.counts.encoded += len(rows)
             self.on_progress("encode", done, len(blocks))
 

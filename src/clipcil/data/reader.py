@@ -1,7 +1,7 @@
 """From pictures to tensors, each step done once.
 
 A picture is decoded and preprocessed once per machine (a memory-mapped file on disk) and encoded once per version of
-the vision tower (in memory). A batch gives its `pixels` or its `features` when asked, so a method with a frozen tower
+the vision tower (in memory; on disk too, where runs share trained towers). A batch gives its `pixels` or its `features` when asked, so a method with a frozen tower
 never decodes a picture twice and never encodes one twice.
 """
 
@@ -18,8 +18,9 @@ from torch import Tensor
 from clipcil.clip import CLIP
 from clipcil.data.pictures import PictureSet
 from clipcil.data.store import PixelStore
-from clipcil.distributed import gather, rank, share_bounds
+from clipcil.distributed import gather, rank, share_bounds, world_size
 from clipcil.errors import UserError
+from clipcil.training.stages import StageCache
 
 BLOCK = 128
 """Pictures per tower pass. Always whole blocks at fixed places, so that features have the same bits however and
@@ -39,15 +40,27 @@ class _Encoded:
     features: Tensor
     levels: Tensor
     done: list[bool]
+    """Blocks whose features are there."""
+    levels_done: list[bool]
+    """Blocks whose levels are there too: the cache on disk has features alone."""
+    key: str = ""
+    """The table's key in the cache on disk; empty where there is none."""
 
 
 class Reader:
     """Preprocesses and encodes pictures for one CLIP, keeping what it has done."""
 
     def __init__(
-        self, clip: CLIP, cache: Path | None, device: torch.device | str = "cpu", shared: bool = False
+        self,
+        clip: CLIP,
+        cache: Path | None,
+        device: torch.device | str = "cpu",
+        shared: bool = False,
+        stages: StageCache | None = None,
     ) -> None:
+        """`shared`: several runs read by it. `stages`: where the features of a tuned tower are kept for other runs."""
         self.clip = clip
+        self.stages = stages
         self.shared = shared
         self.cache = cache
         self.device = torch.device(device)
@@ -55,6 +68,7 @@ class Reader:
         self.on_progress: Callable[[str, int, int], None] = lambda what, done, total: None
         self._stores: dict[str, PixelStore] = {}
         self._encoded: dict[str, _Encoded] = {}
+        self._tower: tuple[str, str] = ("", "")
 
     def open(self, pictures: PictureSet) -> Pictures:
         return Pictures(self, pictures, torch.arange(len(pictures)))
@@ -68,22 +82,43 @@ class Reader:
         result = store.read(pictures, rows, lambda done, total: self.on_progress("preprocess", done, total))
         return result.to(self.device, non_blocking=True)
 
-    def encoded(self, pictures: PictureSet, rows: Tensor) -> _Encoded:
+    def encoded(self, pictures: PictureSet, rows: Tensor, levels: bool = False) -> _Encoded:
         """The set's feature table, with at least the blocks that hold `rows` filled by today's tower."""
         table = self._encoded.get(pictures.key)
         if table is None or table.version != self.clip.version:
-            count, levels = len(pictures), sum(self.clip.vision.level_sizes)
+            count, width = len(pictures), sum(self.clip.vision.level_sizes)
+            blocks = -(-count // BLOCK)
             table = _Encoded(
                 self.clip.version,
                 torch.empty(count, self.clip.config.dim, device=self.device),
-                torch.empty(count, levels, device=self.device),
-                [False] * -(-count // BLOCK),
+                torch.empty(count, width, device=self.device),
+                [False] * blocks,
+                [False] * blocks,
             )
             self._encoded[pictures.key] = table
-        missing = [block for block in torch.unique(rows // BLOCK).tolist() if not table.done[block]]
+            self._restore(table, pictures)
+        done = table.levels_done if levels else table.done
+        missing = [block for block in torch.unique(rows // BLOCK).tolist() if not done[block]]
         if missing:
             self._encode(table, pictures, missing)
+            if table.key and self.stages is not None and all(table.levels_done):
+                self.stages.save(table.key, {"features": table.features})
         return table
+
+    def _restore(self, table: _Encoded, pictures: PictureSet) -> None:
+        """Take the features of another run with the very same tower, where they were kept: they have the same bits."""
+        if self.stages is None or self.device.type != "cpu" or world_size() > 1:
+            return
+        if self._tower[0] != self.clip.version:  # the weights are hashed once for each version
+            self._tower = (self.clip.version, self.stages.key(self.clip.vision.state_dict().values()))
+        preprocess = self.clip.preprocess.fingerprint
+        key = self.stages.key(["features", self._tower[1], repr(self.clip.config), preprocess, pictures.key])
+        found = (self.stages.load(key) or {}).get("features")
+        if found is None or found.shape != table.features.shape or found.dtype != table.features.dtype:
+            table.key = key
+        else:
+            table.features = found
+            table.done = [True] * len(table.done)
 
     @torch.no_grad()
     def _encode(self, table: _Encoded, pictures: PictureSet, blocks: list[int]) -> None:
@@ -103,7 +138,7 @@ class Reader:
         table.features[every] = gather(torch.cat(features), bounds)
         table.levels[every] = gather(torch.cat(levels), bounds)
         for block in blocks:
-            table.done[block] = True
+            table.done[block] = table.levels_done[block] = True
 
     def close(self) -> None:
         """Release everything; temporary files of this reader are deleted."""
@@ -158,11 +193,11 @@ class Pictures:
     @property
     def levels(self) -> Tensor:
         """(B, sum of the tower's `level_sizes`): the picture at several depths of the tower; ends with `pooled`."""
-        return self._lookup().levels[self._rows.to(self._reader.device)]
+        return self._lookup(levels=True).levels[self._rows.to(self._reader.device)]
 
-    def _lookup(self) -> _Encoded:
+    def _lookup(self, levels: bool = False) -> _Encoded:
         self._gate.check(self._set.name)
-        return self._reader.encoded(self._set, self._rows)
+        return self._reader.encoded(self._set, self._rows, levels)
 
     def __getitem__(self, rows: Tensor | slice) -> Pictures:
         """A part of the batch. Indices on a GPU are copied to the host first, which waits for the GPU."""

@@ -30,7 +30,8 @@ class Shared:
     datasets: dict[str, tuple[Dataset, list[str]]] = field(default_factory=dict)
     readers: dict[str, Reader] = field(default_factory=dict)
     stages: StageCache | None = None
-    """Where trained stages are kept for runs that differ only in what comes after them."""
+    """Where trained stages, and the features of the towers they trained, are kept for runs that differ only in what
+    comes after them."""
 
 
 @dataclass
@@ -54,7 +55,7 @@ def load_parts(
         dataset = dataset.shrink(spec.shots, spec.seed)
     clip = learner.build(dataset.templates).clip
     if kind.tunes_tower:
-        reader = Reader(clip, cache_folder(), session.device)
+        reader = Reader(clip, cache_folder(), session.device, stages=session.stages)
     else:
         reader = shared.readers.setdefault(spec.backbone, Reader(clip, cache_folder(), session.device, shared=True))
     order = class_order(spec.order, dataset.classes)

@@ -1,8 +1,9 @@
 """A cache of trained stages: runs that differ only in what comes after a stage share what it trained.
 
 Stage 1 of DMC depends on the backbone, the task's pictures and texts, its own settings and the seed, and on nothing
-else: runs that differ in calibration, prompts, M, β or λ have the same tower after it. The key of a cached stage is a
-hash of everything it depends on, the code and the number of threads included: a hit gives the same bits as training.
+else: runs that differ in calibration, prompts, M, β or λ have the same tower after it, and the same features of every
+picture (`Reader` keeps those here too). The key of what is kept is a hash of everything it depends on, the code and
+the number of threads included: a hit gives the same bits as computing it again.
 """
 
 from __future__ import annotations
