@@ -24,9 +24,10 @@ Scores = dict[tuple[str, int], float]
 
 
 def name_of(run: RunResult) -> Stream:
-    """`cifar100/50` for at most 50 training pictures per class, and the number of tasks."""
-    shots = run.run.get("shots")
-    return run.data + (f"/{shots}" if shots else ""), run.tasks
+    """`cifar100/50` for at most 50 training pictures per class, and the number of tasks. Runs measured on held-out
+    training pictures are a stream of their own."""
+    shots, held_out = run.run.get("shots"), run.run.get("hold_out")
+    return run.data + (f"/{shots}" if shots else "") + (" (held out)" if held_out else ""), run.tasks
 
 
 def collect(runs: Sequence[RunResult]) -> dict[Stream, dict[str, Scores]]:

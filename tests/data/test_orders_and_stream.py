@@ -144,6 +144,21 @@ def test_stream_refuses_what_cannot_be_learnt_or_measured(tiny_clip: CLIP) -> No
         TaskStream(dataset([0, 1, 2, 3], [0, 1, 2, 3]), reader, [0, 1, 2, 3], [2, 1])
 
 
+def test_held_out_pictures_take_the_place_of_the_test_pictures() -> None:
+    whole = dataset([0] * 5 + [1] * 3 + [2] * 3 + [3] * 4, [0, 1, 2, 3])
+    data = whole.hold_out(2, seed=1)
+    assert torch.bincount(data.train.labels).tolist() == [3, 1, 1, 2]
+    assert torch.bincount(data.test.labels).tolist() == [2, 2, 2, 2]
+    assert sorted([*data.train.rows.tolist(), *data.test.rows.tolist()]) == whole.train.rows.tolist()
+    assert data.test.identity == whole.train.identity  # training pictures, not test pictures
+    assert torch.equal(whole.hold_out(2, seed=1).test.rows, data.test.rows)
+    assert not torch.equal(whole.hold_out(2, seed=2).test.rows, data.test.rows)
+    with pytest.raises(UserError, match=r"class 'name 1' of made has 3 training pictures; hold out fewer than that, not 3"):
+        whole.hold_out(3, seed=1)
+    with pytest.raises(UserError, match="hold_out is 0"):
+        whole.hold_out(0, seed=1)
+
+
 def test_shots_keep_that_many_and_the_whole_test_set() -> None:
     data = dataset([0] * 5 + [1] * 2 + [2] * 3 + [3], [0, 1, 2, 3]).shrink(2, seed=1)
     assert torch.bincount(data.train.labels).tolist() == [2, 2, 2, 1]

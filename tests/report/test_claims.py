@@ -23,13 +23,13 @@ TABLE = read_table("claims")
 ROWS = {row.label: row for row in TABLE.all_rows()}
 
 
-def write_claim_runs(folder: Path, shares: dict[str, float], orders: tuple[str, ...] = ORDERS) -> Path:
+def write_claim_runs(folder: Path, shares: dict[str, float], orders: tuple[str, ...] = ORDERS, **more: int) -> Path:
     """Runs of these rows of the table, as `clipcil bench claims` plans them, with made-up answers."""
     for planned in plan(Grid("claims", data=("emoji",), orders=orders, out=folder)):
         if planned.label not in shares:
             continue
         row = ROWS[planned.label]
-        choices = {"order": planned.spec.order, "tasks": planned.spec.tasks}
+        choices = {"order": planned.spec.order, "tasks": planned.spec.tasks, **more}
         words = [f"{key}={json.dumps(value).strip(chr(34))}" for key, value in row.settings.items()]
         write_run(planned.folder, row.method, 0, shares[planned.label], *words, preset=True, **choices)
     return folder
@@ -69,6 +69,16 @@ def test_the_grid_has_every_row_in_every_order_and_number_of_tasks() -> None:
 )
 def test_verdicts(interval: tuple[float, float, float], margin: float | None, verdict: str) -> None:
     assert decide(Interval(*interval), margin) == verdict
+
+
+def test_no_claim_rests_on_held_out_training_pictures(tmp_path: Path) -> None:
+    shares = {"DMC": 0.3, "DMC-OT": 0.6}
+    folder = write_claim_runs(tmp_path / "test", shares)
+    told = of(judge_claims(find_runs([folder])), "DMC-OT beats DMC at 10 tasks")
+    assert told.verdict == "holds"
+    runs = find_runs([write_claim_runs(tmp_path / "held out", shares, hold_out=1)])
+    assert len(runs) == 12 and all(run.run["hold_out"] == 1 for run in runs)
+    assert not judge_claims(runs) and not outdated(runs)
 
 
 def test_the_paper_s_numbers_stand_beside_ours() -> None:

@@ -20,20 +20,23 @@ def explain(boxed: str, words: Sequence[str], options: Collection[str]) -> str:
     Args:
         boxed: What tyro printed.
         words: The words of the command, its name first.
-        options: The options that the command has, such as `--seed`; empty where there is no such command.
+        options: What the command takes: options such as `--seed`, and arguments such as `METHOD`; empty where there
+            is no such command.
     """
     parts = sections(boxed)
     found = unknown_option(words, options) or word_too_many(parts) or missing(parts) or bad_value(parts, words)
     command = f"clipcil {words[0]}" if options else "clipcil"
-    return f"{found or flat(parts[1]) or 'the command could not be read'}; {command} --help tells more"
+    said = found or flat(parts[1]) or "the command could not be read"
+    return f"{said}{'' if said.endswith('?') else ';'} {command} --help tells more"
 
 
 def known_options(ask_for_help: Callable[[], object]) -> set[str]:
-    """The options in the help that `ask_for_help` prints before it ends the process."""
+    """The options and arguments in the help that `ask_for_help` prints before it ends the process."""
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed), contextlib.suppress(SystemExit):
         ask_for_help()
-    return set(re.findall(r"--[a-z][\w-]*", printed.getvalue()))
+    arguments = re.findall(r"^│? *\[?([A-Z][A-Z_]+)…?\]?(?: |$)", printed.getvalue(), re.MULTILINE)
+    return {*re.findall(r"--[a-z][\w-]*", printed.getvalue()), *arguments}
 
 
 def sections(boxed: str) -> list[list[str]]:
@@ -56,7 +59,12 @@ def flat(lines: Sequence[str]) -> str:
 def unknown_option(words: Sequence[str], options: Collection[str]) -> str:
     given = (word.partition("=")[0].replace("_", "-") for word in words[1:] if word.startswith("--"))
     unknown = next((word for word in given if word not in options), None) if options else None
-    return f"{words[0]} has no option {unknown}{nearest(unknown, sorted(options))}" if unknown else ""
+    if unknown is None:
+        return ""
+    argument = unknown[2:].upper().replace("-", "_")
+    if argument in options:
+        return f"{words[0]} has no option {unknown}: give {argument} as a word of its own, without {unknown}"
+    return f"{words[0]} has no option {unknown}{nearest(unknown, sorted(word for word in options if word.startswith('-')))}"
 
 
 def word_too_many(parts: Sequence[Sequence[str]]) -> str:

@@ -97,13 +97,42 @@ class Dataset:
         """
         if per_class < 1:
             raise UserError(f"shots is {per_class}; give at least 1 training picture per class")
-        generator = np.random.default_rng(seed)
+        chosen = self._draw(np.random.default_rng(seed), per_class)
+        return replace(self, train=self.train.subset(torch.from_numpy(chosen)))
+
+    def hold_out(self, per_class: int, seed: int) -> Dataset:
+        """The same dataset with training pictures in the place of its test pictures: for choosing settings.
+
+        Args:
+            per_class: Training pictures of each class to measure on. They are no longer training pictures.
+            seed: Which pictures are drawn.
+
+        Raises:
+            UserError: `per_class` is below 1, or a class would have no picture left to learn from.
+        """
+        if per_class < 1:
+            raise UserError(f"hold_out is {per_class}; give at least 1 training picture per class")
+        counts = np.bincount(self.train.labels.numpy(), minlength=len(self.classes))
+        fewest = int(counts.argmin())
+        if counts[fewest] <= per_class:
+            raise UserError(
+                f"class '{self.classes[fewest]}' of {self.name} has {counts[fewest]} training pictures;"
+                f" hold out fewer than that, not {per_class}"
+            )
+        generator = np.random.default_rng([seed, 1])  # other draws than those of `shrink` with this seed
+        held = self._draw(generator, per_class)
+        rest = np.setdiff1d(np.arange(len(self.train)), held)
+        train, test = (self.train.subset(torch.from_numpy(rows)) for rows in (rest, held))
+        return replace(self, train=train, test=test)
+
+    def _draw(self, generator: np.random.Generator, per_class: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+        """Rows of at most `per_class` training pictures of each class."""
         labels = self.train.labels.numpy()
-        keep = []
+        drawn = []
         for label in range(len(self.classes)):
             rows = np.flatnonzero(labels == label)
-            keep.append(np.sort(generator.permutation(rows)[:per_class]))
-        return replace(self, train=self.train.subset(torch.from_numpy(np.concatenate(keep))))
+            drawn.append(np.sort(generator.permutation(rows)[:per_class]))
+        return np.concatenate(drawn)
 
 
 @dataclass(frozen=True)

@@ -16,9 +16,9 @@ from clipcil.settings import to_dict
 
 
 def judge_claims(runs: Sequence[RunResult]) -> list[Judged]:
-    """The paper's claims, judged by those of `runs` that are rows of the table `claims`."""
+    """The paper's claims, judged by those of `runs` that are rows of the table `claims`, on test pictures."""
     table = read_table("claims")
-    return judge(table.claims, table.all_rows(), find_rows(table.all_rows(), group_runs(runs)))
+    return judge(table.claims, table.all_rows(), find_rows(table.all_rows(), _measured_on_test(runs)))
 
 
 def find_rows(rows: Sequence[Row], groups: Sequence[Group]) -> dict[tuple[Stream, str], Group]:
@@ -65,12 +65,17 @@ def outdated(runs: Sequence[RunResult]) -> list[str]:
     """A line for each row that ran with other settings than it would have today."""
     rows = read_table("claims").all_rows()
     lines = []
-    for (stream, label), group in find_rows(rows, group_runs(runs)).items():
+    for (stream, label), group in find_rows(rows, _measured_on_test(runs)).items():
         differ = since_then(group, next(row for row in rows if row.label == label))
         if differ:
             said = ", ".join(f"{key} {show(then)} (today {show(now)})" for key, (then, now) in differ.items())
             lines.append(f"{label} on {stream[0]}, {stream[1]} tasks, ran with {said}")
     return lines
+
+
+def _measured_on_test(runs: Sequence[RunResult]) -> list[Group]:
+    """Runs measured on held-out training pictures are for choosing settings: no claim rests on them."""
+    return group_runs([run for run in runs if not run.run.get("hold_out")])
 
 
 @cache

@@ -212,7 +212,9 @@ class Experiment:
             with monitor.phase("drift"):
                 before = self._before
                 self._drift.append(measure_drift(before, method, stream, newest) if before is not None else None)
-        return Results(self.table, stream.names, stream.sizes, list(self._records), list(self._drift), method.notes())
+        held_out = f"measured on {self.spec.hold_out} held-out training pictures per class, not on the test pictures"
+        notes = [*method.notes(), *([held_out] if self.spec.hold_out else [])]
+        return Results(self.table, stream.names, stream.sizes, list(self._records), list(self._drift), notes)
 
     def run(self, folder: str | Path, *, display: Display | None = None, resume: bool = True) -> Results:
         """Learn and evaluate every task, writing results and checkpoints to `folder`.

@@ -51,6 +51,8 @@ def load_parts(
     """Load what `spec` names; `dataset` is taken instead of the one by name where it is given."""
     learner = Learner(kind, config, _backbone(spec.backbone, shared), session, spec.seed)
     dataset, notes = _open(spec, shared, dataset)
+    if spec.hold_out is not None:
+        dataset = dataset.hold_out(spec.hold_out, spec.seed)
     if spec.shots is not None:
         dataset = dataset.shrink(spec.shots, spec.seed)
     clip = learner.build(dataset.templates).clip

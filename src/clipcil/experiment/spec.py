@@ -53,6 +53,9 @@ class RunSpec:
     """Seed of everything random."""
     shots: int | None = None
     """At most this many training pictures per class."""
+    hold_out: int | None = None
+    """Measure on this many training pictures of each class, drawn by the seed and not learnt, in the place of the test
+    pictures: for choosing settings."""
     test_sample: int | None = None
     """Evaluate each old task on at most this many of its test pictures; the last evaluation uses all of them."""
     device: str = "auto"
@@ -70,6 +73,8 @@ class RunSpec:
         within("nodes", self.nodes, 1, 4096)
         if self.shots is not None:
             within("shots", self.shots, 1)
+        if self.hold_out is not None:
+            within("hold_out", self.hold_out, 1)
         if self.test_sample is not None:
             within("test_sample", self.test_sample, 1)
         if self.tasks is None and self.increment is None:

@@ -69,7 +69,12 @@ def finding(entries: Sequence[Entry], where: str) -> str:
 
 def stream_titles(streams: Sequence[tuple[str, int, str, str]]) -> list[str]:
     """What each stream is called; fewer training pictures, and choices that tell two of them apart, are named."""
-    shots = [f", {found} per class" if (found := json.loads(rest).get("shots")) else "" for *_, rest in streams]
+    options = [json.loads(rest) for *_, rest in streams]
+    shots = [
+        (f", {own['shots']} per class" if own.get("shots") else "")
+        + (f", {own['hold_out']} held-out training pictures per class" if own.get("hold_out") else "")
+        for own in options
+    ]
     plain = [
         f"{data}{few}, {tasks} task{'s' * (tasks != 1)}, {backbone}"
         for (data, tasks, backbone, _), few in zip(streams, shots, strict=True)

@@ -68,11 +68,14 @@ class Strips:
         choices = run.run
         root = choices.get("data_root")
         options = choices.get("data_options") or {}
-        key = f"{run.data}|{root}|{sorted(options.items())}"
+        held_out = choices.get("hold_out")
+        fold = f"|{held_out}|{run.seed}" if held_out else ""
+        key = f"{run.data}|{root}|{sorted(options.items())}{fold}"
         if key not in self._datasets:
             try:
                 with on_behalf_of_a_folder():
-                    self._datasets[key] = open_dataset(run.data, Path(root) if root else None, options)
+                    dataset = open_dataset(run.data, Path(root) if root else None, options)
+                    self._datasets[key] = dataset.hold_out(held_out, run.seed) if held_out else dataset
             except UserError as error:
                 self._datasets[key] = error
         found = self._datasets[key]

@@ -1,0 +1,57 @@
+"""Measuring on held-out training pictures, by which settings are chosen."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import clipcil
+from clipcil.cli import main
+from clipcil.data.dataset import open_dataset
+from clipcil.experiment.grid import plan
+from clipcil.experiment.spec import Grid
+from clipcil.report.runs import find_runs
+
+
+def test_the_test_pictures_take_no_part(tmp_path: Path) -> None:
+    data = open_dataset("emoji")
+    blind = type(data)(**{**vars(data), "test": data.test.subset(data.test.labels[:0])})  # none at all
+    found = {}
+    for name, given in (("whole", data), ("blind", blind)):
+        experiment = clipcil.Experiment("simplecil", data=given, tasks=5, hold_out=2, device="cpu")
+        found[name] = experiment.run(tmp_path / name)
+    assert np.array_equal(found["whole"].matrix, found["blind"].matrix, equal_nan=True)
+    assert sum(found["blind"].records[-1].total) == 2 * len(data.classes)
+    assert any("held-out training pictures" in note for note in found["blind"].notes)
+
+
+def test_folds_by_seed_and_a_title_that_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["bench", "--methods", "simplecil", "--data", "emoji", "--tasks", "5", "--out", str(tmp_path)]
+    main([*words, "--hold-out", "1", "--seeds", "2", "--quiet"])
+    main([*words, "--quiet"])
+    capsys.readouterr()
+    runs = find_runs([tmp_path])
+    assert len({run.last for run in runs}) == len(runs) == 3
+    main(["report", str(tmp_path), "--out", str(tmp_path / "report.html")])
+    page = (tmp_path / "report.html").read_text()
+    assert "1 held-out training pictures per class" in page
+
+
+def test_runs_without_it_keep_their_folders() -> None:
+    """The name of a run's folder ends in a hash of its options: an option that is not given is no part of it."""
+    (planned,) = plan(Grid(methods=("simplecil",), data=("emoji",)))
+    assert "hold_out" not in planned.table["run"]
+    (held,) = plan(Grid(methods=("simplecil",), data=("emoji",), run={"hold_out": 1}))
+    assert held.folder != planned.folder
+
+
+@pytest.mark.parametrize(
+    ("count", "line"),
+    [("6", "hold out fewer than that, not 6"), ("0", "setting 'hold_out' is 0; it must be at least 1")],
+)
+def test_what_cannot_be_held_out(count: str, line: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    with pytest.raises(SystemExit):
+        main(["run", "simplecil", "--hold-out", count, "--out", str(tmp_path / "run")])
+    assert line in capsys.readouterr().err
