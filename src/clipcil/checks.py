@@ -46,9 +46,9 @@ class RecordingReader(Reader):
         self.read.append(pictures.key)
         return super().pixels(pictures, rows)
 
-    def encoded(self, pictures: PictureSet, rows: Tensor) -> Any:
+    def encoded(self, pictures: PictureSet, rows: Tensor, levels: bool = False) -> Any:
         self.read.append(pictures.key)
-        return super().encoded(pictures, rows)
+        return super().encoded(pictures, rows, levels)
 
 
 @dataclasses.dataclass

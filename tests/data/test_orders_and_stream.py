@@ -153,7 +153,9 @@ def test_held_out_pictures_take_the_place_of_the_test_pictures() -> None:
     assert data.test.identity == whole.train.identity  # training pictures, not test pictures
     assert torch.equal(whole.hold_out(2, seed=1).test.rows, data.test.rows)
     assert not torch.equal(whole.hold_out(2, seed=2).test.rows, data.test.rows)
-    with pytest.raises(UserError, match=r"class 'name 1' of made has 3 training pictures; hold out fewer than that, not 3"):
+    with pytest.raises(
+        UserError, match=r"class 'name 1' of made has 3 training pictures; hold out fewer than that, not 3"
+    ):
         whole.hold_out(3, seed=1)
     with pytest.raises(UserError, match="hold_out is 0"):
         whole.hold_out(0, seed=1)

@@ -64,7 +64,8 @@ def unknown_option(words: Sequence[str], options: Collection[str]) -> str:
     argument = unknown[2:].upper().replace("-", "_")
     if argument in options:
         return f"{words[0]} has no option {unknown}: give {argument} as a word of its own, without {unknown}"
-    return f"{words[0]} has no option {unknown}{nearest(unknown, sorted(word for word in options if word.startswith('-')))}"
+    known = sorted(option for option in options if option.startswith("-"))
+    return f"{words[0]} has no option {unknown}{nearest(unknown, known)}"
 
 
 def word_too_many(parts: Sequence[Sequence[str]]) -> str:

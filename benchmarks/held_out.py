@@ -1,0 +1,187 @@
+"""How the parts of Strata were chosen: heads and depths, measured on training pictures that they did not learn.
+
+    python -m benchmarks.held_out                                      # emoji
+    python -m benchmarks.held_out --data cifar100 --data-root DIR --hold-out 15 --shots 45
+    python -m benchmarks.held_out --data cub200 --data-root DIR --hold-out 6
+
+Prints Markdown: accuracy over all classes of each head on each choice of depths, and, with 60 % of the classes known,
+how well each score tells a picture of an unknown class from one of a known class (area under the ROC curve). Means over
+folds; a fold is the seed that draws the held-out pictures. No test picture is read.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from clipcil.clip import CLIP, load_clip
+from clipcil.data.dataset import Dataset, open_dataset
+from clipcil.data.reader import Reader
+from clipcil.experiment.experiment import Experiment, Shared
+from clipcil.files import cache_folder
+from clipcil.heads.stacked import Discriminant, Head, fit_discriminant, fit_ridge, mix
+from clipcil.methods.strata import Strata
+
+RANDOM = (1024, 2048, 4096)
+LOOKED_AT = 1500
+KNOWN = 0.6
+Found = dict[str, list[float]]
+
+
+class Fold:
+    """Features of the pictures to learn and of those held out, at every depth that Strata reads."""
+
+    def __init__(self, clip: CLIP, data: Dataset) -> None:
+        reader = Reader(clip, cache_folder())
+        self.train, self.held = reader.open(data.train), reader.open(data.test)
+        self.sizes, self.classes = clip.vision.level_sizes, len(data.classes)
+        starts = [sum(self.sizes[:depth]) for depth in range(len(self.sizes) + 1)]
+        self.columns = [slice(first, last) for first, last in pairwise(starts)]
+        labels = self.train.labels
+        counts = torch.bincount(labels, minlength=self.classes)
+        seen = torch.zeros(self.classes, dtype=torch.int64)
+        share = max(1, LOOKED_AT // self.classes)
+        chosen = []
+        for row, label in enumerate(labels.tolist()):  # the first pictures of each class that has two or more
+            seen[label] += 1
+            if seen[label] <= share and counts[label] > 1:
+                chosen.append(row)
+        self.looked_at = torch.tensor(chosen)
+
+    def rows(self, depths: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Unit features of these depths side by side, of the pictures to learn and of those held out; centred."""
+        parts = [
+            torch.cat([normalize(pictures.levels[:, self.columns[depth]], dim=1) for depth in depths], dim=1)
+            for pictures in (self.train, self.held)
+        ]
+        return parts[0] - parts[0].mean(0), parts[1] - parts[0].mean(0)
+
+    def accuracy(self, scores: Tensor) -> float:
+        return 100 * float((scores.argmax(1) == self.held.labels).double().mean())
+
+
+def heads(fold: Fold) -> Iterator[tuple[str, float]]:
+    """Each head on each choice of depths, and its accuracy."""
+    labels, last = fold.train.labels, len(fold.sizes) - 1
+    joint, held = (normalize(pictures.features, dim=1) for pictures in (fold.train, fold.held))
+    means = torch.stack([joint[labels == label].mean(0) for label in range(fold.classes)])
+    yield "nearest mean | joint space (SimpleCIL)", fold.accuracy(held @ normalize(means, dim=1).T)
+    names = {(depth,): f"depth {depth + 1} of {last + 1}" for depth in range(last)}
+    names |= {(last,): "before the projection", tuple(range(last + 1)): "all depths"}
+    for depths, name in names.items():
+        train, held = fold.rows(depths)
+        discriminant = fit_discriminant(train, labels, fold.classes, fold.looked_at)
+        first = apply(discriminant.weight, discriminant.bias, held)
+        yield f"linear discriminant | {name}", fold.accuracy(first)
+        if name not in ("before the projection", "all depths"):
+            continue
+        for count in RANDOM:
+            expand = expansion(train, count)
+            ridge = fit_ridge(expand(train), labels, fold.classes, fold.looked_at)
+            second = apply(ridge.weight, ridge.bias, expand(held))
+            yield f"regression with {count:,} random features | {name}", fold.accuracy(second)
+            yield f"both, mixed ({count:,}) | {name}", fold.accuracy(mixed(discriminant, ridge, fold, first, second))
+
+
+def mixed(discriminant: Discriminant, ridge: Head, fold: Fold, first: Tensor, second: Tensor) -> Tensor:
+    """The sum of both heads' scores, weighted as their left-out scores say."""
+    weights = mix([discriminant.left_out, ridge.left_out], fold.train.labels[fold.looked_at])
+    return weights[0] * first + weights[1] * second
+
+
+def apply(weight: Tensor, bias: Tensor, rows: Tensor) -> Tensor:
+    return rows.double() @ weight + bias
+
+
+def expansion(train: Tensor, count: int) -> Callable[[Tensor], Tensor]:
+    """As `Strata.expand`: standardised features and random ReLU features of them."""
+    scale = 1 / (train.square().mean(0).sqrt().clamp(min=1e-6) * train.shape[1] ** 0.5)
+    directions = torch.randn(train.shape[1], count, generator=torch.Generator().manual_seed(0))
+
+    def expand(rows: Tensor) -> Tensor:
+        scaled = rows * scale
+        return torch.cat([scaled, torch.relu(scaled @ directions) / count**0.5], dim=1)
+
+    return expand
+
+
+def novelty(clip: CLIP, data: Dataset, fold: int) -> Iterator[tuple[str, float]]:
+    """Scores of strangeness, and the area under the ROC curve of each: held-out pictures of unknown against known."""
+    order = torch.randperm(len(data.classes), generator=torch.Generator().manual_seed(fold)).tolist()
+    known = sorted(order[: round(KNOWN * len(order))])
+    place = {label: index for index, label in enumerate(known)}
+    inside = {
+        name: torch.nonzero(torch.isin(part.labels, torch.tensor(known))).flatten()
+        for name, part in (("train", data.train), ("test", data.test))
+    }
+    parts = {
+        name: part.subset(rows, torch.tensor([place[int(label)] for label in part.labels[rows]]))
+        for (name, rows), part in zip(inside.items(), (data.train, data.test), strict=True)
+    }
+    small = replace(data, classes=[data.classes[label] for label in known], **parts)
+    experiment = Experiment("strata", data=small, tasks=1, device="cpu", shared=Shared(backbones={"mini": clip}))
+    experiment.learn(next(iter(experiment)))
+    method = experiment.method
+    assert isinstance(method, Strata)
+    pictures = Reader(clip, cache_folder()).open(data.test)
+    strange = ~torch.isin(pictures.labels, torch.tensor(known))
+    logits = method.logits(pictures)
+    ridge = method.ridge_scores(method.memory.unit(pictures.levels)) * method.weights[1]
+    yield "relative distance (Strata's)", auc(method.novelty(pictures), strange)
+    yield "energy of the regression", auc(-ridge.logsumexp(1), strange)
+    yield "energy of the mix", auc(-logits.logsumexp(1), strange)
+    yield "highest logit of the mix", auc(-logits.amax(1), strange)
+    yield "highest probability of the mix", auc(-logits.softmax(1).amax(1), strange)
+
+
+def auc(scores: Tensor, positive: Tensor) -> float:
+    """The chance that a positive has a higher score than a negative; a tie counts half."""
+    high, low = scores[positive].double(), scores[~positive].double().sort().values
+    below, upto = torch.searchsorted(low, high), torch.searchsorted(low, high, right=True)
+    return float((below + upto).double().mean() / (2 * len(low)))
+
+
+def table(title: Sequence[str], found: Found, digits: int) -> str:
+    """Markdown: the mean of each row over folds, and the standard deviation where there are several."""
+    lines = [" | ".join(title), " | ".join("---" for _ in title)]
+    for name, values in found.items():
+        spread = f" ± {statistics.stdev(values):.{digits}f}" if len(values) > 1 else ""
+        lines.append(f"{name} | {statistics.fmean(values):.{digits}f}{spread}")
+    return "\n".join(f"| {line} |" for line in lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.held_out", description=__doc__)
+    parser.add_argument("--data", default="emoji")
+    parser.add_argument("--data-root", type=Path)
+    parser.add_argument("--hold-out", type=int, default=1, help="training pictures of each class that are held out")
+    parser.add_argument("--shots", type=int, help="at most this many pictures of each class to learn")
+    parser.add_argument("--folds", type=int, default=4)
+    options = parser.parse_args()
+    clip = load_clip("mini")
+    accuracies: Found = defaultdict(list)
+    areas: Found = defaultdict(list)
+    for fold in range(options.folds):
+        data = open_dataset(options.data, options.data_root, {}).hold_out(options.hold_out, fold)
+        data = data if options.shots is None else data.shrink(options.shots, fold)
+        for name, value in heads(Fold(clip, data)):
+            accuracies[name].append(value)
+        for name, value in novelty(clip, data, fold):
+            areas[name].append(value)
+    few = f", {options.shots} to learn" if options.shots else ""
+    print(f"{options.data}: {options.hold_out} held out per class{few}; {options.folds} folds\n")
+    print(table(("head", "features", "accuracy"), accuracies, 1), end="\n\n")
+    print(table(("score", "area under the ROC curve"), areas, 3))
+
+
+if __name__ == "__main__":
+    main()
