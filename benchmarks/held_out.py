@@ -12,12 +12,14 @@ folds; a fold is the seed that draws the held-out pictures. No test picture is r
 from __future__ import annotations
 
 import argparse
+import json
 import statistics
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,14 +29,18 @@ from clipcil.clip import CLIP, load_clip
 from clipcil.data.dataset import Dataset, open_dataset
 from clipcil.data.reader import Reader
 from clipcil.experiment.experiment import Experiment, Shared
-from clipcil.files import cache_folder
+from clipcil.files import cache_folder, write_json
 from clipcil.heads.stacked import Discriminant, Head, fit_discriminant, fit_ridge, mix
 from clipcil.methods.strata import Strata
+from clipcil.reading import read_text
 
 RANDOM = (1024, 2048, 4096)
 LOOKED_AT = 1500
 KNOWN = 0.6
+TITLES = {"heads": (("head", "features"), 1), "novelty": (("score",), 3)}
+"""First columns of each table, and its digits."""
 Found = dict[str, list[float]]
+Kept = dict[str, Any]
 
 
 class Fold:
@@ -150,37 +156,61 @@ def auc(scores: Tensor, positive: Tensor) -> float:
     return float((below + upto).double().mean() / (2 * len(low)))
 
 
-def table(title: Sequence[str], found: Found, digits: int) -> str:
-    """Markdown: the mean of each row over folds, and the standard deviation where there are several."""
-    lines = [" | ".join(title), " | ".join("---" for _ in title)]
-    for name, values in found.items():
-        spread = f" ± {statistics.stdev(values):.{digits}f}" if len(values) > 1 else ""
-        lines.append(f"{name} | {statistics.fmean(values):.{digits}f}{spread}")
+def combined(kept: Sequence[Kept], what: str) -> str:
+    """Markdown: a row for each head or score, a column for each measurement: the mean over folds and, where there are
+    several, its standard deviation."""
+    titles, digits = TITLES[what]
+    rows = list(dict.fromkeys(name for each in kept for name in each[what]))
+    lines = [" | ".join([*titles, *(each["title"] for each in kept)])]
+    lines.append(" | ".join("---" for _ in range(len(titles) + len(kept))))
+    for name in rows:
+        cells = []
+        for each in kept:
+            values = each[what].get(name, [])
+            spread = f" ± {statistics.stdev(values):.{digits}f}" if len(values) > 1 else ""
+            cells.append(f"{statistics.fmean(values):.{digits}f}{spread}" if values else "–")
+        lines.append(" | ".join([name, *cells]))
     return "\n".join(f"| {line} |" for line in lines)
 
 
+def read_kept(folder: Path) -> list[Kept]:
+    """What `--keep` wrote to this folder."""
+    return [json.loads(read_text(path)) for path in sorted(folder.glob("*.json"))]
+
+
+def measure(data: str, root: Path | None, hold_out: int, shots: int | None, folds: int) -> Kept:
+    """Everything that is printed, for one dataset."""
+    clip = load_clip("mini")
+    accuracies: Found = defaultdict(list)
+    areas: Found = defaultdict(list)
+    for fold in range(folds):
+        pictures = open_dataset(data, root, {}).hold_out(hold_out, fold)
+        pictures = pictures if shots is None else pictures.shrink(shots, fold)
+        for name, value in heads(Fold(clip, pictures)):
+            accuracies[name].append(round(value, 4))
+        for name, value in novelty(clip, pictures, fold):
+            areas[name].append(round(value, 5))
+    few = f"{shots} to learn, " if shots else ""
+    title = f"{data} ({few}{hold_out} held out per class; {folds} fold{'s' * (folds > 1)})"
+    return {"title": title, "heads": dict(accuracies), "novelty": dict(areas)}
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.held_out", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.held_out", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--data", default="emoji")
     parser.add_argument("--data-root", type=Path)
     parser.add_argument("--hold-out", type=int, default=1, help="training pictures of each class that are held out")
     parser.add_argument("--shots", type=int, help="at most this many pictures of each class to learn")
     parser.add_argument("--folds", type=int, default=4)
+    parser.add_argument("--keep", type=Path, metavar="FILE.json", help="write the numbers to this file, too")
     options = parser.parse_args()
-    clip = load_clip("mini")
-    accuracies: Found = defaultdict(list)
-    areas: Found = defaultdict(list)
-    for fold in range(options.folds):
-        data = open_dataset(options.data, options.data_root, {}).hold_out(options.hold_out, fold)
-        data = data if options.shots is None else data.shrink(options.shots, fold)
-        for name, value in heads(Fold(clip, data)):
-            accuracies[name].append(value)
-        for name, value in novelty(clip, data, fold):
-            areas[name].append(value)
-    few = f", {options.shots} to learn" if options.shots else ""
-    print(f"{options.data}: {options.hold_out} held out per class{few}; {options.folds} folds\n")
-    print(table(("head", "features", "accuracy"), accuracies, 1), end="\n\n")
-    print(table(("score", "area under the ROC curve"), areas, 3))
+    found = measure(options.data, options.data_root, options.hold_out, options.shots, options.folds)
+    if options.keep is not None:
+        write_json(options.keep, found)
+    print(combined([found], "heads"), end="\n\n")
+    print(combined([found], "novelty"))
 
 
 if __name__ == "__main__":

@@ -86,6 +86,14 @@ def beyond_table(runs: Sequence[RunResult]) -> str:
     return table(collect(runs), "strata")
 
 
+def held_out_table(folder: Path, what: str) -> str:
+    """What `python -m benchmarks.held_out --keep` measured on held-out training pictures."""
+    from benchmarks.held_out import combined, read_kept
+
+    return combined(read_kept(folder), what)
+
+
+HELD_OUT = ("heads", "novelty")
 TABLES: dict[str, Callable[[Sequence[RunResult]], str]] = {
     "methods": methods_table,
     "ablations": ablations_table,
@@ -102,10 +110,14 @@ def updated(text: str, root: Path) -> str:
     """
 
     def table(found: re.Match[str]) -> str:
-        if found[1] not in TABLES:
-            raise UserError(f"there is no table '{found[1]}' of results; known: {', '.join(TABLES)}")
-        runs = find_runs([root / (found[2] or "results")])
-        return f"{found[0].splitlines()[0]}\n\n{TABLES[found[1]](runs)}\n\n<!-- /results -->"
+        folder = root / (found[2] or "results")
+        if found[1] in HELD_OUT:
+            made = held_out_table(folder, found[1])
+        elif found[1] in TABLES:
+            made = TABLES[found[1]](find_runs([folder]))
+        else:
+            raise UserError(f"there is no table '{found[1]}' of results; known: {', '.join([*TABLES, *HELD_OUT])}")
+        return f"{found[0].splitlines()[0]}\n\n{made}\n\n<!-- /results -->"
 
     return MARKED.sub(table, text)
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from benchmarks.held_out import Fold, auc, heads, novelty, table
+from benchmarks.held_out import Fold, auc, combined, heads, novelty
 from sklearn.metrics import roc_auc_score
 
 from clipcil.clip import load_clip
@@ -32,4 +32,11 @@ def test_every_head_is_measured_without_a_test_picture() -> None:
     assert found["linear discriminant | all depths"] >= 60
     areas = dict(novelty(clip, held, 0))
     assert len(areas) == 5 and all(0 <= area <= 1 for area in areas.values())
-    assert "| a | 50.0 ± 14.1 |" in table(("head", "accuracy"), {"a": [40.0, 60.0]}, 1)
+
+
+def test_measurements_stand_side_by_side() -> None:
+    one = {"title": "emoji", "heads": {"a | all": [40.0, 60.0], "b | all": [1.0, 1.0]}}
+    two = {"title": "cub", "heads": {"a | all": [7.0]}}
+    lines = combined([one, two], "heads").splitlines()
+    assert lines[0] == "| head | features | emoji | cub |"
+    assert lines[2:] == ["| a | all | 50.0 ± 14.1 | 7.0 |", "| b | all | 1.0 ± 0.0 | – |"]
