@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from benchmarks.held_out import Fold, auc, combined, heads, novelty
+from benchmarks.held_out import Fold, auc, combined, heads, novelty, quadratic
 from sklearn.metrics import roc_auc_score
 
 from clipcil.clip import load_clip
@@ -32,6 +32,24 @@ def test_every_head_is_measured_without_a_test_picture() -> None:
     assert found["linear discriminant | all depths"] >= 60
     areas = dict(novelty(clip, held, 0))
     assert len(areas) == 5 and all(0 <= area <= 1 for area in areas.values())
+
+
+def test_the_quadratic_discriminant_is_the_dense_one() -> None:
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.arange(30) % 3
+    train = torch.randn(30, 5, generator=generator).double() + labels[:, None]
+    held = torch.randn(7, 5, generator=generator).double()
+    found = quadratic(train, labels, held, 3, ridge=0.2, share=0.5)
+    own = [torch.cov(train[labels == label].T) for label in range(3)]
+    pooled = sum(own) / 3
+    level = 0.2 * pooled.trace() / 5 * torch.eye(5, dtype=torch.float64)
+    blends = [0.5 * pooled + 0.5 * each + level for each in own]
+    dense = [
+        torch.distributions.MultivariateNormal(train[labels == label].mean(0), blends[label]).log_prob(held)
+        for label in range(3)
+    ]
+    gap = found - torch.stack(dense, dim=1)
+    assert torch.allclose(gap, gap[:1, :1].expand_as(gap), atol=1e-10)  # the same but for a constant
 
 
 def test_measurements_stand_side_by_side() -> None:
