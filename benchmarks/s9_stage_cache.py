@@ -9,7 +9,7 @@ from pathlib import Path
 from benchmarks.harness import Row, versus
 from clipcil.clip import load_clip
 from clipcil.experiment.experiment import Experiment, Shared
-from clipcil.training.stages import StageCache
+from clipcil.run_cache import RunCache
 
 VALUES = (0.0, 0.05, 0.1, 0.5, 1.5)
 
@@ -42,7 +42,7 @@ def run(quick: bool) -> list[Row]:
         warm = Experiment("simplecil", shared=Shared(backbones={"mini": clip}))  # pictures are preprocessed for both
         warm.learn(next(iter(warm)))
         every, without = sweep(folder / "every", Shared(backbones={"mini": clip}), quick)
-        stages = StageCache(folder / "stages")
-        once, with_cache = sweep(folder / "once", Shared(backbones={"mini": clip}, stages=stages), quick)
+        kept = RunCache(folder / "stages")
+        once, with_cache = sweep(folder / "once", Shared(backbones={"mini": clip}, run_cache=kept), quick)
     what = f"a sweep of {len(without)} values of β: the tower of stage 1 trained once, not {len(without)} times"
     return [versus("S9", what, {"theirs": every, "ours": once}, error=float(without != with_cache), tolerance=0.0)]

@@ -20,7 +20,7 @@ from clipcil.data.pictures import PictureSet
 from clipcil.data.store import PixelStore
 from clipcil.distributed import gather, rank, share_bounds, world_size
 from clipcil.errors import UserError
-from clipcil.training.stages import StageCache
+from clipcil.run_cache import RunCache
 
 BLOCK = 128
 """Pictures per tower pass. Always whole blocks at fixed places, so that features have the same bits however and
@@ -56,11 +56,11 @@ class Reader:
         cache: Path | None,
         device: torch.device | str = "cpu",
         shared: bool = False,
-        stages: StageCache | None = None,
+        run_cache: RunCache | None = None,
     ) -> None:
-        """`shared`: several runs read by it. `stages`: where the features of a tuned tower are kept for other runs."""
+        """`shared`: several runs read by it. `run_cache`: keeps the features of a tuned tower for other runs."""
         self.clip = clip
-        self.stages = stages
+        self.run_cache = run_cache
         self.shared = shared
         self.cache = cache
         self.device = torch.device(device)
@@ -101,19 +101,19 @@ class Reader:
         missing = [block for block in torch.unique(rows // BLOCK).tolist() if not done[block]]
         if missing:
             self._encode(table, pictures, missing)
-            if table.key and self.stages is not None and all(table.levels_done):
-                self.stages.save(table.key, {"features": table.features})
+            if table.key and self.run_cache is not None and all(table.levels_done):
+                self.run_cache.save(table.key, {"features": table.features})
         return table
 
     def _restore(self, table: _Encoded, pictures: PictureSet) -> None:
         """Take the features of another run with the very same tower, where they were kept: they have the same bits."""
-        if self.stages is None or self.device.type != "cpu" or world_size() > 1:
+        if self.run_cache is None or self.device.type != "cpu" or world_size() > 1:
             return
         if self._tower[0] != self.clip.version:  # the weights are hashed once for each version
-            self._tower = (self.clip.version, self.stages.key(self.clip.vision.state_dict().values()))
+            self._tower = (self.clip.version, self.run_cache.key(self.clip.vision.state_dict().values()))
         preprocess = self.clip.preprocess.fingerprint
-        key = self.stages.key(["features", self._tower[1], repr(self.clip.config), preprocess, pictures.key])
-        found = (self.stages.load(key) or {}).get("features")
+        key = self.run_cache.key(["features", self._tower[1], repr(self.clip.config), preprocess, pictures.key])
+        found = (self.run_cache.load(key) or {}).get("features")
         if found is None or found.shape != table.features.shape or found.dtype != table.features.dtype:
             table.key = key
         else:

@@ -322,7 +322,7 @@ class Experiment:
         if self._loaded is None:
             monitor = monitor or RunMonitor(None, default_display(), None)
             self.launch()
-            session = Session(self._fabric, monitor, self._shared.stages)
+            session = Session(self._fabric, monitor, self._shared.run_cache)
             with monitor.phase("loading"), on_behalf_of_a_folder(self._named):
                 self._loaded = load_parts(self.spec, self.config, self._kind, session, self._shared, self._dataset)
             self._loaded.reader.on_progress = monitor.display.progress

@@ -16,8 +16,8 @@ from clipcil.experiment.learner import Learner
 from clipcil.experiment.spec import TASKS, RunSpec
 from clipcil.files import cache_folder
 from clipcil.methods.base import Method
+from clipcil.run_cache import RunCache
 from clipcil.training.loop import Session
-from clipcil.training.stages import StageCache
 
 
 @dataclass
@@ -29,7 +29,7 @@ class Shared:
     """Backbones that could not be loaded, and why: a grid of runs asks the hub for each once, not once for each run."""
     datasets: dict[str, tuple[Dataset, list[str]]] = field(default_factory=dict)
     readers: dict[str, Reader] = field(default_factory=dict)
-    stages: StageCache | None = None
+    run_cache: RunCache | None = None
     """Where trained stages, and the features of the towers they trained, are kept for runs that differ only in what
     comes after them."""
 
@@ -57,7 +57,7 @@ def load_parts(
         dataset = dataset.shrink(spec.shots, spec.seed)
     clip = learner.build(dataset.templates).clip
     if kind.tunes_tower:
-        reader = Reader(clip, cache_folder(), session.device, stages=session.stages)
+        reader = Reader(clip, cache_folder(), session.device, run_cache=session.run_cache)
     else:
         reader = shared.readers.setdefault(spec.backbone, Reader(clip, cache_folder(), session.device, shared=True))
     order = class_order(spec.order, dataset.classes)

@@ -18,7 +18,7 @@ from clipcil.experiment.loading import Shared
 from clipcil.experiment.spec import Grid
 from clipcil.experiment.workers import ATTEMPTS, Ended, attempt
 from clipcil.files import InUseError, cache_folder
-from clipcil.training.stages import StageCache
+from clipcil.run_cache import RunCache
 
 PATIENCE = 120
 """Seconds that a run waits for the process before it, on a machine that was lost, to let go of its folder."""
@@ -29,7 +29,7 @@ ENVIRONMENT = ("CLIPCIL_CACHE", "OMP_WAIT_POLICY", "HF_HOME", "HF_HUB_OFFLINE")
 @cache
 def _shared() -> Shared:
     """What the runs that follow each other in one worker process share."""
-    return Shared(stages=StageCache(cache_folder() / "stages"))
+    return Shared(run_cache=RunCache(cache_folder() / "stages"))
 
 
 def on_ray(todo: Sequence[Planned], grid: Grid) -> Generator[Ended]:

@@ -19,7 +19,7 @@ from clipcil.experiment.folder import ERROR
 from clipcil.experiment.grid import Planned
 from clipcil.experiment.loading import Shared
 from clipcil.files import cache_folder, write_text
-from clipcil.training.stages import StageCache
+from clipcil.run_cache import RunCache
 
 ATTEMPTS = 3
 """Maximum number of attempts at a run whose process dies, each from its last checkpoint."""
@@ -50,7 +50,7 @@ def attempt(planned: Planned, shared: Shared, display: Display, raises: type[Use
 
 def in_this_process(todo: Iterable[Planned], make_display: Callable[[], Display] = Display) -> Generator[Ended]:
     """One run after the other; backbones, datasets and features of towers that are not tuned are shared."""
-    shared = Shared(stages=StageCache(cache_folder() / "stages"))
+    shared = Shared(run_cache=RunCache(cache_folder() / "stages"))
     for each in todo:
         yield each, attempt(each, shared, make_display())
 
@@ -124,7 +124,7 @@ def _serve(pipe: Connection) -> None:
     """The loop of a worker process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches every process of a terminal; the first one decides
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    shared = Shared(stages=StageCache(cache_folder() / "stages"))
+    shared = Shared(run_cache=RunCache(cache_folder() / "stages"))
     while True:
         try:
             planned = pipe.recv()

@@ -32,7 +32,7 @@ from clipcil.settings import within
 from clipcil.training.augment import Augment, TowerTraining, augmented
 from clipcil.training.loop import Training
 from clipcil.training.losses import clip_loss
-from clipcil.training.stages import own_random
+from clipcil.training.own_random import own_random
 from clipcil.training.tuning import Tuned, tuned
 
 NEAREST = 32

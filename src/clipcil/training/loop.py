@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from clipcil.data.reader import Pictures
 from clipcil.distributed import average_gradients, world_size
 from clipcil.errors import UserError
+from clipcil.run_cache import Given, RunCache
 from clipcil.settings import within
-from clipcil.training.stages import Given, StageCache
 
 CHECK_EVERY = 50
 """Steps between checks of the loss for NaN: a check at every step would synchronise with a GPU."""
@@ -120,9 +120,9 @@ class Monitor:
 class Session:
     """Training context: device, precision and a monitor."""
 
-    def __init__(self, fabric: Any = None, monitor: Monitor | None = None, stages: StageCache | None = None) -> None:
+    def __init__(self, fabric: Any = None, monitor: Monitor | None = None, run_cache: RunCache | None = None) -> None:
         self.fabric = fabric
-        self.stages = stages
+        self.run_cache = run_cache
         self.monitor = monitor or Monitor()
         self.device: torch.device = fabric.device if fabric is not None else torch.device("cpu")
 
@@ -153,7 +153,7 @@ class Session:
             how: Epochs, optimizer and learning rate.
             each_epoch: Called before every epoch, to draw what stays the same during it.
             depends_on: Everything that the loss depends on beside the parameters and the random state. Where it is
-                given and the session has a cache of stages, a stage that was trained before is taken from it.
+                given and the session has a `RunCache`, a stage that was trained before is taken from it.
 
         Raises:
             UserError: If the loss or a parameter becomes NaN or infinite.
@@ -202,24 +202,24 @@ class Session:
                 return _take(done, trained, None if last else optimizer)
 
             self.monitor.finish_epoch(stage, epoch, last, take)
-        if losses and self.stages is not None:
-            self.stages.save(key, {**take().tensors, "losses": torch.stack(losses)})
+        if losses and self.run_cache is not None:
+            self.run_cache.save(key, {**take().tensors, "losses": torch.stack(losses)})
         for parameter in trained:
             parameter.requires_grad_(False)
             parameter.grad = None
 
     def _key(self, trained: list[nn.Parameter], how: Training, depends_on: Sequence[Given]) -> str:
         """The key of a stage in the cache; empty where there is no cache, or where several processes train together."""
-        if self.stages is None or self.device.type != "cpu" or world_size() > 1 or not how.epochs:
+        if self.run_cache is None or self.device.type != "cpu" or world_size() > 1 or not how.epochs:
             return ""
         precision = str(self.fabric._precision.precision) if self.fabric is not None else ""
-        return self.stages.key([repr(how), precision, torch.get_rng_state(), *trained, *depends_on])
+        return self.run_cache.key([repr(how), precision, torch.get_rng_state(), *trained, *depends_on])
 
     def _replay(
         self, key: str, stage: str, trained: list[nn.Parameter], optimizer: Any, how: Training, steps: int
     ) -> bool:
         """Put a stage from the cache in place of training it; the monitor sees the same steps."""
-        found = self.stages.load(key) if self.stages is not None else None
+        found = self.run_cache.load(key) if self.run_cache is not None else None
         if found is None:
             return False
         losses = found.pop("losses")

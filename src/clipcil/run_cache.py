@@ -1,4 +1,4 @@
-"""A cache of trained stages: runs that differ only in what comes after a stage share what it trained.
+"""What runs share on disk: trained stages, and the features of the towers they trained.
 
 Stage 1 of DMC depends on the backbone, the task's pictures and texts, its own settings and the seed, and on nothing
 else: runs that differ in calibration, prompts, M, β or λ have the same tower after it, and the same features of every
@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
@@ -23,33 +23,19 @@ from clipcil.files import write_bytes
 from clipcil.reading import read_tensors
 
 MOST_BYTES = 4 * 2**30
-"""The cache holds no more than this; the stages unused for the longest time are deleted first."""
+"""The cache holds no more than this; what was unused for the longest time is deleted first."""
 Given = Tensor | str
 
 
-@contextmanager
-def own_random(*names: object) -> Iterator[None]:
-    """Draw inside from a random state of its own, which follows from the run's seed and `names` alone.
-
-    What is drawn inside then does not depend on what was drawn before, and what is drawn afterwards does not depend on
-    what was drawn inside.
-    """
-    words = repr((torch.initial_seed(), *names)).encode()
-    devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
-    with torch.random.fork_rng(devices):
-        torch.manual_seed(int.from_bytes(hashlib.sha256(words).digest()[:7]))
-        yield
-
-
-class StageCache:
-    """Trained stages in a folder, each in a file named by its key and its checksum."""
+class RunCache:
+    """Tensors in a folder, those of a stage or of a tower in a file named by their key and their checksum."""
 
     def __init__(self, folder: Path, most_bytes: int = MOST_BYTES) -> None:
         self.folder, self.most_bytes = folder, most_bytes
         self.hits = 0
 
     def key(self, depends_on: Iterable[Given]) -> str:
-        """The hash of everything that a stage depends on."""
+        """The hash of everything that the tensors depend on."""
         digest = hashlib.sha256(f"{_code()} {torch.__version__} {torch.get_num_threads()}".encode())
         for each in depends_on:
             if isinstance(each, Tensor):
@@ -87,7 +73,7 @@ class StageCache:
             self._shrink()
 
     def _shrink(self) -> None:
-        """Delete the stages unused for the longest time until the rest fit; another process may be doing the same."""
+        """Delete what was unused for the longest time until the rest fits; another process may be doing the same."""
         found = []
         for path in self.folder.glob("*-*.safetensors"):
             with suppress(OSError):
@@ -104,7 +90,7 @@ class StageCache:
 @cache
 def _code() -> str:
     """A hash of the package's code in the rooms that training uses: after a change nothing old is found."""
-    package = Path(__file__).parents[1]
+    package = Path(__file__).parent
     rooms: Sequence[str] = ("clip", "data", "training", "methods", "prompts")
     files = sorted(path for room in rooms for path in (package / room).rglob("*.py"))
     return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()

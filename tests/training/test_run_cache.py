@@ -1,4 +1,4 @@
-"""The cache of trained stages: the same bytes with and without it, for runs that may share, and never for others."""
+"""What runs share on disk: the same bytes with and without it, for runs that may share, and never for others."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from clipcil.data.dataset import open_dataset
 from clipcil.data.reader import Reader
 from clipcil.experiment.experiment import Experiment, Shared
 from clipcil.methods.dmc import DMC
-from clipcil.training.stages import StageCache, own_random
+from clipcil.run_cache import RunCache
+from clipcil.training.own_random import own_random
 
 SAME = ("results.json", "matrix.csv", "predictions.csv", "steps.jsonl")
 KEPT = 2 + 7
@@ -36,9 +37,9 @@ class Runner:
         self.data = replace(data, classes=data.classes[:4], train=train, test=test)
 
     def __call__(
-        self, folder: Path, stages: StageCache | None, method: Any = "dmc-ot", **settings: Any
+        self, folder: Path, kept: RunCache | None, method: Any = "dmc-ot", **settings: Any
     ) -> dict[str, bytes]:
-        shared = Shared(backbones={"mini": self.clip}, stages=stages)
+        shared = Shared(backbones={"mini": self.clip}, run_cache=kept)
         options = {"increment": 2, "seed": 3, "order": "seed:1", "device": "cpu", **SHORT, **settings}
         Experiment(method, data=self.data, shared=shared, **options).run(folder)
         return {name: (folder / name).read_bytes() for name in SAME}
@@ -50,15 +51,15 @@ def run() -> Runner:
 
 
 def test_runs_share_the_tower_and_end_with_the_same_bytes(tmp_path: Path, run: Runner) -> None:
-    stages = StageCache(tmp_path / "stages")
+    kept = RunCache(tmp_path / "cache")
     plain = run(tmp_path / "plain", None)
-    assert run(tmp_path / "cold", stages) == plain and stages.hits == 0
-    assert run(tmp_path / "warm", stages) == plain and stages.hits == KEPT
+    assert run(tmp_path / "cold", kept) == plain and kept.hits == 0
+    assert run(tmp_path / "warm", kept) == plain and kept.hits == KEPT
     # Another calibration, other prompts: the same tower after stage 1, and again the bytes of a run without cache.
     other = {"calibration": "none", "task_prompt": False, "prompt_length": 3}
     without = run(tmp_path / "other-plain", None, **other)
     hits = KEPT + KEPT - 1  # features of the new pictures before stage 1 are for calibration alone
-    assert run(tmp_path / "other", stages, **other) == without != plain and stages.hits == hits
+    assert run(tmp_path / "other", kept, **other) == without != plain and kept.hits == hits
     for name, value in (
         ("stage1.lr", 1e-3),
         ("seed", 4),
@@ -66,17 +67,17 @@ def test_runs_share_the_tower_and_end_with_the_same_bytes(tmp_path: Path, run: R
         ("template", "a {}"),
         ("tuned", "norms"),
     ):
-        run(tmp_path / name, stages, **{name: value})
-        assert stages.hits == hits, name  # what stage 1 depends on
+        run(tmp_path / name, kept, **{name: value})
+        assert kept.hits == hits, name  # what stage 1 depends on
 
 
 def test_a_damaged_stage_is_trained_again(tmp_path: Path, run: Runner) -> None:
-    stages = StageCache(tmp_path / "stages")
-    plain = run(tmp_path / "cold", stages)
-    for place, path in enumerate(sorted((tmp_path / "stages").iterdir())):
+    kept = RunCache(tmp_path / "cache")
+    plain = run(tmp_path / "cold", kept)
+    for place, path in enumerate(sorted((tmp_path / "cache").iterdir())):
         path.write_bytes(path.read_bytes()[:-1] + b"\x01" if place % 2 else b"")
-    assert run(tmp_path / "again", stages) == plain and stages.hits == 0
-    assert run(tmp_path / "healed", stages) == plain and stages.hits == KEPT
+    assert run(tmp_path / "again", kept) == plain and kept.hits == 0
+    assert run(tmp_path / "healed", kept) == plain and kept.hits == KEPT
 
 
 def test_features_of_a_shared_tower_are_computed_once(tmp_path: Path, run: Runner) -> None:
@@ -84,14 +85,14 @@ def test_features_of_a_shared_tower_are_computed_once(tmp_path: Path, run: Runne
     taken."""
     pictures = run.data.test
     rows = torch.arange(len(pictures))
-    stages = StageCache(tmp_path / "stages")
+    kept = RunCache(tmp_path / "cache")
 
     def reader(scale: float = 1.0) -> Reader:
         clip = run.clip.with_own_vision_tower()
         with torch.no_grad():
             next(clip.vision.parameters()).mul_(scale)
         clip.touch()
-        return Reader(clip, tmp_path / "pixels", stages=stages)
+        return Reader(clip, tmp_path / "pixels", run_cache=kept)
 
     first = reader()
     part = first.open(pictures)[:3]
@@ -108,11 +109,11 @@ def test_features_of_a_shared_tower_are_computed_once(tmp_path: Path, run: Runne
     other = reader(scale=1.5)  # the same name, other weights
     assert not torch.equal(other.open(pictures).features, expected.features)
     assert other.counts.encoded == len(pictures)
-    for path in (tmp_path / "stages").iterdir():
+    for path in (tmp_path / "cache").iterdir():
         path.unlink()
     cold = reader()
     cold.encoded(pictures, rows[:0])
-    stages.save(cold._encoded[pictures.key].key, {"features": torch.zeros(2, 2)})
+    kept.save(cold._encoded[pictures.key].key, {"features": torch.zeros(2, 2)})
     strange = reader()
     assert torch.equal(strange.open(pictures).features, expected.features)
 
@@ -120,35 +121,35 @@ def test_features_of_a_shared_tower_are_computed_once(tmp_path: Path, run: Runne
 def test_a_run_killed_after_a_cached_stage_resumes_to_the_same_bytes(
     tmp_path: Path, run: Runner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stages = StageCache(tmp_path / "stages")
-    plain = run(tmp_path / "cold", stages)
+    kept = RunCache(tmp_path / "cache")
+    plain = run(tmp_path / "cold", kept)
 
     def stop(*_: object) -> None:
         raise Stopped
 
     with monkeypatch.context() as patch, pytest.raises(Stopped):
         patch.setattr(DMC, "train_prompts", stop)
-        run(tmp_path / "stopped", stages)
-    assert stages.hits == 2  # the first tower, and its features of the first task's pictures
+        run(tmp_path / "stopped", kept)
+    assert kept.hits == 2  # the first tower, and its features of the first task's pictures
     # The first stage comes from its snapshot now, the rest from the cache.
-    assert run(tmp_path / "stopped", stages) == plain and stages.hits == 2 + KEPT - 1
+    assert run(tmp_path / "stopped", kept) == plain and kept.hits == 2 + KEPT - 1
 
 
 def test_the_cache_stays_within_its_bound_and_drops_the_oldest(tmp_path: Path) -> None:
-    stages = StageCache(tmp_path, most_bytes=10_000)
+    kept = RunCache(tmp_path, most_bytes=10_000)
     value = {"a": torch.zeros(900)}  # about 3.7 kB with its header
-    keys = [stages.key([str(index)]) for index in range(3)]
-    stages.save(keys[0], value)
-    stages.save(keys[1], value)
-    assert stages.load(keys[0]) is not None  # used again: the other one is now the oldest
-    stages.save(keys[2], value)
-    assert [stages.load(key) is not None for key in keys] == [True, False, True]
-    stages.save("large", {"a": torch.zeros(9000)})
-    assert stages.load("large") is None
+    keys = [kept.key([str(index)]) for index in range(3)]
+    kept.save(keys[0], value)
+    kept.save(keys[1], value)
+    assert kept.load(keys[0]) is not None  # used again: the other one is now the oldest
+    kept.save(keys[2], value)
+    assert [kept.load(key) is not None for key in keys] == [True, False, True]
+    kept.save("large", {"a": torch.zeros(9000)})
+    assert kept.load("large") is None
 
 
 def test_the_key_sees_every_bit_and_every_boundary(tmp_path: Path) -> None:
-    stages, one = StageCache(tmp_path), torch.tensor([1.0, 2.0])
+    kept, one = RunCache(tmp_path), torch.tensor([1.0, 2.0])
     given = [
         ["ab", "c"],
         ["a", "bc"],
@@ -158,7 +159,7 @@ def test_the_key_sees_every_bit_and_every_boundary(tmp_path: Path) -> None:
         [torch.nextafter(one, one + 1)],
         [one, ""],
     ]
-    assert len({stages.key(each) for each in given}) == len(given)
+    assert len({kept.key(each) for each in given}) == len(given)
 
 
 def test_own_random_neither_takes_nor_leaves_a_trace() -> None:
