@@ -103,6 +103,9 @@ class Dataset:
     def hold_out(self, per_class: int, seed: int) -> Dataset:
         """The same dataset with training pictures in the place of its test pictures: for choosing settings.
 
+        Each picture is drawn by itself: pictures that are nearly the same, such as frames of one clip, may stand on
+        both sides.
+
         Args:
             per_class: Training pictures of each class to measure on. They are no longer training pictures.
             seed: Which pictures are drawn.
