@@ -7,6 +7,7 @@ import multiprocessing
 import shutil
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,10 +17,11 @@ from PIL import Image
 from short_runs import digest
 
 from clipcil import cluster
+from clipcil.cli import main
 from clipcil.errors import UserError
 from clipcil.experiment import experiment as engine
 from clipcil.experiment import on_ray, workers
-from clipcil.experiment.bench import RESULTS, Finished, lines_of, read_log, run_grid
+from clipcil.experiment.bench import RESULTS, Finished, lines_of, read_log, run_grid, states_of
 from clipcil.experiment.grid import Planned, data_roots, plan
 from clipcil.experiment.spec import Grid
 
@@ -348,3 +350,28 @@ class Mortal:
 
     def answer(self) -> str | None:
         return None if self.run.spec.method == "zero-shot" else str(self.pipe.recv())
+
+
+def test_a_dry_run_says_how_far_the_grid_is_and_runs_nothing(
+    pictures: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["bench", "--methods", "zero-shot", "simplecil", "--data", "folder", "--data-root", f"folder={pictures}"]
+    words += ["--tasks", "2", "--seeds", "2", "--out", str(tmp_path / "out")]
+    main([*words, "--dry-run"])
+    assert "0 of 4 runs are finished" in capsys.readouterr().out and not (tmp_path / "out").exists()
+    main([*words, "--only", "simplecil", "--quiet"])
+    begun = next((tmp_path / "out").glob("*simplecil-seed1*"))
+    (begun / "matrix.csv").unlink()
+    capsys.readouterr()
+    main([*words, "--dry-run"])
+    printed = capsys.readouterr().out
+    assert [line.split() for line in printed.splitlines()[1:3]] == [
+        ["Zero-shot", "CLIP", "folder", "2", "2"],
+        ["SimpleCIL", "folder", "2", "2", "1", "1"],
+    ]
+    assert "1 of 4 runs are finished" in printed and not (begun / "matrix.csv").exists()
+    missing = ["bench", "--methods", "simplecil", "--data", "cub200", "--data-root", str(tmp_path / "no"), "--dry-run"]
+    main([*missing, "--out", str(tmp_path / "other")])
+    assert "0 of 1 runs are finished" in capsys.readouterr().out
+    planned = plan(small_grid(pictures, tmp_path / "x", methods=("simplecil",)))[0]
+    assert states_of([replace(planned, problem="broken")]).popitem()[1] == {"cannot be run": 1}

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 Values = Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="VALUE…", help_behavior_hint="")]
 
 
-def bench(options: BenchOptions, run: GridRunOptions, quiet: Flag = False) -> None:
+def bench(options: BenchOptions, run: GridRunOptions, quiet: Flag = False, dry_run: Flag = False) -> None:
     """Run methods × datasets × seeds and print A_B and Ā beside the paper's.
 
     Finished runs are not repeated, a stopped run continues, and a run that fails is reported while the others go on:
@@ -32,6 +32,7 @@ def bench(options: BenchOptions, run: GridRunOptions, quiet: Flag = False) -> No
 
     Args:
         quiet: Print the closing table only.
+        dry_run: List the runs and how many of them are finished; run nothing.
     """
     from rich.console import Console
 
@@ -42,6 +43,9 @@ def bench(options: BenchOptions, run: GridRunOptions, quiet: Flag = False) -> No
     from clipcil.report.console import print_comparison
 
     grid = _grid(options, run)
+    if dry_run:
+        _list(plan(grid), grid)
+        return
     finished = _do(plan(grid), grid, quiet)
     table = read_table(grid.table) if grid.table else None
     print_comparison(lines_of(finished, grid.table or ""), table.title if table else "", Console(markup=False))
@@ -111,6 +115,28 @@ def _grid(options: Any, run: Any) -> Grid:
     from clipcil.settings import build
 
     return build(Grid, {**given(options), "run": given(run)})
+
+
+def _list(planned: list[Planned], grid: Grid) -> None:
+    """Print how far the grid is."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from clipcil.experiment.bench import states_of
+
+    table = Table(box=None, pad_edge=False)
+    for header in ("method", "data", "tasks", "runs", "finished", "begun"):
+        table.add_column(header, justify="left" if header in ("method", "data") else "right", no_wrap=True)
+    states = states_of(planned)
+    for (label, data, tasks), count in states.items():
+        numbers = (count.total(), count["finished"], count["begun"])
+        name = f"{label} (cannot be run)" if count["cannot be run"] else label
+        table.add_row(name, data, str(tasks or ""), *(str(number or "") for number in numbers))
+    Console(markup=False).print(table)
+    finished = sum(count["finished"] for count in states.values())
+    print(f"{finished} of {len(planned)} runs are finished in {grid.out}")
+    for problem in dict.fromkeys(each.problem for each in planned if each.problem):
+        print(f"cannot be run: {problem}")
 
 
 def _do(planned: list[Planned], grid: Grid, quiet: bool, about: str = "") -> list[Finished]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import dataclass, replace
@@ -109,6 +110,21 @@ def run_grid(
     except KeyboardInterrupt as stop:
         raise KeyboardInterrupt(f"stopped after {len(ended)} of {len(runs)} runs; the same command continues") from stop
     return [replace(ended[each.folder], planned=each) for each in planned]
+
+
+def states_of(planned: Sequence[Planned]) -> dict[Key, Counter[str]]:
+    """How many runs of each label on each dataset are finished, begun, waiting, or cannot be run; nothing is run."""
+    found: dict[Key, Counter[str]] = {}
+    for each in planned:
+        spec = each.spec
+        if each.problem:
+            state = "cannot be run"
+        elif finished_run(each.folder, each.table) is not None:
+            state = "finished"
+        else:
+            state = "begun" if (each.folder / "config.toml").is_file() else "waiting"
+        found.setdefault((each.label, spec.data, spec.tasks), Counter())[state] += 1
+    return found
 
 
 def lines_of(finished: Sequence[Finished], table: str = "") -> list[Line]:
