@@ -111,8 +111,8 @@ class Reader:
             return
         if self._tower[0] != self.clip.version:  # the weights are hashed once for each version
             self._tower = (self.clip.version, self.run_cache.key(self.clip.vision.state_dict().values()))
-        preprocess = self.clip.preprocess.fingerprint
-        key = self.run_cache.key(["features", self._tower[1], repr(self.clip.config), preprocess, pictures.key])
+        how = (self.clip.config, self.clip.preprocess.fingerprint, torch.is_autocast_enabled("cpu"))
+        key = self.run_cache.key(["features", self._tower[1], repr(how), pictures.key])
         found = (self.run_cache.load(key) or {}).get("features")
         if found is None or found.shape != table.features.shape or found.dtype != table.features.dtype:
             table.key = key
