@@ -29,7 +29,8 @@ def test_the_test_pictures_take_no_part(tmp_path: Path) -> None:
 
 def test_folds_by_seed_and_a_title_that_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["bench", "--methods", "simplecil", "--data", "emoji", "--tasks", "5", "--out", str(tmp_path)]
-    main([*words, "--hold-out", "1", "--seeds", "2", "--quiet"])
+    main([*words, "--hold-out", "1", "--seeds", "2"])
+    assert "Measured on 1 held-out training pictures per class" in capsys.readouterr().out
     main([*words, "--quiet"])
     capsys.readouterr()
     runs = find_runs([tmp_path])

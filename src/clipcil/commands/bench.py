@@ -160,6 +160,8 @@ def _close(finished: list[Finished], grid: Grid, quiet: bool, lines: list[str]) 
     from clipcil.errors import UserError, printable
     from clipcil.experiment.bench import RESULTS
 
+    if count := grid.run.get("hold_out"):
+        lines = [f"Measured on {count} held-out training pictures per class, not on the test pictures.", *lines]
     if not quiet:
         print(*map(printable, lines), sep="\n")
     if failed := sum(each.result is None for each in finished):
