@@ -20,7 +20,7 @@ from clipcil.paper import Row, read_table
 from clipcil.reading import MissingFileError, read_text
 from clipcil.report.claims import Stream, summary
 from clipcil.report.claims_text import markdown, markdown_table, stream_namer
-from clipcil.report.compare import Group, group_runs, title_of
+from clipcil.report.compare import Group, flatten, group_runs, show, title_of
 from clipcil.report.keep import NOTES
 from clipcil.report.runs import RunResult, find_runs
 
@@ -93,12 +93,29 @@ def held_out_table(folder: Path, what: str) -> str:
     return combined(read_kept(folder), what)
 
 
+def choice_table(runs: Sequence[RunResult]) -> str:
+    """Runs on held-out training pictures that differ in settings: a line for each choice, best last."""
+    groups = sorted(group_runs(runs), key=lambda group: group.last.mean)
+    own = [flatten(group.first.settings) for group in groups]
+    keys = [key for key in own[0] if len({repr(each.get(key)) for each in own}) > 1]
+    lines = [
+        [
+            *(show(each.get(key)) for key in keys),
+            str(len(group.runs)),
+            f"{group.last.mean:.1f} ± {group.last.std or 0:.1f}",
+        ]
+        for group, each in zip(groups, own, strict=True)
+    ]
+    return markdown_table([*(f"`{key}`" for key in keys), "folds", "accuracy"], lines)
+
+
 HELD_OUT = ("heads", "novelty")
 TABLES: dict[str, Callable[[Sequence[RunResult]], str]] = {
     "methods": methods_table,
     "ablations": ablations_table,
     "claims": claims_table,
     "beyond": beyond_table,
+    "choice": choice_table,
 }
 
 

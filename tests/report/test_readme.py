@@ -60,5 +60,5 @@ def test_the_evidence_has_no_weights_and_names_no_folder_of_a_machine() -> None:
     files = [path for folder in (RESULTS, OTHER) for path in folder.rglob("*") if path.is_file()]
     kinds = {path.name for path in files}
     assert kinds <= {"config.toml", "results.json", "timing.json", "predictions.csv.gz", "NOTES.md"}
-    assert sum(path.stat().st_size for path in files) < 8_000_000
+    assert sum(path.stat().st_size for path in files) < 10_000_000
     assert not [path for path in files if path.suffix in (".json", ".toml") and "data_root" in path.read_text()]
