@@ -26,7 +26,7 @@ def explain(boxed: str, words: Sequence[str], options: Collection[str]) -> str:
     parts = sections(boxed)
     found = unknown_option(words, options) or word_too_many(parts) or missing(parts) or bad_value(parts, words)
     command = f"clipcil {words[0]}" if options else "clipcil"
-    said = found or flat(parts[1]) or "the command could not be read"
+    said = (found or flat(parts[1]) or "the command could not be read").rstrip(".")
     return f"{said}{'' if said.endswith('?') else ';'} {command} --help tells more"
 
 
