@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import re
 import signal
@@ -19,8 +18,13 @@ def start(folder: Path, *words: str) -> subprocess.Popen[str]:
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
     command = [sys.executable, "-m", "clipcil", *words]
     pipe = subprocess.PIPE
-    # A background job has SIGINT ignored, and hands that on: here it is what a terminal would have it be.
-    restore = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+
+    def restore() -> None:
+        """A background job has SIGINT ignored, one under nohup SIGHUP, and hands that on: here they are as a terminal
+        has them."""
+        for number in (signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, signal.SIG_DFL)
+
     return subprocess.Popen(
         command, cwd=folder, env=environment, stdout=pipe, stderr=pipe, text=True, preexec_fn=restore
     )
