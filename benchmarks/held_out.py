@@ -33,6 +33,7 @@ from clipcil.files import cache_folder, write_json
 from clipcil.heads.stacked import Discriminant, Head, fit_discriminant, fit_ridge, mix
 from clipcil.methods.strata import Strata
 from clipcil.reading import read_text
+from clipcil.report.claims_text import markdown_table
 
 RANDOM = (1024, 2048, 4096)
 OWN_SHARES = (0.25, 0.5)
@@ -193,16 +194,15 @@ def combined(kept: Sequence[Kept], what: str) -> str:
     several, its standard deviation."""
     titles, digits = TITLES[what]
     rows = list(dict.fromkeys(name for each in kept for name in each[what]))
-    lines = [" | ".join([*titles, *(each["title"] for each in kept)])]
-    lines.append(" | ".join("---" for _ in range(len(titles) + len(kept))))
+    lines = []
     for name in rows:
         cells = []
         for each in kept:
             values = each[what].get(name, [])
             spread = f" ± {statistics.stdev(values):.{digits}f}" if len(values) > 1 else ""
             cells.append(f"{statistics.fmean(values):.{digits}f}{spread}" if values else "–")
-        lines.append(" | ".join([name, *cells]))
-    return "\n".join(f"| {line} |" for line in lines)
+        lines.append([*name.split(" | "), *cells])
+    return markdown_table([*titles, *(each["title"] for each in kept)], lines)
 
 
 def read_kept(folder: Path) -> list[Kept]:

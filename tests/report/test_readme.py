@@ -30,7 +30,9 @@ def test_the_readme_and_the_claims_are_what_results_says(tool: ModuleType) -> No
     for path, text in tool.pages(ROOT).items():
         assert path.read_text(encoding="utf-8") == text, f"{path.name} is stale; run python tools/update_readme.py"
     marked = "".join((ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "docs/beyond.md"))
-    assert set(re.findall(r"<!-- results:(\w+)", marked)) == {*tool.TABLES, *tool.HELD_OUT}
+    of_folders = {"choice", *tool.HELD_OUT}
+    assert sorted(re.findall(r"<!-- results:(\w+) -->", marked)) == sorted({*tool.TABLES} - of_folders)
+    assert sorted(re.findall(r"<!-- results:(\w+) [\w/-]+ -->", marked)) == sorted({"beyond", *of_folders})
     assert marked.count("<!-- results:") == marked.count("<!-- /results -->")
 
 
@@ -60,5 +62,5 @@ def test_the_evidence_has_no_weights_and_names_no_folder_of_a_machine() -> None:
     files = [path for folder in (RESULTS, OTHER) for path in folder.rglob("*") if path.is_file()]
     kinds = {path.name for path in files}
     assert kinds <= {"config.toml", "results.json", "timing.json", "predictions.csv.gz", "NOTES.md"}
-    assert sum(path.stat().st_size for path in files) < 10_000_000
+    assert sum(path.stat().st_size for path in files) < 8_000_000
     assert not [path for path in files if path.suffix in (".json", ".toml") and "data_root" in path.read_text()]

@@ -7,7 +7,7 @@ import gzip
 import io
 import zlib
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -43,7 +43,7 @@ def read_predictions(folder: Path) -> list[TestAnswer]:
     """
     path = folder / (PACKED if (folder / PACKED).exists() and not (folder / PLAIN).exists() else PLAIN)
     try:
-        return [_prediction(row) for row in csv.DictReader(io.StringIO(_text(path), newline=""))]
+        return [_prediction(row) for row in _unpacked(csv.DictReader(io.StringIO(_text(path), newline="")))]
     except MissingFileError as error:
         raise UserError(f"{folder} holds no {PLAIN}") from error
     except (OSError, EOFError, ValueError, KeyError, TypeError, csv.Error, zlib.error) as error:
@@ -60,6 +60,16 @@ def _text(path: Path) -> str:
     return content.decode("utf-8")
 
 
+def _unpacked(lines: Iterable[dict[str, str]]) -> Iterator[dict[str, str]]:
+    """Lines with a `row` each, where `write_packed` wrote how far it is from the one before in its task."""
+    task, row = "", 0
+    for line in lines:
+        if "step" in line:
+            row = int(line["step"]) + (row if line["task"] == task else 0)
+            task, line = line["task"], {**line, "row": str(row)}
+        yield line
+
+
 def _prediction(row: dict[str, str]) -> TestAnswer:
     task, place, said = int(row["task"]), int(row["row"]), row.get("probability")
     probability = float(said) if said else None
@@ -69,12 +79,17 @@ def _prediction(row: dict[str, str]) -> TestAnswer:
 
 
 def write_packed(predictions: Iterable[TestAnswer], path: Path) -> None:
-    """Write what statistics and tables need, without the names of pictures: the same bytes every time."""
+    """Write what statistics and tables need, without the names of pictures: the same bytes every time.
+
+    Within a task, steps from row to row stand for the rows: small numbers pack into two thirds of the bytes.
+    """
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["task", "row", "class", "predicted"])
-    ordered = sorted(predictions, key=lambda each: (each.task, each.row))
-    writer.writerows([each.task, each.row, each.true, each.guess] for each in ordered)
+    writer.writerow(["task", "step", "class", "predicted"])
+    task, row = 0, 0
+    for each in sorted(predictions, key=lambda each: (each.task, each.row)):
+        writer.writerow([each.task, each.row - (row if each.task == task else 0), each.true, each.guess])
+        task, row = each.task, each.row
     write_bytes(path, gzip.compress(text.getvalue().encode(), 9, mtime=0))
 
 
