@@ -2,7 +2,7 @@
 
 `<!-- results:NAME FOLDER -->` makes the table from the runs in another folder of the repository instead.
 
-python tools/update_readme.py            # rewrite README.md, docs/beyond.md and docs/claims.md
+python tools/update_readme.py            # rewrite README.md and the pages in docs/ that have tables
 python tools/update_readme.py --check    # say whether they are current; exit code 1 where they are not
 """
 
@@ -109,6 +109,20 @@ def choice_table(runs: Sequence[RunResult]) -> str:
     return markdown_table([*(f"`{key}`" for key in keys), "folds", "accuracy"], lines)
 
 
+def choices_table(runs: Sequence[RunResult]) -> str:
+    """The same for several methods, each of which has settings of its own to choose from."""
+    lines = []
+    for method in sorted({run.method for run in runs}):
+        groups = sorted(group_runs([run for run in runs if run.method == method]), key=lambda group: group.last.mean)
+        own = [flatten(group.first.settings) for group in groups]
+        keys = [key for key in own[0] if len({repr(each.get(key)) for each in own}) > 1]
+        for group, each in zip(groups, own, strict=True):
+            chosen = ", ".join(f"`{key}={show(each.get(key))}`" for key in keys)
+            accuracy = f"{group.last.mean:.1f} ± {group.last.std or 0:.1f}"
+            lines.append([title_of(method), chosen, str(len(group.runs)), accuracy])
+    return markdown_table(["method", "settings", "folds", "accuracy"], lines)
+
+
 HELD_OUT = ("heads", "novelty")
 TABLES: dict[str, Callable[[Sequence[RunResult]], str]] = {
     "methods": methods_table,
@@ -116,6 +130,7 @@ TABLES: dict[str, Callable[[Sequence[RunResult]], str]] = {
     "claims": claims_table,
     "beyond": beyond_table,
     "choice": choice_table,
+    "choices": choices_table,
 }
 
 
@@ -140,13 +155,13 @@ def updated(text: str, root: Path) -> str:
 
 
 def pages(root: Path) -> dict[Path, str]:
-    """The README, the page on Strata and that of claims as they should be."""
+    """The README, the pages on Strata and on baselines, and that of claims, as they should be."""
     runs = find_runs([root / "results"])
     try:
         note = read_text(root / "results" / NOTES)
     except MissingFileError:
         note = ""
-    marked = [root / "README.md", root / "docs" / "beyond.md"]
+    marked = [root / "README.md", root / "docs" / "beyond.md", root / "docs" / "baselines.md"]
     return {
         **{path: updated(read_text(path), root) for path in marked},
         root / "docs" / "claims.md": markdown(judge_claims(runs), runs, note),

@@ -95,6 +95,22 @@ def open_regular(path: Path, *, links: bool = False) -> BinaryIO:
     return os.fdopen(handle, "rb")
 
 
+def is_folder(path: Path) -> bool:
+    """Whether there is a folder; a name that no file system takes, such as one of 5,000 letters, is none."""
+    try:
+        return path.is_dir()
+    except OSError:
+        return False
+
+
+def is_file(path: Path) -> bool:
+    """Whether there is a file."""
+    try:
+        return path.is_file()
+    except OSError:
+        return False
+
+
 def read_bytes(path: Path, most: int = MOST_TEXT, *, links: bool = False) -> bytes:
     """The contents of a regular file of at most `most` bytes."""
     with open_regular(path, links=links) as file:

@@ -39,10 +39,14 @@ def _changes(settings: Any, values: Mapping[str, Any], where: str) -> dict[str, 
         if dataclasses.is_dataclass(inner) and isinstance(value, Mapping):
             changes[key] = override(inner, value, f"{where}{key}.")
         elif dataclasses.is_dataclass(inner) and isinstance(value, type(inner)):
+            check_fields(value, f"{where}{key}.")
             changes[key] = value
         elif dataclasses.is_dataclass(value) and type(value) in type(inner).__mro__:  # a Training for a TowerTraining
             given = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
             changes[key] = override(inner, given, f"{where}{key}.")
+        elif dataclasses.is_dataclass(inner):
+            first = f"{where}{key}.{dataclasses.fields(inner)[0].name}"
+            raise UserError(f"setting '{where}{key}' is '{value}'; it has settings of its own, such as {first}")
         else:
             changes[key] = _convert(value, hints[key], f"{where}{key}")
     return changes
@@ -103,6 +107,20 @@ def to_dict(settings: Any) -> dict[str, Any]:
 def read_toml(path: Path) -> dict[str, Any]:
     """The table in a TOML file of the package or one that a user named."""
     return reading.read_toml(path, links=True)
+
+
+def check_fields(settings: Any, where: str = "") -> None:
+    """Refuse a dataclass instance that was made in Python with a value of a wrong type, or one that is no choice.
+
+    A value that stands for one of the right type, such as "3" for 3, is replaced by it.
+    """
+    hints = typing.get_type_hints(type(settings))
+    for field in dataclasses.fields(settings):
+        value = getattr(settings, field.name)
+        if dataclasses.is_dataclass(value):
+            check_fields(value, f"{where}{field.name}.")
+        else:
+            object.__setattr__(settings, field.name, _convert(value, hints[field.name], f"{where}{field.name}"))
 
 
 def within(name: str, value: float, low: float, high: float = float("inf")) -> None:

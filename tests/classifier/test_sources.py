@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import copy
 import pickle
+import re
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -150,3 +153,60 @@ def test_python_conveniences(tmp_path: Path) -> None:
     assert clipcil.load(tmp_path / "m").classes == model.classes
     with pytest.raises(UserError, match="backbone is of type int"):
         clipcil.Classifier("simplecil", 3)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda model, data: model.learn({1: data["ant"]}), "class name 1 is of type int"),
+        (lambda model, data: model.learn({"ant": None}), "class 'ant' needs a list of pictures"),
+        (lambda model, data: model.learn({"ant": iter(data["ant"])}), "class 'ant' needs a list of pictures"),
+        (lambda model, data: model.forget(3), "class name 3 is of type int"),
+        (lambda model, data: model.predict(None), "a NoneType is no picture"),
+        (lambda model, data: model.predict(data["ant"], top="2"), "top is '2'"),
+        (lambda model, data: model.predict(data["ant"], top=1.5), "top is 1.5"),
+        (lambda model, data: clipcil.Classifier(seed="zero"), "setting 'seed' is 'zero'"),
+        (lambda model, data: clipcil.Classifier(seed=1.5), "setting 'seed' is '1.5'"),
+        (lambda model, data: clipcil.Classifier(clipcil.methods()["simplecil"]), "give the name of a method"),
+        (lambda model, data: clipcil.load_clip("x" * 5000), "no backbone 'xxx"),
+        (lambda model, data: clipcil.load_clip(None), "backbone is of type NoneType"),
+        (lambda model, data: clipcil.Experiment("simplecil", data=data), "data is of type dict"),
+        (lambda model, data: clipcil.Experiment("simplecil", data="x" * 5000), "there is no dataset 'xxx"),
+        (lambda model, data: clipcil.Experiment("dmc", settings=["beta"]), "settings must be a mapping"),
+        (lambda model, data: clipcil.Experiment("dmc", tasks=10, increment=1), "not both"),
+    ],
+)
+def test_likely_mistakes_in_python_are_one_line(taught: Any, call: Callable[[Any, Any], object], message: str) -> None:
+    with pytest.raises(UserError, match=re.escape(message)):
+        call(*taught)
+
+
+@pytest.fixture(scope="module")
+def taught() -> Any:
+    data = pictures(["ant", "bee"])
+    model = clipcil.Classifier("simplecil")
+    model.learn(data)
+    return model, data
+
+
+def test_a_palette_is_part_of_a_picture() -> None:
+    """Two pictures of the same numbers in other colours are two pictures."""
+    tones = {"red": (255, 0, 0), "blue": (0, 0, 255)}
+    painted = {name: Image.new("P", (64, 64), 0) for name in tones}
+    for name, tone in tones.items():
+        painted[name].putpalette(tone * 256)
+    lesson = clipcil.Classifier("simplecil").learn({"a": list(painted.values()), "b": [Image.new("RGB", (64, 64))]})
+    assert not lesson.repeated
+    twice = clipcil.Classifier("simplecil").learn({"a": [painted["red"]] * 2, "b": [painted["blue"]]})
+    assert len(twice.repeated) == 1
+
+
+def test_forgetting_the_only_measured_class_forgets_its_threshold() -> None:
+    many = [Image.new("RGB", (64, 64), (200 + shade, 0, shade)) for shade in range(25)]
+    two = {name: [Image.new("RGB", (64, 64), name)] for name in ("blue", "green")}
+    model, fresh = clipcil.Classifier("discriminant"), clipcil.Classifier("discriminant")
+    model.learn({"red": many, **two})
+    assert model.calibration.threshold is not None
+    model.forget("red")
+    fresh.learn(two)
+    assert model.calibration == fresh.calibration and model.calibration.threshold is None

@@ -19,7 +19,7 @@ from PIL import Image
 
 from clipcil.data.broken import drop_broken
 from clipcil.data.dataset import Dataset
-from clipcil.data.pictures import PictureSet, decode, identity_of_files
+from clipcil.data.pictures import PictureSet, decode, identity_of_files, identity_of_pictures
 from clipcil.data.tree import list_files
 from clipcil.errors import UserError
 
@@ -196,3 +196,53 @@ def test_broken_pictures_are_left_out_and_listed(tmp_path: Path) -> None:
     assert "picture 1 of test" in lines[1]
     assert steps[-1] == ("check", 8, 8)
     assert data.train.identity == train.identity, "what is cached about the others stays good"
+
+
+def photo(seed: int) -> Image.Image:
+    return Image.fromarray(pixels(seed))
+
+
+def with_palette(*colour: int) -> Image.Image:
+    """A picture of one colour, which is in its palette alone."""
+    image = Image.new("P", (8, 8), 0)
+    image.putpalette(colour * 256)
+    return image
+
+
+def test_pictures_in_memory_are_told_apart_by_all_that_decides_how_they_look() -> None:
+    red, blue, clear = with_palette(255, 0, 0), with_palette(0, 0, 255), with_palette(255, 0, 0)
+    clear.info["transparency"] = 0
+    lying = Image.new("RGB", (8, 4), "red")
+    standing = lying.copy()
+    standing.getexif()[274] = 6
+    assert len({identity_of_pictures([each]) for each in (red, blue, clear, lying, standing)}) == 5
+    assert identity_of_pictures([red]) == identity_of_pictures([with_palette(255, 0, 0)])
+    assert decode(standing, "it").size == (4, 8), "as the same file by its path"
+
+
+def test_a_picture_in_memory_that_cannot_be_decoded_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "half.jpg"
+    file.write_bytes(saved(Image.effect_noise((64, 64), 50).convert("RGB"), "JPEG")[:-400])
+    for broken, message in (
+        (Image.open(file), "OSError"),
+        (Image.new("RGB", (0, 5)), "no pixels"),
+        (np.zeros((0, 3)), "no picture"),
+    ):
+        with pytest.raises(UserError, match=message):
+            data = Dataset.from_pictures("made", {"a": [broken], "b": [photo(1)]}, {"a": [photo(2)]})
+            data.train.image(0)
+    data = Dataset.from_pictures("made", {"a": [photo(0), Image.open(file)]}, {"a": [photo(2)]})
+    whole, lines = drop_broken(data)
+    assert len(whole.train) == 1 and len(lines) == 1
+    assert decode(Image.new("La", (4, 4), (100, 255)), "it").getpixel((0, 0)) == (100, 100, 100)
+
+
+def test_pictures_of_a_dataset_are_given_as_to_a_classifier(tmp_path: Path) -> None:
+    file = tmp_path / "a.png"
+    photo(3).save(file)
+    data = Dataset.from_pictures("made", {"a": [str(file), np.asarray(photo(3))]}, {"a": [file.read_bytes()]})
+    assert data.train.image(0).tobytes() == data.train.image(1).tobytes() == data.test.image(0).tobytes()
+    with pytest.raises(UserError, match="class name 3 is of type int"):
+        Dataset.from_pictures("made", {3: [photo(3)]}, {})  # type: ignore[dict-item]
+    with pytest.raises(UserError, match="give the pictures of each class"):
+        Dataset.from_pictures("made", [photo(3)], {})  # type: ignore[arg-type]

@@ -14,6 +14,7 @@ from clipcil.report.runs import find_runs
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "results"
+MARKED = ("README.md", "docs/beyond.md", "docs/baselines.md")
 OTHER = ROOT / "benchmarks/results/grocery-store"
 
 
@@ -29,8 +30,8 @@ def tool() -> ModuleType:
 def test_the_readme_and_the_claims_are_what_results_says(tool: ModuleType) -> None:
     for path, text in tool.pages(ROOT).items():
         assert path.read_text(encoding="utf-8") == text, f"{path.name} is stale; run python tools/update_readme.py"
-    marked = "".join((ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "docs/beyond.md"))
-    of_folders = {"choice", *tool.HELD_OUT}
+    marked = "".join((ROOT / name).read_text(encoding="utf-8") for name in MARKED)
+    of_folders = {"choice", "choices", *tool.HELD_OUT}
     assert sorted(re.findall(r"<!-- results:(\w+) -->", marked)) == sorted({*tool.TABLES} - of_folders)
     assert sorted(re.findall(r"<!-- results:(\w+) [\w/-]+ -->", marked)) == sorted({"beyond", *of_folders})
     assert marked.count("<!-- results:") == marked.count("<!-- /results -->")

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from clipcil.clip import load_clip
+from clipcil.clip import CLIP, load_clip
 from clipcil.data.dataset import open_dataset
 from clipcil.data.reader import Reader
 from clipcil.experiment.experiment import Experiment, Shared
@@ -69,6 +69,18 @@ def test_runs_share_the_tower_and_end_with_the_same_bytes(tmp_path: Path, run: R
     ):
         run(tmp_path / name, kept, **{name: value})
         assert kept.hits == hits, name  # what stage 1 depends on
+
+
+def test_a_backbone_of_another_shape_has_another_tower(tmp_path: Path, run: Runner) -> None:
+    """The same weights with half of the attention heads: what `config.json` says decides, too."""
+    kept, other = RunCache(tmp_path / "cache"), Runner()
+    vision = replace(run.clip.config.vision, heads=run.clip.config.vision.heads // 2)
+    weights = run.clip.state_dict()
+    other.clip = CLIP(replace(run.clip.config, vision=vision), run.clip.tokenizer, run.clip.preprocess, "mini")
+    other.clip.load_state_dict(weights)
+    other.clip.requires_grad_(False).eval()
+    run(tmp_path / "first", kept)
+    assert other(tmp_path / "second", kept) == other(tmp_path / "alone", None) and kept.hits == 0
 
 
 def test_a_damaged_stage_is_trained_again(tmp_path: Path, run: Runner) -> None:

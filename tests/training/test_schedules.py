@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+import re
 from itertools import pairwise
+from typing import Any
 
 import pytest
 import torch
 
+from clipcil.errors import UserError
 from clipcil.training.loop import Training
 
 
@@ -40,3 +43,20 @@ def test_cosine_falls_at_every_step_and_has_mean_one_half() -> None:
     rates = [rate for epoch in by_epoch(Training(epochs=5), steps=20) for rate in epoch]
     assert rates[0] == 1 and all(a > b for a, b in pairwise(rates))
     assert sum(rates) / 100 == pytest.approx(0.505, abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"optimizer": "SGD"}, "setting 'optimizer' is 'SGD'"),
+        ({"schedule": "Cosine"}, "setting 'schedule' is 'Cosine'; did you mean 'cosine'"),
+        ({"epochs": 1.5}, "setting 'epochs' is '1.5'; it must be a whole number"),
+        ({"epochs": "three"}, "setting 'epochs' is 'three'; it must be a whole number"),
+        ({"lr": None}, "setting 'lr' is 'None'; it must be a number"),
+        ({"epochs": -1}, "setting 'epochs' is -1; it must be between 0"),
+    ],
+)
+def test_a_training_made_in_python_is_checked_like_one_of_the_command_line(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=re.escape(message)):
+        Training(**given)
+    assert Training(epochs="3").epochs == 3  # type: ignore[arg-type]

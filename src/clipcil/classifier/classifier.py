@@ -30,7 +30,7 @@ from clipcil.experiment.notebook import notebook_progress
 from clipcil.experiment.spec import RunSpec, method_settings
 from clipcil.methods.registry import find_method
 from clipcil.network import allow_downloads, on_behalf_of_a_folder
-from clipcil.settings import nested, override
+from clipcil.settings import build, nested, override
 
 DEFAULT_METHOD = "strata"
 """The method of a new model where none is named."""
@@ -73,10 +73,10 @@ class Classifier(TaughtModel):
         **settings: Any,
     ) -> None:
         name = backbone_name(backbone)
-        spec = RunSpec(method=method, data="folder", backbone=name, seed=seed)
+        spec = build(RunSpec, {"method": find_method(method).name, "data": "folder", "backbone": name, "seed": seed})
         config = method_settings(spec, nested(settings))
         clip = backbone if isinstance(backbone, CLIP) else load_clip(name)
-        self._open(find_method(method), config, clip, name, seed, device)
+        self._open(find_method(method), config, clip, name, spec.seed, device)
         self._set_state((self.facts(), {}))
 
     @property
@@ -257,8 +257,8 @@ class Classifier(TaughtModel):
         Raises:
             UserError: The model has learnt nothing, or `top` is below 1.
         """
-        if top < 1:
-            raise UserError(f"top is {top}; ask for 1 class or more")
+        if not isinstance(top, int) or top < 1:
+            raise UserError(f"top is {top!r}; ask for 1 class or more")
         names, how = self.classes, self.calibration
         for picture, result in self._scores(pictures):
             if isinstance(result, UserError):
@@ -282,11 +282,13 @@ class Classifier(TaughtModel):
         self._method.forget(index)
         del self._known[index]
         self._held, self._taught = self._held.without(index), self._taught.without(index)
-        if len(self._held):  # scores change when there are fewer classes
+        labels = self._held.labels  # scores change when there are fewer classes
+        if len(labels):
             logits, novelty = held_out_scores(self._method, self._held)
-            self.calibration = calibrate(logits, self._held.labels, self._method.score_scale, novelty)
-            labels = self._held.labels
+            self.calibration = calibrate(logits, labels, self._method.score_scale, novelty)
             self._count_right(evaluate_scores(logits, novelty, labels, self.classes, self.calibration))
+        else:
+            self.calibration = calibrate(torch.zeros(0, len(self._known)), labels, self._method.score_scale)
         self._previous = before
 
     def rename(self, old: str, new: str) -> None:

@@ -25,7 +25,7 @@ from clipcil.clip import CLIP, load_clip
 from clipcil.clip.loading import MINI_1
 from clipcil.data.batch import TensorBatch
 from clipcil.data.dataset import Dataset
-from clipcil.data.names import same_name
+from clipcil.data.names import need_text, same_name
 from clipcil.data.pictures import PictureSet
 from clipcil.data.reader import Pictures, Reader
 from clipcil.data.stream import Task
@@ -236,7 +236,7 @@ class TaughtModel:
 
     def _find(self, name: str) -> int | None:
         """The class called `name`. CLIP reads everything in lower case, so case makes no difference."""
-        key = same_name(name)
+        key = same_name(need_text(name))
         return next((i for i, known in enumerate(self._known) if same_name(known.name) == key), None)
 
     def _need(self, name: str) -> int:

@@ -11,8 +11,8 @@ from PIL import Image
 from clipcil.classifier.classifier import Classifier
 from clipcil.classifier.evaluation import Answer, Evaluation, wilson_interval
 from clipcil.classifier.model_folder import Known
-from clipcil.classifier.sources import as_picture
 from clipcil.classifier.wording import counted
+from clipcil.data.given import as_picture
 from clipcil.data.pictures import decode
 from clipcil.errors import UserError
 from clipcil.report import html

@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from clipcil.classifier.sources import as_picture
 from clipcil.classifier.unknown import Calibration, probabilities
 from clipcil.clip import CLIP
 from clipcil.data.batch import Batch, TensorBatch
+from clipcil.data.given import as_picture
 from clipcil.data.pictures import DECODING_THREADS, decoded
 from clipcil.errors import UserError
 from clipcil.methods.base import Method

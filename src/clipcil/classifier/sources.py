@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,8 @@ from torch import Tensor
 from clipcil.classifier.layout import check_layout
 from clipcil.data.dataset import Dataset
 from clipcil.data.datasets.folder import picture_files, read_tree
-from clipcil.data.names import clean_name
+from clipcil.data.given import as_picture
+from clipcil.data.names import clean_name, need_text
 from clipcil.data.pictures import Picture, PictureSet
 from clipcil.data.tree import list_files
 from clipcil.errors import UserError
@@ -50,19 +51,6 @@ def read_source(source: Source, subfolders: bool = False) -> Dataset:
     return _learnable(str(root), names, picture_files(str(root), root, files, labels))
 
 
-def as_picture(thing: Any) -> Picture:
-    """A path, bytes of a file, a PIL picture, or an array (height, width[, 1, 3 or 4]) of bytes or of floats in 0…1."""
-    if isinstance(thing, str | Path):
-        return Path(thing)
-    if isinstance(thing, bytes | Image.Image):
-        return thing
-    if isinstance(thing, Tensor):
-        thing = thing.detach().cpu().numpy()
-    if isinstance(thing, np.ndarray):
-        return _from_array(thing)
-    raise UserError(f"a {type(thing).__name__} is no picture; give a path, bytes, a PIL image or an array")
-
-
 def as_list(pictures: Any) -> tuple[list[Any] | Any, bool]:
     """One picture or many → something to iterate over, and whether it was one.
 
@@ -82,6 +70,8 @@ def as_list(pictures: Any) -> tuple[list[Any] | Any, bool]:
             f"an array of shape {shape} is not clearly one picture or many; one is (height, width[, 3 or 4]), many are"
             f" (number, height, width, 3), or a list{hint}"
         )
+    if not isinstance(pictures, Iterable):
+        as_picture(pictures)  # says what it is, and what would be a picture
     return pictures, False
 
 
@@ -103,27 +93,14 @@ def _from_mapping(source: Mapping[str, Sequence[Any]]) -> Dataset:
     pictures: list[Picture] = []
     labels: list[int] = []
     for label, (name, things) in enumerate(source.items()):
-        if isinstance(things, str | bytes | Path | Image.Image) or as_list(things)[1] or not len(things):
+        several = isinstance(things, Sequence | np.ndarray | Tensor) and not isinstance(things, str | bytes)
+        if not several or as_list(things)[1] or not len(things):
             raise UserError(f"class '{name}' needs a list of pictures, such as {{'{name}': ['a.jpg', 'b.jpg']}}")
         pictures += [as_picture(thing) for thing in things]
         labels += [label] * len(things)
     # Pictures in memory have no name to recognise them by, and nothing is kept of them anyway.
     train = PictureSet("pictures", pictures, torch.tensor(labels, dtype=torch.int64), uuid.uuid4().hex[:24])
-    return _learnable("pictures", [clean_name(name) for name in source], train)
-
-
-def _from_array(array: np.ndarray) -> Image.Image:
-    if array.ndim == 3 and array.shape[2] == 1:
-        array = array[..., 0]
-    if array.ndim not in (2, 3) or (array.ndim == 3 and array.shape[2] not in (3, 4)) or not array.size:
-        raise UserError(f"an array of shape {tuple(array.shape)} is no picture; it must be (height, width[, 3 or 4])")
-    if array.dtype == np.uint8:
-        return Image.fromarray(array)
-    if not np.issubdtype(array.dtype, np.floating):
-        raise UserError(f"an array of {array.dtype} is no picture; give bytes (uint8), or floats between 0 and 1")
-    if not bool(((array >= 0) & (array <= 1)).all()):
-        raise UserError("an array of floats must lie between 0 and 1 to be a picture; divide by 255, or give uint8")
-    return Image.fromarray((array * 255).round().astype(np.uint8))
+    return _learnable("pictures", [clean_name(need_text(name)) for name in source], train)
 
 
 def _learnable(name: str, classes: list[str], train: PictureSet, templates: tuple[str, ...] = (TEMPLATE,)) -> Dataset:

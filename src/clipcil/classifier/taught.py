@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from clipcil.data.dataset import Dataset
-from clipcil.data.pictures import Picture
+from clipcil.data.pictures import Picture, contents
 from clipcil.errors import UserError
 
 LABELS, CHECKSUMS = "taught.labels", "taught.checksums"
@@ -37,8 +37,7 @@ def checksum(picture: Picture) -> int:
         except OSError:
             digest.update(uuid.uuid4().bytes)
     else:
-        digest.update(f"{picture.mode} {picture.size}".encode())
-        digest.update(picture.tobytes())
+        digest.update(contents(picture))
     return int.from_bytes(digest.digest(), "little", signed=True)
 
 

@@ -16,6 +16,7 @@ from clipcil.clip.tokenizer import FILES, Tokenizer
 from clipcil.clip.trunk import Trunk
 from clipcil.clip.weights import fill, read_json, read_safetensors
 from clipcil.errors import UserError
+from clipcil.reading import is_file, is_folder
 
 MINI = Path(__file__).parent / "mini"
 MINI_1 = "cf5c7e696f30/237319a126c6"
@@ -31,12 +32,14 @@ def backbone_name(backbone: object) -> str:
     """
     if isinstance(backbone, CLIP):
         return backbone.name
-    if isinstance(backbone, str | Path):
-        return str(backbone)
+    if isinstance(backbone, Path):
+        return "./mini" if backbone == Path("mini") else str(backbone)  # a folder, not the embedded one
+    if isinstance(backbone, str):
+        return backbone
     raise UserError(f"backbone is of type {type(backbone).__name__}; give a name, a path or a CLIP")
 
 
-def load_clip(name: str = "mini") -> CLIP:
+def load_clip(name: str | Path = "mini") -> CLIP:
     """Load a backbone: a frozen CLIP in evaluation mode, in float32.
 
     Args:
@@ -57,12 +60,13 @@ def load_clip(name: str = "mini") -> CLIP:
         >>> clip.encode_texts(["a photo of a cat.", "a photo of a dog."]).shape
         torch.Size([2, 384])
     """
+    name = backbone_name(name)
     if name == "mini":
         return _from_folder(MINI, name)
     path = Path(name).expanduser()
-    if path.is_dir():
+    if is_folder(path):
         return _from_folder(path, name)
-    if path.is_file():
+    if is_file(path):
         return _from_file(path, name)
     if hub.is_id(name) and path.suffix not in (".pt", ".safetensors"):
         folder = hub.download(name)

@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from clipcil.data.names import check_names
-from clipcil.data.pictures import Picture, PictureSet, identity_of_pictures
+from clipcil.data.given import as_picture
+from clipcil.data.names import check_names, need_text
+from clipcil.data.pictures import PictureSet, identity_of_pictures
 from clipcil.errors import UserError, nearest
 from clipcil.plugins import plugins
 from clipcil.settings import build, to_dict
@@ -53,28 +54,32 @@ class Dataset:
     def from_pictures(
         cls,
         name: str,
-        train: Mapping[str, Sequence[Picture]],
-        test: Mapping[str, Sequence[Picture]],
+        train: Mapping[str, Sequence[Any]],
+        test: Mapping[str, Sequence[Any]],
         templates: tuple[str, ...] = ("a photo of a {}.",),
     ) -> Dataset:
         """A dataset of your own pictures; nothing is decoded yet.
 
         Args:
             name: What it is called.
-            train: Training pictures of each class by its name: paths, bytes of files, or PIL images.
+            train: Training pictures of each class by its name: paths, bytes of files, PIL images or arrays.
             test: Test pictures of the same classes.
             templates: Sentences about a class, `{}` standing for its name.
 
         Raises:
             UserError: A class of `test` is not in `train`, or two names cannot be told apart.
         """
-        classes = list(train)
+        for each in (train, test):
+            if not isinstance(each, Mapping):
+                raise UserError(f"{name}: give the pictures of each class, such as {{'cat': ['a.jpg', 'b.jpg']}}")
+        classes = [need_text(each) for each in train]
         if unknown := [each for each in test if each not in train]:
             raise UserError(f"{name}: class '{unknown[0]}' has test pictures but no training pictures")
 
-        def part(called: str, pictures: Mapping[str, Sequence[Picture]]) -> PictureSet:
-            every = [picture for label in classes for picture in pictures.get(label, ())]
-            labels = [index for index, label in enumerate(classes) for _ in pictures.get(label, ())]
+        def part(called: str, pictures: Mapping[str, Sequence[Any]]) -> PictureSet:
+            given = [[as_picture(each) for each in pictures.get(label, ())] for label in classes]
+            every = [picture for of_class in given for picture in of_class]
+            labels = [index for index, of_class in enumerate(given) for _ in of_class]
             return PictureSet(called, every, torch.tensor(labels, dtype=torch.int64), identity_of_pictures(every))
 
         return cls(name, classes, part(f"{name} train", train), part(f"{name} test", test), templates)

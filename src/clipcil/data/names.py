@@ -34,6 +34,17 @@ def same_name(name: str) -> str:
     return unicodedata.normalize("NFC", clean_name(name).casefold())
 
 
+def need_text(name: object) -> str:
+    """A class name that a caller gave, which must be text.
+
+    Raises:
+        UserError: It is something else, such as a number.
+    """
+    if not isinstance(name, str):
+        raise UserError(f"class name {name!r} is of type {type(name).__name__}; give text, such as '{name}'")
+    return name
+
+
 def shorten(name: str, length: int = 60) -> str:
     """A name as a one-line message can show it."""
     return name if len(name) <= length else f"{name[:length]}… ({len(name)} characters)"
@@ -55,7 +66,7 @@ def check_names(dataset: str, names: Sequence[str]) -> None:
         raise UserError(f"{dataset} has no classes")
     seen: dict[str, str] = {}
     for place, name in enumerate(names):
-        if not name.strip():
+        if not need_text(name).strip():
             raise UserError(f"{dataset}: class {place} has an empty name; give it one")
         if len(name) > LONGEST:
             raise UserError(f"{dataset}: class name '{shorten(name)}' is too long for a prompt; shorten it")

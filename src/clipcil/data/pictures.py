@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from PIL import Image, ImageOps
+from PIL import ExifTags, Image, ImageOps
 from torch import Tensor
 
 from clipcil.errors import UserError, first_line
@@ -102,24 +102,31 @@ def decoded(picture: Picture, called: str) -> Iterator[Image.Image]:
 
 
 def _decode(picture: Picture, called: str, turn: ExitStack) -> Image.Image:
-    if isinstance(picture, Image.Image):
-        return _to_rgb(picture)
     try:
+        if isinstance(picture, Image.Image):
+            return _finish(picture, called, turn)
         if isinstance(picture, Path) and not stat.S_ISREG(picture.stat().st_mode):
             raise UserError(f"{called} is not a file; replace or remove it")  # opening a pipe might never return
         with Image.open(io.BytesIO(picture) if isinstance(picture, bytes) else picture, formats=_formats()) as image:
-            if image.width * image.height > MAX_PIXELS:
-                size = f"{image.width}×{image.height}"
-                raise UserError(f"{called}: {size} pixels is too large to decode safely; make it smaller")
-            if image.width * image.height > LARGE:
-                turn.enter_context(_one_at_a_time)
-            image.load()
-            return _to_rgb(_upright(image))
+            return _finish(image, called, turn)
     except UserError:
         raise
     except Exception as error:  # a damaged file can raise anything, because its decoder trusts the header
         message = f"{called} is not a picture that can be read ({_short(error)}); replace or remove it"
         raise UserError(message) from error
+
+
+def _finish(image: Image.Image, called: str, turn: ExitStack) -> Image.Image:
+    """An opened picture, of which no more than the header may have been read."""
+    pixels = image.width * image.height
+    if not pixels:
+        raise UserError(f"{called} has no pixels; replace or remove it")
+    if pixels > MAX_PIXELS:
+        raise UserError(f"{called}: {image.width}×{image.height} pixels is too large to decode safely; make it smaller")
+    if pixels > LARGE:
+        turn.enter_context(_one_at_a_time)
+    image.load()
+    return _to_rgb(_upright(image))
 
 
 @cache
@@ -144,7 +151,9 @@ def _upright(image: Image.Image) -> Image.Image:
 def _to_rgb(image: Image.Image) -> Image.Image:
     if image.mode == "F" or image.mode.startswith("I"):
         image = _eight_bits(image)
-    if image.mode in ("RGBA", "LA", "PA", "La", "RGBa") or "transparency" in image.info:
+    if image.mode == "La":  # PIL turns it into nothing else
+        image = image.convert("LA")
+    if image.mode in ("RGBA", "LA", "PA", "RGBa") or "transparency" in image.info:
         return _on_white(image)
     return image.convert("RGB")
 
@@ -201,11 +210,22 @@ def identity_of_pictures(pictures: Sequence[Picture]) -> str:
         if isinstance(picture, Path):
             digest.update(identity_of_files([picture]).encode())
         else:
-            data = (
-                picture if isinstance(picture, bytes) else f"{picture.mode}{picture.size}".encode() + picture.tobytes()
-            )
-            digest.update(hashlib.sha256(data).digest())
+            digest.update(hashlib.sha256(picture if isinstance(picture, bytes) else contents(picture)).digest())
     return digest.hexdigest()[:24]
+
+
+def contents(image: Image.Image) -> bytes:
+    """Bytes that are equal for pictures in memory that look alike to `decode`, and for no others.
+
+    A picture that cannot be decoded has only a header here: whoever decodes it will say so.
+    """
+    try:
+        tags = {"palette": image.getpalette("RGBA"), "transparency": image.info.get("transparency")}
+        tags["turned"] = image.getexif().get(ExifTags.Base.Orientation)
+        shown = "".join(f" {name} {value}" for name, value in tags.items() if value is not None)
+        return f"{image.mode}{image.size}{shown}".encode() + image.tobytes()
+    except Exception as error:  # a damaged file can raise anything, because its decoder trusts the header
+        return f"{image.mode}{image.size} cannot be read: {_short(error)}".encode()
 
 
 def identity_of_files(paths: Sequence[Path], root: Path | None = None) -> str:

@@ -169,6 +169,14 @@ class Pictures:
         rows = hashlib.sha256(self._rows.numpy().tobytes()).hexdigest()
         return f"{self._set.key}:{rows}:{self._reader.clip.preprocess.fingerprint}"
 
+    def check(self) -> None:
+        """Refuse, where the task of these pictures has ended.
+
+        Raises:
+            UserError: It has.
+        """
+        self._gate.check(self._set.name)
+
     @property
     def labels(self) -> Tensor:
         """(B,) int64 class indices, on the reader's device."""

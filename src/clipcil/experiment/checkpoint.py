@@ -25,7 +25,8 @@ from clipcil.experiment import shards
 from clipcil.files import refuse_links, sha256, sweep_parts, uninterrupted, whole_file, write_json
 from clipcil.methods.base import Method
 from clipcil.reading import Between, Count, Text, read_json, read_tensors, typed
-from clipcil.training.loop import Snapshot, random_state, set_random_state
+from clipcil.training.loop import Snapshot
+from clipcil.training.own_random import random_state, set_random_state
 
 Size = Annotated[int, Between(1, 10**6)]
 KEEP = 2

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from clipcil.experiment.monitor import RunMonitor
 from clipcil.experiment.notebook import default_display
 from clipcil.experiment.results import Results
 from clipcil.experiment.spec import PROCESSES, RunSpec, as_table, method_settings, resolved
-from clipcil.files import run_lock
+from clipcil.files import run_lock, sha256
 from clipcil.memory.gaussians import GaussianMemory
 from clipcil.methods.base import Method
 from clipcil.methods.registry import find_method
@@ -35,6 +36,7 @@ from clipcil.network import on_behalf_of_a_folder
 from clipcil.reading import Count, typed
 from clipcil.settings import build, merge, nested, to_dict
 from clipcil.training.loop import Session
+from clipcil.training.own_random import OwnState
 
 HEADER = ("task", "classes", "A_k", "weighted", "newest", "first", "seconds")
 
@@ -86,15 +88,21 @@ class Experiment:
     ) -> None:
         kind = find_method(method) if isinstance(method, str) else _own_method(method)
         choices, own = _split(options, kind)
+        if not isinstance(data, str | Path | Dataset):
+            raise UserError(f"data is of type {type(data).__name__}; give a name, a folder or a clipcil.Dataset")
+        if options.get("tasks") is not None and options.get("increment") is not None:
+            raise UserError("give the number of tasks or the increment, not both")
         choices |= {"method": kind.name, "data": data.name if isinstance(data, Dataset) else str(data)}
         choices |= {"backbone": backbone_name(backbone)}
         spec = build(RunSpec, choices)
         if isinstance(data, Dataset):
             if spec.data_options or spec.data_root:
                 raise UserError("data_root and data_options are for datasets by name; this dataset is open already")
-            spec = dataclasses.replace(spec, device=find_device(spec.device))
+            spec = replace(spec, device=find_device(spec.device))
         else:
-            spec = resolved(spec)
+            spec = resolved(replace(spec, data="folder", data_root=data) if isinstance(data, Path) else spec)
+        if settings is not None and not isinstance(settings, Mapping):
+            raise UserError("settings must be a mapping, such as {'beta': 0.2}")
         config = method_settings(spec, merge(settings or {}, nested(own)), preset, kind)
         self._set_up(spec, config, kind, shared, data if isinstance(data, Dataset) else None)
         if isinstance(backbone, CLIP):
@@ -137,6 +145,9 @@ class Experiment:
         self._records: list[Record] = []
         self._drift: list[dict[str, float] | None] = []
         self._before: GaussianMemory | None = None
+        self._unfinished: int | None = None  # a task whose learning was interrupted
+        self._random = OwnState()
+        self._in_folder = False  # whether `run` has begun
         self._loaded: Parts | None = None
         self._fabric: Any = None
         self._named = True  # whether what is loaded was named by the user, not by a folder
@@ -159,7 +170,7 @@ class Experiment:
     @property
     def results(self) -> Results:
         """Accuracies after every task learnt so far."""
-        return self.evaluate()
+        return self._results() if self._unfinished is not None and self._records else self.evaluate()
 
     def __len__(self) -> int:
         """Number of tasks."""
@@ -167,13 +178,15 @@ class Experiment:
 
     def __iter__(self) -> Iterator[Task]:
         """The tasks that are not learnt yet. A task's pictures cannot be read once the next task is asked for."""
+        self._check_whole()
         self._tasks = self.stream.tasks(len(self.method.sizes))  # kept: a task ends with the iterator it came from
         return self._tasks
 
     def __repr__(self) -> str:
         what = f"{self._kind.title} on {self.spec.data}"
         if self._loaded is not None:
-            what += f": {len(self.stream.names)} classes in {len(self)} tasks"
+            stream = self._loaded.stream
+            what += f": {len(stream.names)} classes in {len(stream)} tasks"
         return f"{what}, backbone {self.spec.backbone}, seed {self.spec.seed}, device {self.spec.device}"
 
     def learn(self, task: Task) -> None:
@@ -183,15 +196,19 @@ class Experiment:
             task: The next task, from iterating over the experiment.
 
         Raises:
-            UserError: It is not the next task.
+            UserError: It is not the next task, or it has ended.
         """
         learner, monitor = self._ready().learner, self._monitor
+        self._check_whole()
+        learner.check(task)
         if learner.method.sizes:
             self.evaluate()
         monitor.task = task.index
         self._before = copy_memory(learner.method)
-        with monitor.phase("learning"):
+        self._unfinished = task.index
+        with monitor.phase("learning"), self._random.active():
             learner.learn(task)
+        self._unfinished = None
 
     def evaluate(self) -> Results:
         """Evaluate on the test pictures of every class seen, unless that is done already.
@@ -200,9 +217,10 @@ class Experiment:
             The results after all tasks so far; `last` is the accuracy now.
 
         Raises:
-            UserError: Nothing is learnt yet.
+            UserError: Nothing is learnt yet, or learning was interrupted.
         """
         method, stream, monitor = self.method, self.stream, self._monitor
+        self._check_whole()
         newest = len(method.sizes) - 1
         if newest < 0:
             raise UserError("no task is learnt yet; learn one before evaluating")
@@ -212,14 +230,18 @@ class Experiment:
             with monitor.phase("drift"):
                 before = self._before
                 self._drift.append(measure_drift(before, method, stream, newest) if before is not None else None)
+        return self._results()
+
+    def _results(self) -> Results:
         held_out = f"measured on {self.spec.hold_out} held-out training pictures per class, not on the test pictures"
-        notes = [*method.notes(), *([held_out] if self.spec.hold_out else [])]
+        stream, notes = self.stream, [*self.method.notes(), *([held_out] if self.spec.hold_out else [])]
         return Results(self.table, stream.names, stream.sizes, list(self._records), list(self._drift), notes)
 
     def run(self, folder: str | Path, *, display: Display | None = None, resume: bool = True) -> Results:
         """Learn and evaluate every task, writing results and checkpoints to `folder`.
 
-        Killed at any moment, the same call continues from the last checkpoint and ends with the same results.
+        Killed or interrupted at any moment, the same call continues from the last checkpoint and ends with the same
+        results.
 
         Args:
             folder: Where the run is kept; no other process may be writing to it.
@@ -230,8 +252,10 @@ class Experiment:
             UserError: The folder holds something else, or training diverged.
         """
         folder, display = Path(folder), display or default_display()
-        if self._loaded is not None:
+        if self._loaded is not None and not self._in_folder:
             raise UserError("this experiment has begun outside a run folder; make a new Experiment for run()")
+        self._in_folder, self._unfinished, self._loaded = True, None, None  # the folder says how far it is
+        self._records, self._drift = [], []
         self.launch()
         if rank() > 0:
             return self._follow()
@@ -267,7 +291,8 @@ class Experiment:
                 started = time.perf_counter()
                 self.learn(task)
                 results = self.evaluate()
-                checkpoints.save(task.index + 1, self.method, self._facts())
+                with self._random.active():  # it is saved, too
+                    checkpoints.save(task.index + 1, self.method, self._facts())
                 snapshots.clear()
                 display.row(_row(results, time.perf_counter() - started), HEADER)
             self._monitor.cut_log()
@@ -296,7 +321,8 @@ class Experiment:
         return {**facts, "log_size": monitor.log_size, "seconds": monitor.seconds}
 
     def _restore(self, kept: Loaded) -> None:
-        CheckpointFolder.restore(kept, self.method)
+        with self._random.active():
+            CheckpointFolder.restore(kept, self.method)
         facts: _Kept = typed(kept.facts, _Kept)
         if not len(facts.records) == len(facts.drift) == kept.tasks:
             raise UserError(f"the checkpoint after task {kept.tasks} has {len(facts.records)} records; start anew")
@@ -312,10 +338,20 @@ class Experiment:
             "backbone": clip.fingerprint,
             "preprocessing": clip.preprocess.fingerprint,
             "dataset": {"name": self.spec.data, "train": data.train.key, "test": data.test.key},
+            "labels": [hashlib.sha256(part.labels.numpy().tobytes()).hexdigest() for part in (data.train, data.test)],
+            "templates": list(data.templates),
+            "files": {key: sha256(path) for key, path in vars(self.config).items() if isinstance(path, Path)},
             "classes": self.stream.names,
             "sizes": self.stream.sizes,
             "config": self.table,
         }
+
+    def _check_whole(self) -> None:
+        if self._unfinished is not None:
+            raise UserError(
+                f"learning task {self._unfinished + 1} was interrupted, so the method is in no state to go on;"
+                " make a new Experiment, or use run(folder), which continues"
+            )
 
     def _ready(self, monitor: RunMonitor | None = None) -> Parts:
         """Backbone, data, tasks and method, loaded when first needed."""
@@ -323,7 +359,7 @@ class Experiment:
             monitor = monitor or RunMonitor(None, default_display(), None)
             self.launch()
             session = Session(self._fabric, monitor, self._shared.run_cache)
-            with monitor.phase("loading"), on_behalf_of_a_folder(self._named):
+            with monitor.phase("loading"), on_behalf_of_a_folder(self._named), self._random.active():
                 self._loaded = load_parts(self.spec, self.config, self._kind, session, self._shared, self._dataset)
             self._loaded.reader.on_progress = monitor.display.progress
             self._monitor = monitor

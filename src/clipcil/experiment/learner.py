@@ -44,15 +44,24 @@ class Learner:
         self.method.eval()
         return self.method
 
-    def learn(self, task: Task) -> None:
-        """Learn a task of new classes.
+    def check(self, task: Task) -> None:
+        """Refuse a task that cannot be learnt now.
 
         Raises:
-            UserError: It is not the next task.
+            UserError: It is not the next one, or it has ended.
         """
         learnt = len(self.method.sizes)
         if task.index != learnt:
             raise UserError(f"task {task.index + 1} is not the next one: {learnt} tasks are learnt")
+        task.pictures.check()
+
+    def learn(self, task: Task) -> None:
+        """Learn a task of new classes.
+
+        Raises:
+            UserError: It is not the next task, or it has ended.
+        """
+        self.check(task)
         self.method.learn(task)
 
     def learn_again(self, task: Task) -> None:

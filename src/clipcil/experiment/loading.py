@@ -59,7 +59,10 @@ def load_parts(
     if kind.tunes_tower:
         reader = Reader(clip, cache_folder(), session.device, run_cache=session.run_cache)
     else:
-        reader = shared.readers.setdefault(spec.backbone, Reader(clip, cache_folder(), session.device, shared=True))
+        reader = shared.readers.get(spec.backbone) or Reader(clip, cache_folder(), session.device, shared=True)
+        if reader.clip is not clip or reader.device != session.device:  # the same name for another backbone
+            reader = Reader(clip, cache_folder(), session.device, shared=True)
+        shared.readers[spec.backbone] = reader
     order = class_order(spec.order, dataset.classes)
     tasks = None if spec.tasks == TASKS else spec.tasks  # the default adapts to fewer classes
     stream = TaskStream(dataset, reader, order, task_sizes(len(order), tasks, spec.increment, spec.base))
@@ -81,11 +84,18 @@ def _backbone(name: str, shared: Shared) -> CLIP:
 
 def _open(spec: RunSpec, shared: Shared, dataset: Dataset | None) -> tuple[Dataset, list[str]]:
     """The dataset, opened once for all experiments that share, and what there is to say about it."""
+    if dataset is not None:
+        return _with_notes(dataset, spec.skip_broken)
     place = repr((spec.data, spec.data_root, sorted(spec.data_options.items()), spec.skip_broken))
-    if dataset is not None or place not in shared.datasets:
-        dataset = dataset or open_dataset(spec.data, spec.data_root, spec.data_options)
-        broken: list[str] = []
-        if spec.skip_broken:
-            dataset, broken = drop_broken(dataset)
-        shared.datasets[place] = (dataset, [*dataset.notes, *(f"left out: {line}" for line in broken)])
+    if place not in shared.datasets:
+        opened = open_dataset(spec.data, spec.data_root, spec.data_options)
+        shared.datasets[place] = _with_notes(opened, spec.skip_broken)
     return shared.datasets[place]
+
+
+def _with_notes(dataset: Dataset, skip_broken: bool) -> tuple[Dataset, list[str]]:
+    """The dataset, without broken pictures where these are skipped, and what there is to say about it."""
+    broken: list[str] = []
+    if skip_broken:
+        dataset, broken = drop_broken(dataset)
+    return dataset, [*dataset.notes, *(f"left out: {line}" for line in broken)]

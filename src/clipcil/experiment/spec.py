@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from clipcil.errors import UserError
+from clipcil.reading import is_folder
 from clipcil.settings import merge, override, read_toml, to_dict, within
 
 if TYPE_CHECKING:
@@ -193,7 +194,7 @@ def resolved(spec: RunSpec) -> RunSpec:
     from clipcil.data.dataset import datasets, full_options
     from clipcil.experiment.device import find_device
 
-    if spec.data not in datasets() and Path(spec.data).is_dir():
+    if spec.data not in datasets() and is_folder(Path(spec.data)):
         spec = replace(spec, data="folder", data_root=Path(spec.data))
     return replace(spec, data_options=full_options(spec.data, spec.data_options), device=find_device(spec.device))
 

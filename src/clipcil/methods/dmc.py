@@ -218,7 +218,8 @@ class DMC(Method):
 
         past = {name: value.detach().clone() for name, value in self.tower.named_parameters()}
         what = (self.config.tuned, self.config.tuned_blocks, self.config.lora_rank)
-        given: list[Tensor | str] = [repr(what), task.pictures.key, labels, texts, scale, *past.values()]
+        given: list[Tensor | str] = [repr(what), repr(self.clip.config), task.pictures.key, labels, texts, scale]
+        given += past.values()
         with own_random("stage1", task.index), tuned(self.clip, *what) as parameters:
             self.session.fit("stage1", parameters, task.pictures, loss, self.config.stage1, depends_on=given)
         if self.config.average_tower:

@@ -58,6 +58,8 @@ def _import_all() -> None:
 
 def find_method(name: str) -> type[Method]:
     """The method called `name`."""
+    if not isinstance(name, str):
+        raise UserError(f"method is {name!r}; give the name of a method")
     known = methods()
     if name not in known:
         raise UserError(f"there is no method '{name}'{nearest(name, known)}")

@@ -8,7 +8,7 @@ nothing from one epoch to the next but the parameters.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -20,7 +20,8 @@ from clipcil.data.reader import Pictures
 from clipcil.distributed import average_gradients, world_size
 from clipcil.errors import UserError
 from clipcil.run_cache import Given, RunCache
-from clipcil.settings import within
+from clipcil.settings import check_fields, within
+from clipcil.training.own_random import random_state, set_random_state
 
 CHECK_EVERY = 50
 """Steps between checks of the loss for NaN: a check at every step would synchronise with a GPU."""
@@ -61,6 +62,7 @@ class Training:
     """Maximum gradient norm for clipping; 0 disables clipping."""
 
     def __post_init__(self) -> None:
+        check_fields(self)
         within("epochs", self.epochs, 0, 10**6)
         within("steps", self.steps, 0, 10**9)
         within("lr", self.lr, 0)
@@ -329,16 +331,3 @@ def _put_back(snapshot: Snapshot, flat: list[nn.Parameter], optimizer: torch.opt
                 state.setdefault(int(index), {})[name] = value
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
     set_random_state(snapshot.tensors)
-
-
-def random_state() -> dict[str, Tensor]:
-    """The state of torch's generators, as it is kept in snapshots and checkpoints."""
-    cuda = {"random.cuda": torch.cuda.get_rng_state()} if torch.cuda.is_available() else {}
-    return {"random.cpu": torch.get_rng_state()} | cuda
-
-
-def set_random_state(tensors: Mapping[str, Tensor]) -> None:
-    """Restore what `random_state` returned; `tensors` may hold other things too."""
-    torch.set_rng_state(tensors["random.cpu"])
-    if "random.cuda" in tensors and torch.cuda.is_available():
-        torch.cuda.set_rng_state(tensors["random.cuda"])

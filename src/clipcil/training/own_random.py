@@ -1,12 +1,54 @@
-"""Random numbers of a stage that depend on nothing drawn before it."""
+"""Random numbers that depend on nothing drawn elsewhere: those of a stage, and those of an experiment."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 import torch
+from torch import Tensor
+
+
+def random_state() -> dict[str, Tensor]:
+    """The state of torch's generators, as it is kept in snapshots and checkpoints."""
+    cuda = {"random.cuda": torch.cuda.get_rng_state()} if torch.cuda.is_available() else {}
+    return {"random.cpu": torch.get_rng_state()} | cuda
+
+
+def set_random_state(tensors: Mapping[str, Tensor]) -> None:
+    """Restore what `random_state` returned; `tensors` may hold other things too."""
+    torch.set_rng_state(tensors["random.cpu"])
+    if "random.cuda" in tensors and torch.cuda.is_available():
+        torch.cuda.set_rng_state(tensors["random.cuda"])
+
+
+class OwnState:
+    """The random state of one experiment, which stays as it is between its steps, whatever else draws numbers then.
+
+    What the experiment draws changes nothing outside of it either.
+    """
+
+    def __init__(self) -> None:
+        self._kept: dict[str, Tensor] | None = None
+        self._active = False
+
+    @contextmanager
+    def active(self) -> Iterator[None]:
+        """Draw inside from this state; the state outside is restored afterwards. May be nested."""
+        if self._active:
+            yield
+            return
+        outside = random_state()
+        if self._kept is not None:
+            set_random_state(self._kept)
+        self._active = True
+        try:
+            yield
+        finally:
+            self._active = False
+            self._kept = random_state()
+            set_random_state(outside)
 
 
 @contextmanager

@@ -1,0 +1,171 @@
+"""What a notebook does to an experiment: cells interrupted and run again, two experiments at a time, changed data."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+from short_runs import SAME
+
+from clipcil.clip import CLIP
+from clipcil.data.dataset import Dataset
+from clipcil.data.stream import Task
+from clipcil.errors import UserError
+from clipcil.experiment.experiment import Experiment
+from clipcil.experiment.loading import Shared
+from clipcil.methods.simplecil import SimpleCIL
+
+COLOURS = {"red": ("red", "darkred"), "green": ("lime", "green"), "blue": ("blue", "navy")}
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CLIPCIL_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.fixture(scope="module")
+def colours() -> Dataset:
+    pictures = {name: [Image.new("RGB", (64, 64), tone) for tone in tones] for name, tones in COLOURS.items()}
+    return Dataset.from_pictures("colours", pictures, pictures)
+
+
+class Interrupted(SimpleCIL):
+    """Ctrl-C comes once, in the second task."""
+
+    name, title = "interrupted", "Interrupted"
+    pending = True
+
+    def learn_task(self, task: Task) -> None:
+        if task.index == 1 and type(self).pending:
+            type(self).pending = False
+            raise KeyboardInterrupt
+        super().learn_task(task)
+
+
+@pytest.fixture
+def interrupted() -> Iterator[type[Interrupted]]:
+    Interrupted.pending = True
+    yield Interrupted
+
+
+def test_a_task_that_was_interrupted_does_not_count_as_learnt(
+    colours: Dataset, mini: CLIP, interrupted: type[Interrupted]
+) -> None:
+    experiment = Experiment(interrupted, data=colours, backbone=mini, increment=1)
+    with pytest.raises(KeyboardInterrupt):
+        for task in experiment:
+            experiment.learn(task)
+            experiment.evaluate()
+    for again in (experiment.evaluate, lambda: iter(experiment), lambda: experiment.learn(task)):
+        with pytest.raises(UserError, match=r"learning task 2 was interrupted.*make a new Experiment"):
+            again()
+    assert len(experiment.results.records) == 1, "what was measured before is still there"
+    assert "3 tasks" in repr(experiment)
+
+
+def test_a_task_that_has_ended_is_refused_and_nothing_is_lost(colours: Dataset, mini: CLIP) -> None:
+    experiment = Experiment("simplecil", data=colours, backbone=mini, increment=1)
+    first, *_ = experiment
+    with pytest.raises(UserError, match="a task that has ended"):
+        experiment.learn(first)
+    with pytest.raises(UserError, match="no task is learnt yet"):
+        experiment.evaluate()
+    for task in experiment:
+        experiment.learn(task)
+    assert experiment.results.last == 100
+
+
+def test_the_same_call_goes_on_in_the_same_process(
+    colours: Dataset, mini: CLIP, interrupted: type[Interrupted], tmp_path: Path
+) -> None:
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    experiment = Experiment(interrupted, data=colours, backbone=mini, increment=1)
+    with pytest.raises(KeyboardInterrupt):
+        experiment.run(parts)
+    assert experiment.run(parts).last == experiment.run(parts).last == 100
+    Experiment(interrupted, data=colours, backbone=mini, increment=1).run(whole)
+    assert all((whole / name).read_bytes() == (parts / name).read_bytes() for name in SAME)
+
+
+def test_an_experiment_begun_by_hand_is_not_run(colours: Dataset, mini: CLIP, tmp_path: Path) -> None:
+    experiment = Experiment("simplecil", data=colours, backbone=mini, increment=1)
+    experiment.learn(next(iter(experiment)))
+    with pytest.raises(UserError, match="begun outside a run folder"):
+        experiment.run(tmp_path / "run")
+
+
+@pytest.mark.parametrize("method", ["dmc", "ranpac"])
+def test_experiments_side_by_side_are_those_alone(method: str, colours: Dataset, mini: CLIP) -> None:
+    short = {"stage1.epochs": 2, "stage2.epochs": 2, "stage2.steps": 0} if method == "dmc" else {}
+
+    def make(seed: int) -> Experiment:
+        return Experiment(method, data=colours, backbone=mini, increment=1, seed=seed, **short)
+
+    def state(experiment: Experiment) -> dict[str, torch.Tensor]:
+        return dict(experiment.method.state_dict())
+
+    alone = make(0)
+    torch.manual_seed(5)
+    before = torch.get_rng_state()
+    for task in alone:
+        alone.learn(task)
+    assert torch.equal(torch.get_rng_state(), before), "the caller's random numbers are its own"
+    first, second = make(0), make(1)
+    for task, other in zip(first, second, strict=True):
+        torch.rand(7)
+        first.learn(task)
+        second.learn(other)
+    assert all(torch.equal(value, state(first)[name]) for name, value in state(alone).items())
+    assert any(not torch.equal(value, state(second)[name]) for name, value in state(alone).items())
+
+
+def test_a_folder_belongs_to_its_labels_templates_and_descriptions(
+    colours: Dataset, mini: CLIP, tmp_path: Path
+) -> None:
+    def run(name: str, data: Dataset, method: str = "simplecil", **settings: object) -> None:
+        Experiment(method, data=data, backbone=mini, increment=1, **settings).run(tmp_path / name)
+
+    run("labels", colours)
+    train = replace(colours.train, labels=colours.train.labels.flip(0))
+    with pytest.raises(UserError, match="checkpoint"):
+        run("labels", replace(colours, train=train))
+    run("templates", colours)
+    with pytest.raises(UserError, match="checkpoint"):
+        run("templates", replace(colours, templates=("art of a {}.",)))
+    file = tmp_path / "descriptions.json"
+    for line in ("warm", "cold"):
+        pairs = {one: {two: [f"{one} looks {line}"] for two in COLOURS if two != one} for one in COLOURS}
+        file.write_text(json.dumps(pairs), encoding="utf-8")
+        if line == "warm":
+            run("descriptions", colours, "engine", descriptions=file)
+        else:
+            with pytest.raises(UserError, match="checkpoint"):
+                run("descriptions", colours, "engine", descriptions=file)
+
+
+def test_an_own_dataset_does_not_take_the_place_of_one_by_name(colours: Dataset, mini: CLIP) -> None:
+    shared = Shared(backbones={"mini": mini})
+    assert len(Experiment("simplecil", data=replace(colours, name="emoji"), shared=shared).stream.names) == 3
+    assert len(Experiment("simplecil", data="emoji", shared=shared).stream.names) == 100
+
+
+def test_a_path_is_a_folder_even_if_it_is_called_like_a_dataset(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for part in ("train", "test"):
+        for name, tones in COLOURS.items():
+            place = tmp_path / "emoji" / part / name
+            place.mkdir(parents=True)
+            for tone in tones:
+                Image.new("RGB", (64, 64), tone).save(place / f"{tone}.png")
+    (tmp_path / "mini").mkdir()
+    assert sorted(Experiment("simplecil", data=Path("emoji")).stream.names) == sorted(COLOURS)
+    assert Experiment("simplecil", data="emoji").spec.data == "emoji"
+    with pytest.raises(UserError, match="mini"):
+        Experiment("simplecil", backbone=Path("mini")).stream  # noqa: B018
