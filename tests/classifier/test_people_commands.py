@@ -12,8 +12,11 @@ import pytest
 from picture_helpers import pictures, write_tree
 
 import clipcil
+from clipcil.classifier.model_folder import Known
 from clipcil.classifier.output import Printer
+from clipcil.classifier.page import class_table
 from clipcil.classifier.predicting import Prediction
+from clipcil.classifier.small_pictures import SmallPictures
 from clipcil.classifier.watching import watch
 from clipcil.cli import COMMANDS, main
 from clipcil.errors import UserError
@@ -197,6 +200,51 @@ def test_show_rename_forget(model: Path, tmp_path: Path, capsys: pytest.CaptureF
     assert [row["name"] for row in told["classes"]] == ["airplane", "fire ant"]
     said(capsys, "forget", own, "fire ant")
     assert clipcil.load(own).classes == ["airplane"]
+
+
+def test_small_pictures_of_the_page_follow_the_commands(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = copy(model, tmp_path / "m")
+    small = SmallPictures(tmp_path / "m")
+    small.switch(True)
+    small.add("ant", [b"a small picture"] * 3)
+    assert "keeps 3 small pictures for the page of `clipcil serve`" in said(capsys, "show", own).replace("\n", " ")
+    said(capsys, "rename", own, "ant", "fire ant")
+    assert len(small.of("fire ant")) == 3
+    said(capsys, "forget", own, "fire ant")
+    assert small.count == 0 and not list(small.folder.iterdir()), "nothing of a forgotten class is left in the folder"
+
+
+def test_a_page_shows_no_markup_of_a_stranger(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    own = copy(model, tmp_path / "m")
+    toml = tmp_path / "m" / "model.toml"
+    toml.write_text(re.sub(r'learnt = "[^"]*"', 'learnt = "<img src=x onerror=alert(1)>"', toml.read_text(), count=1))
+    assert "is no day such as" in said(capsys, "report", own, "--out", str(tmp_path / "page.html"), code=2)
+    assert "<img" not in class_table([Known("a", "a", "<img src=x>", 1, "<img>")])
+
+
+def test_a_dry_run_finds_what_learning_would_refuse(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    week = write_tree(tmp_path / "week", pictures(["bee", "banana"]))
+    (week / "bee" / "bad.png").write_bytes(b"no picture")
+    words = ("learn", str(tmp_path / "m"), str(week))
+    text = said(capsys, *words, "--dry-run").replace("\n", " ")
+    assert "bad.png is not a picture" in text and "1 picture cannot be read" in text and "--skip-broken" in text
+    assert "would be skipped" in said(capsys, *words, "--dry-run", "--skip-broken")
+    assert "leave out all such pictures with --skip-broken" in said(capsys, *words, "--quiet", code=2)
+    (week / "bee" / "bad.png").unlink()
+    (week / "bee").rename(week / ("x" * 200))
+    for more in ("--dry-run", "--quiet"):
+        assert "tokens with start and end" in said(capsys, *words, more, code=2)
+
+
+def test_an_accuracy_is_over_the_classes_that_were_measured(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one = write_tree(tmp_path / "one", pictures(["ant"], test=True))
+    both = write_tree(tmp_path / "both", pictures(["ant", "airplane"], test=True))
+    assert "accuracy over 1 of 2 classes" in said(capsys, "test", str(model), str(one))
+    assert "accuracy over all 2 classes" in said(capsys, "test", str(model), str(both))
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from clipcil.cli import main
 from clipcil.data.dataset import open_dataset
 from clipcil.experiment.grid import plan
 from clipcil.experiment.spec import Grid
+from clipcil.report.compare import group_runs
 from clipcil.report.runs import find_runs
 
 
@@ -56,3 +57,12 @@ def test_what_cannot_be_held_out(count: str, line: str, capsys: pytest.CaptureFi
     with pytest.raises(SystemExit):
         main(["run", "simplecil", "--hold-out", count, "--out", str(tmp_path / "run")])
     assert line in capsys.readouterr().err
+
+
+def test_a_report_does_not_call_them_test_pictures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    main(["run", "simplecil", "--hold-out", "1", "--quiet", "--out", str(tmp_path / "run")])
+    main(["report", str(tmp_path / "run"), "--out", str(tmp_path / "page.html")])
+    page = (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert "Measured on 100 held-out training pictures" in page and "100 test pictures" not in page
+    (group,) = group_runs(find_runs([tmp_path / "run"]))
+    assert group.printed() is None, "the paper's numbers are of test pictures"

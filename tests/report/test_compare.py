@@ -10,6 +10,7 @@ from finished_runs import write_run
 from rich.console import Console
 
 from clipcil.errors import UserError
+from clipcil.paper import Printed
 from clipcil.report.compare import group_runs, spread
 from clipcil.report.console import Line, print_comparison
 from clipcil.report.runs import find_runs, read_run
@@ -69,3 +70,24 @@ def test_the_terminal_table_has_the_paper_s_numbers_and_the_difference(tmp_path:
     said = console.export_text()
     assert "68.73  +1.27" in said and "74.52  -0.52" in said
     assert "0 (+2 failed)" in said and "these are of mini" in said
+
+
+def test_the_terminal_table_can_be_read_at_80_columns(tmp_path: Path) -> None:
+    lines = []
+    for data in ("cifar100", "imagenet-r"):
+        runs = [read_run(write_run(tmp_path / f"{data}{seed}", "simplecil", seed, data=data)) for seed in range(3)]
+        group = group_runs(runs)[0]
+        lines += [Line("DMC-OT without task prompt", data, 10, group, Printed("table1", "DMC-OT", 82.16, 86.13), 1)]
+    console = Console(record=True, width=80)
+    print_comparison(lines, "The table", console)
+    said = console.export_text()
+    assert all(len(line) <= 80 for line in said.splitlines()) and "…" not in said
+    for words in (
+        "The table: cifar100, 10 tasks",
+        "The table: imagenet-r, 10 tasks",
+        "3 (+1 failed)",
+        "82.16",
+        "86.13",
+    ):
+        assert words in said
+    assert "DMC-OT without task" in said and " ± " in said

@@ -162,3 +162,33 @@ def test_everything_is_described(server: Server) -> None:
         for method in {"get", "post", "put", "patch", "delete"} - set(methods):
             assert server.call(method.upper(), path).status == 405, (path, method)
     assert b"/static/docs.js" in server.call("GET", "/docs").body
+
+
+def test_small_pictures_follow_the_model(server: Server, emoji: dict[str, list[bytes]]) -> None:
+    def counts() -> dict[str, int]:
+        model = server.call("GET", "/api/model").json
+        return {each["name"]: each["small_pictures"] for each in model["classes"] if each["small_pictures"]}
+
+    folder = Path(server.call("GET", "/api/model").json["folder"])
+    server.call("PATCH", "/api/settings", {"keep_small_pictures": True})
+    server.teach({"lion": emoji["tiger"]})
+    server.call("PATCH", "/api/classes", {"name": "big cat"}, name="lion")
+    assert counts() == {"big cat": 6}
+    server.call("POST", "/api/undo")
+    assert counts() == {"lion": 6}, "a name that is taken back keeps its pictures"
+    server.teach({"banana": emoji["owl"]})
+    server.call("POST", "/api/undo")
+    assert counts() == {"lion": 6}
+    assert server.call("GET", "/api/classes/picture", name="banana", index=0).status == 404
+    server.call("POST", "/api/undo")
+    assert counts() == {"lion": 6, "banana": 6}, "a lesson that is brought back brings them along"
+    server.call("DELETE", "/api/classes", name="banana")
+    server.call("DELETE", "/api/classes", name="lion")
+    assert not list((folder / "small-pictures").iterdir())
+    server.call("PATCH", "/api/settings", {"keep_small_pictures": False})
+
+
+def test_a_picture_is_called_by_its_title(server: Server, emoji: dict[str, list[bytes]]) -> None:
+    result = server.teach({"robot": emoji["owl"][:3]})["result"]
+    assert result["warnings"] and not any("/" in line for line in result["warnings"]), result
+    server.call("POST", "/api/undo")

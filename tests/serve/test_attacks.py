@@ -80,6 +80,7 @@ def test_a_foreign_origin_is_refused(server: Server) -> None:
     """Cross-site request forgery: a form or a script of another page."""
     own = f"127.0.0.1:{server.port}"
     for origin in (
+        "http://[x",
         "http://evil.example",
         "null",
         f"http://localhost:{server.port}",
@@ -245,6 +246,8 @@ def test_listeners_are_bounded(server: Server) -> None:
         ("PATCH", "/api/classes?name=fox", b"[1]"),
         ("PATCH", "/api/classes?name=fox", b"[" * 50_000),
         ("PATCH", "/api/classes?name=fox", b'{"name": ""}'),
+        ("PATCH", "/api/classes?name=fox", b'{"name": ["x"]}'),
+        ("PATCH", "/api/classes?name=fox", b"{}"),
         ("PATCH", "/api/classes?name=fox", b'{"name": "' + b"x" * 301 + b'"}'),
         ("PATCH", "/api/classes?name=fox", b'{"name": "\\ud800"}'),
         ("PATCH", "/api/classes", b'{"name": "x"}'),
@@ -272,6 +275,17 @@ def packed(files: dict[str, bytes]) -> bytes:
     return out.getvalue()
 
 
+@pytest.mark.parametrize("how", [zipfile.ZIP_DEFLATED, zipfile.ZIP_LZMA, zipfile.ZIP_BZIP2])
+def test_a_damaged_zip_file_is_named(server: Server, how: int) -> None:
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w", how) as archive:
+        archive.writestr("model.toml", b"a line that repeats\n" * 500)
+    raw = bytearray(out.getvalue())
+    raw[50:70] = bytes(byte ^ 0x5A for byte in raw[50:70])
+    answer = server.call("POST", "/api/model/upload", bytes(raw), "application/zip")
+    assert answer.status == 400 and "not a zip file of a model" in answer.json["error"], answer.body
+
+
 def test_models_of_strangers(server: Server, emoji: dict[str, list[bytes]]) -> None:
     whole = server.call("GET", "/api/model/download").body
     with zipfile.ZipFile(io.BytesIO(whole)) as archive:
@@ -291,6 +305,7 @@ def test_models_of_strangers(server: Server, emoji: dict[str, list[bytes]]) -> N
     for name, content in attacks.items():
         answer = server.call("POST", "/api/model/upload", packed(content), "application/zip")
         assert answer.status == 400 and "\n" not in answer.json["error"], (name, answer.body)
+        assert "/serve/" not in answer.json["error"], "where an upload is unpacked means nothing to the person"
     assert server.classes == ["fox", "owl"]
     # A model never chooses the backbone that is loaded: this one names a folder, and the server's own is taken.
     assert (

@@ -28,9 +28,9 @@ def model_card(facts: Facts) -> str:
     right, total = sum(known.right for known in facts.known), sum(known.held_out for known in facts.known)
     accuracy = f" It classifies {right} of {total} pictures kept for evaluation correctly." if total else ""
     kept = (
-        "It keeps features of some training pictures (exemplars), no picture itself."
+        "Its weights hold features of some training pictures (exemplars), no picture itself."
         if kind.keeps_exemplars
-        else "It keeps no picture: statistics, prompts and the features of pictures kept for evaluation."
+        else "Its weights hold no picture: statistics, prompts and the features of pictures kept for evaluation."
     )
     return "\n".join(
         [

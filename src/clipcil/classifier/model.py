@@ -234,6 +234,15 @@ class TaughtModel:
                 f" {self._fingerprint()}; name the right one with backbone"
             )
 
+    def _check_prompts(self, dataset: Dataset) -> None:
+        """Refuse class names that are too long for the backbone.
+
+        Raises:
+            UserError: One of them is.
+        """
+        sentences = [template.format(name) for name in dataset.classes for template in dataset.templates]
+        self._clip.tokenizer(sentences)
+
     def _find(self, name: str) -> int | None:
         """The class called `name`. CLIP reads everything in lower case, so case makes no difference."""
         key = same_name(need_text(name))

@@ -56,10 +56,23 @@ from clipcil.reading import (
 
 FORMAT = "1.1"
 """Version of the folder. A later minor one only adds; a later major one cannot be read by this program."""
-_COPY = "restore the folder from a copy"
+COPY = "restore the folder from a copy"
+"""How errors about a damaged model end."""
 MODEL, CARD, PREVIOUS = "model.toml", "README.md", "previous.toml"
 _WEIGHTS = re.compile(r"weights-[0-9a-f]{12}\.safetensors")
-Day = Annotated[str, Between(0, 40)]
+
+
+class IsDay:
+    """A day as 2026-01-31, or nothing; for `Annotated`. Pages show it."""
+
+    def check(self, value: str, where: str) -> None:
+        try:
+            datetime.date.fromisoformat(value or "2026-01-31")
+        except ValueError as error:
+            raise UserError(f"'{where}' is no day such as 2026-01-31") from error
+
+
+Day = Annotated[str, Between(0, 40), IsDay()]
 
 
 @dataclass
@@ -139,7 +152,7 @@ def refuse_other_folders(folder: Path) -> None:
         return
     if os.path.lexists(folder / MODEL):
         if _named_weights(folder / MODEL) is None:
-            raise UserError(f"{folder / MODEL} is damaged, or not of clipcil; {_COPY}, or name a new folder")
+            raise UserError(f"{folder / MODEL} is damaged, or not of clipcil; {COPY}, or name a new folder")
         return
     try:
         names = {path.name for path in folder.iterdir()} - {LOCK}
@@ -279,7 +292,7 @@ def read_model(folder: Path, name: str = MODEL) -> Facts:
     except UserError as error:
         if isinstance(error, _NewerError):
             raise UserError(f"{path} {error}") from error
-        raise UserError(f"{path} is damaged ({str(error).removeprefix(f'{path} ')}); {_COPY}") from error
+        raise UserError(f"{path} is damaged ({str(error).removeprefix(f'{path} ')}); {COPY}") from error
 
 
 class _NewerError(UserError):
@@ -316,9 +329,9 @@ def read_weights(folder: Path, facts: Facts) -> dict[str, Tensor]:
     try:
         return read_tensors(path, facts.sha256)
     except MissingFileError as error:
-        raise MissingFileError(f"{path} is damaged or missing; {_COPY}") from error
+        raise MissingFileError(f"{path} is damaged or missing; {COPY}") from error
     except UserError as error:
-        raise UserError(f"{error}; {_COPY}") from error
+        raise UserError(f"{error}; {COPY}") from error
 
 
 def load_model(folder: Path) -> tuple[Facts, dict[str, Tensor]]:

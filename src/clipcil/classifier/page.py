@@ -79,7 +79,7 @@ def write_test_page(model: Classifier, found: Evaluation, source: str, out: Path
 def class_table(known: Sequence[Known]) -> str:
     """When each class was learnt, from how many pictures, and its accuracy."""
     rows = [
-        [html.text(one.name), one.learnt, one.newest, str(one.pictures), *_share(one.right, one.held_out)]
+        [*map(html.text, (one.name, one.learnt, one.newest)), str(one.pictures), *_share(one.right, one.held_out)]
         for one in known
     ]
     return html.table(["Class", "Learnt", "Newest", "Pictures", "Told right", "95% interval"], rows)

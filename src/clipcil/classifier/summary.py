@@ -14,6 +14,7 @@ from torch.nn.functional import cosine_similarity
 from clipcil.classifier.evaluation import wilson_interval
 from clipcil.classifier.held_out import PREFIX
 from clipcil.classifier.model_folder import Facts, load_model, read_model, size_on_disk
+from clipcil.classifier.small_pictures import SmallPictures
 from clipcil.classifier.wording import counted, say, unknown_sentence
 from clipcil.errors import printable, quoted
 from clipcil.memory.gaussians import GaussianMemory
@@ -48,7 +49,7 @@ def summarise(folder: Path) -> dict[str, Any]:
         "lessons": facts.lessons,
         "tasks": len(facts.sizes),
         "bytes": size_on_disk(folder),
-        "pictures_kept": 0,
+        "pictures_kept": SmallPictures(folder).count,
         "exemplars_kept": exemplars(facts, tensors),
         "features_kept": len(tensors.get(f"{PREFIX}labels", ())),
         "features_carried": int(tensors[f"{PREFIX}carried"].sum()) if f"{PREFIX}carried" in tensors else 0,
@@ -90,7 +91,7 @@ def print_summary(folder: Path) -> None:
         f"{quoted(folder)}: {facts['method']} on {facts['backbone']} ({facts['fingerprint']}), {classes} from"
         f" {lessons}, {facts['bytes'] / 1e6:.1f} MB on disk"
     )
-    say(kept_sentence(facts["exemplars_kept"], facts["features_kept"]))
+    say(kept_sentence(facts["exemplars_kept"], facts["features_kept"], facts["pictures_kept"]))
     right, total = (sum(row[key] for row in facts["classes"]) for key in ("right", "measured_on"))
     if total and len(facts["classes"]) > 1:  # one class is always right
         low, high = wilson_interval(right, total)
@@ -107,13 +108,16 @@ def print_summary(folder: Path) -> None:
     _print_classes(facts["classes"])
 
 
-def kept_sentence(exemplars_kept: int, features_kept: int) -> str:
+def kept_sentence(exemplars_kept: int, features_kept: int, pictures_kept: int = 0) -> str:
     """What the model holds of pictures."""
     kept = []
     if exemplars_kept:
         kept.append(f"the features of {counted(exemplars_kept, 'training picture')} (exemplars)")
     if features_kept:
         kept.append(f"the features of {counted(features_kept, 'picture')} for evaluation")
+    if pictures_kept:
+        kept.insert(0, f"{counted(pictures_kept, 'small picture')} for the page of `clipcil serve`")
+        return f"keeps {' and '.join(kept)}"
     return f"keeps no picture; keeps {' and '.join(kept)}" if kept else "keeps no picture and no features of pictures"
 
 

@@ -19,8 +19,10 @@ from clipcil.classifier.lesson import Lesson
 from clipcil.classifier.model_folder import MODEL, hold_model, refuse_other_folders
 from clipcil.classifier.sources import read_source
 from clipcil.classifier.wording import accuracy_sentence, confusion_sentence, counted, say, unknown_sentence
+from clipcil.data.broken import drop_broken
 from clipcil.data.dataset import Dataset
 from clipcil.data.names import same_name
+from clipcil.data.pictures import BrokenPictureError
 from clipcil.errors import UserError, printable, quoted
 
 
@@ -69,9 +71,12 @@ def teach(request: Request) -> Lesson:
         if not request.quiet:
             print_plan(model, dataset, request.folder)
         with progress_bar(request.quiet) as on_progress:
-            lesson = model.learn(
-                dataset, hold_out=request.hold_out, skip_broken=request.skip_broken, on_progress=on_progress
-            )
+            try:
+                lesson = model.learn(
+                    dataset, hold_out=request.hold_out, skip_broken=request.skip_broken, on_progress=on_progress
+                )
+            except BrokenPictureError as error:
+                raise UserError(f"{error}, or leave out all such pictures with --skip-broken") from error
         model.write(request.model, keep_previous=True)
     report(model, lesson, request.model)
     return lesson
@@ -82,7 +87,15 @@ def dry_run(request: Request) -> None:
     check_swapped(request.model, request.folder, "clipcil learn")
     refuse_other_folders(request.model)
     dataset = read_source(request.folder, request.subfolders)
-    print_plan(_open(request), dataset, request.folder)
+    model = _open(request)
+    print_plan(model, dataset, request.folder)
+    with progress_bar(request.quiet) as on_progress:
+        _, broken = drop_broken(dataset, on_progress)
+    for line in broken:
+        say(f"{'would be skipped' if request.skip_broken else 'note'}: {line}")
+    model._check_prompts(dataset)
+    if broken and not request.skip_broken:
+        say(f"{counted(len(broken), 'picture')} cannot be read: learning would stop there, unless with --skip-broken")
     say("nothing was learnt (--dry-run)")
 
 

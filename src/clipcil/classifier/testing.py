@@ -25,7 +25,7 @@ def print_test(model: Classifier, found: Evaluation) -> None:
             share = f"{result.accuracy or 0:.0%}"
             table.add_row(printable(result.name), str(result.pictures), str(result.right), share)
         Console(highlight=False, markup=False).print(table)
-        say(accuracy_sentence(found, len(model.classes), ""))
+        say(accuracy_sentence(found, len(model.classes), "", measured=len(found.classes)))
     else:
         say("no picture that can be read is of a class that the model knows")
     if found.confused:

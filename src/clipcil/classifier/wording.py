@@ -32,11 +32,15 @@ def say(text: str, out: TextIO | None = None) -> None:
     print(text, file=out)
 
 
-def accuracy_sentence(found: Evaluation, classes: int, how: str) -> str:
-    """`accuracy over all 5 classes: 93.3 % (95% interval 79 to 98 %), measured on 30 pictures held out`."""
+def accuracy_sentence(found: Evaluation, classes: int, how: str, measured: int | None = None) -> str:
+    """`accuracy over all 5 classes: 93.3 % (95% interval 79 to 98 %), measured on 30 pictures held out`.
+
+    `measured`: the number of classes that there were pictures of, where that may be fewer.
+    """
     low, high = found.interval
+    over = "all" if measured in (None, classes) else f"{measured} of"
     return (
-        f"accuracy over all {counted(classes, 'class', 'classes')}: {found.accuracy or 0:.1%} (95% interval"
+        f"accuracy over {over} {counted(classes, 'class', 'classes')}: {found.accuracy or 0:.1%} (95% interval"
         f" {low:.0%} to {high:.0%}), measured on {counted(found.pictures, 'picture')}{how}"
     )
 

@@ -95,10 +95,10 @@ def sweep(
     finished = _do(plan_sweep(method, key, values, grid), grid, quiet, f"; each line names the value of {key}")
     points = points_of(finished)
     table = Table(title=f"{method}: {key}", title_justify="left", box=None, pad_edge=False)
-    for header in ("data", key, "seeds", "A_B", "Ā", "seconds"):
+    for header in ("data", key, "runs", "A_B", "Ā", "seconds"):
         table.add_column(header, justify="left" if header == "data" else "right", no_wrap=True)
     for point in points:
-        row = (point.data, point.value, str(point.seeds), str(point.last), str(point.average), f"{point.seconds:.1f}")
+        row = (point.data, point.value, str(point.runs), str(point.last), str(point.average), f"{point.seconds:.1f}")
         table.add_row(*row)
     Console(markup=False).print(table)
     lines = []

@@ -67,11 +67,14 @@ def undo(model: Model) -> None:
         model: Folder of the model.
     """
     from clipcil.classifier.model_folder import hold_model, read_model, restore_previous
+    from clipcil.classifier.small_pictures import SmallPictures
     from clipcil.classifier.wording import counted, say
 
     read_model(model)
     with hold_model(model):
+        before = read_model(model).known
         facts = restore_previous(model)
+        SmallPictures(model).follow(before, facts.known, undone=True)
     lessons, classes = counted(facts.lessons, "lesson"), counted(len(facts.known), "class", "classes")
     say(f"{quoted(model)} is again what it was after {lessons}: it knows {classes}")
 
@@ -80,9 +83,12 @@ def _change(folder: Path, backbone: str | None, allow_download: bool, do: Callab
     """Load the model, `do` something to it, write it back."""
     from clipcil.classifier.classifier import load
     from clipcil.classifier.model_folder import hold_model, read_model
+    from clipcil.classifier.small_pictures import SmallPictures
 
     read_model(folder)  # says what is wrong before a lock is made in a folder that holds no model
     with hold_model(folder):
         model = load(folder, backbone=backbone, allow_download=allow_download)
+        before = model.class_facts
         do(model)
         model.write(folder)
+        SmallPictures(folder).follow(before, model.class_facts)

@@ -42,6 +42,10 @@ DECODING_THREADS = 4
 """Threads that decode pictures ahead of the pass that needs them."""
 
 
+class BrokenPictureError(UserError):
+    """A picture that cannot be decoded."""
+
+
 @dataclass(frozen=True, eq=False)
 class PictureSet:
     """A fixed list of pictures and the class index of each. `subset` shares the list, so caches are shared too."""
@@ -113,7 +117,7 @@ def _decode(picture: Picture, called: str, turn: ExitStack) -> Image.Image:
         raise
     except Exception as error:  # a damaged file can raise anything, because its decoder trusts the header
         message = f"{called} is not a picture that can be read ({_short(error)}); replace or remove it"
-        raise UserError(message) from error
+        raise BrokenPictureError(message) from error
 
 
 def _finish(image: Image.Image, called: str, turn: ExitStack) -> Image.Image:

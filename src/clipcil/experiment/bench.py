@@ -45,14 +45,14 @@ class Finished:
 
 @dataclass(frozen=True)
 class Point:
-    """A point of a sweep: one value on one dataset, over the seeds that went well."""
+    """A point of a sweep: one value on one dataset, over the runs that went well."""
 
     data: str
     value: str
     last: Spread
     average: Spread
     seconds: float
-    seeds: int
+    runs: int
 
 
 def run_grid(

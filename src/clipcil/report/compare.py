@@ -66,7 +66,10 @@ class Group:
         return f"{orders} class orders" if orders > 1 else f"{seeds} seeds" if seeds > 1 else "1 run"
 
     def printed(self, table: str = "") -> Printed | None:
-        """The paper's numbers for this method, these settings, this data and number of tasks."""
+        """The paper's numbers for this method, these settings, this data and number of tasks; none for runs that were
+        not measured on test pictures."""
+        if self.first.run.get("hold_out"):
+            return None
         return printed(self.first.method, self.first.settings, self.first.data, self.first.tasks, table)
 
 

@@ -30,19 +30,52 @@ def print_comparison(lines: Sequence[Line], title: str, console: Console | None 
     """A_B, Ā and seconds of each line, with the paper's numbers and the difference where it has them."""
     console = console or Console(markup=False)
     with_paper = any(line.paper for line in lines)
-    table = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="bold")
-    table.add_column("method", overflow="fold")
-    table.add_column("data")
-    headers = ["tasks", "runs", "A_B", *(["paper", "Δ"] if with_paper else [])]
-    headers += ["Ā", *(["paper", "Δ"] if with_paper else []), "seconds"]
-    for header in headers:
-        table.add_column(header, justify="right", no_wrap=True)
-    for line in lines:
-        table.add_row(*map(printable, _cells(line, with_paper)))
-    console.print(table)
+    whole = _wide(lines, title, with_paper)
+    if console.measure(whole, options=console.options.update(max_width=10_000)).maximum <= console.width:
+        console.print(whole)
+    else:
+        for table in _narrow(lines, title, with_paper):
+            console.print(table)
     backbones = {line.group.first.backbone for line in lines if line.group is not None} - {BACKBONE}
     if with_paper and backbones:
         console.print(f"The paper's numbers are of {BACKBONE}; these are of {', '.join(sorted(backbones))}.")
+
+
+def _table(title: str, first: Sequence[str], numbers: Sequence[str]) -> Table:
+    table = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="bold")
+    for header in first:
+        table.add_column(header, overflow="fold")
+    for header in numbers:
+        table.add_column(header, justify="right", no_wrap=True)
+    return table
+
+
+def _wide(lines: Sequence[Line], title: str, with_paper: bool) -> Table:
+    """One table, a row for each line."""
+    beside = ["paper", "Δ"] if with_paper else []
+    table = _table(title, ["method", "data"], ["tasks", "runs", "A_B", *beside, "Ā", *beside, "seconds"])
+    for line in lines:
+        table.add_row(*map(printable, _cells(line, with_paper)))
+    return table
+
+
+def _narrow(lines: Sequence[Line], title: str, with_paper: bool) -> list[Table]:
+    """A table for each dataset and number of tasks, A_B above Ā: it fits 80 columns."""
+    streams: dict[tuple[str, int | None], list[Line]] = {}
+    for line in lines:
+        streams.setdefault((line.data, line.tasks), []).append(line)
+    tables = []
+    for (data, tasks), members in streams.items():
+        name = f"{data}, {tasks or '—'} tasks"
+        heading = f"{title}: {name}" if title else name
+        table = _table(heading, ["method"], ["", "ours", *(["paper", "Δ"] if with_paper else []), "runs", "seconds"])
+        for line in members:
+            label, _, _, runs, *numbers, seconds = map(printable, _cells(line, with_paper))
+            half = len(numbers) // 2
+            table.add_row(label, "A_B", *numbers[:half], runs, seconds)
+            table.add_row("", "Ā", *numbers[half:], "", "")
+        tables.append(table)
+    return tables
 
 
 def _cells(line: Line, with_paper: bool) -> list[str]:

@@ -155,7 +155,9 @@ def _refuse_others_files(out: Path, folder: Path) -> None:
 def _measured_on(entries: Sequence[Entry]) -> str:
     counts = sorted({run.test_pictures for entry in entries for run in entry.group.runs})
     said = f"{counts[0]:,}" if len(counts) == 1 else f"{counts[0]:,} to {counts[-1]:,}"
-    return f"Measured on {said} test picture{'s' * (counts[-1] != 1)}."
+    held_out = any(entry.group.first.run.get("hold_out") for entry in entries)
+    kind = "held-out training picture" if held_out else "test picture"
+    return f"Measured on {said} {kind}{'s' * (counts[-1] != 1)}."
 
 
 def _slug(label: str) -> str:

@@ -18,14 +18,17 @@ from starlette.requests import Request
 from starlette.responses import FileResponse, JSONResponse, Response, StreamingResponse
 
 import clipcil
+from clipcil.classifier.model_folder import COPY
 from clipcil.classifier.predicting import Prediction
+from clipcil.classifier.small_pictures import SmallPictures
+from clipcil.data.names import same_name
+from clipcil.errors import UserError
 from clipcil.serve.events import Hub
 from clipcil.serve.facts import model_json
 from clipcil.serve.keeper import Keeper
 from clipcil.serve.lessons import Lessons
 from clipcil.serve.limits import Limits
 from clipcil.serve.predictor import Predictor
-from clipcil.serve.small_pictures import SmallPictures
 from clipcil.serve.staging import Staging, class_name
 from clipcil.serve.transfer import download_name, pack_export, pack_model, unpack_model
 
@@ -76,7 +79,7 @@ class Api:
     async def add_waiting(self, request: Request) -> Response:
         """Add pictures (form fields `pictures`) to those that wait to be taught as the class `name`."""
         form = await self._form(request)
-        name = class_name(str(form.get("name") or ""))
+        name = class_name(_text(form.get("name")))
         items = []
         for title, content in await self._pictures(form):
             if len(content) > self.limits.picture_bytes:
@@ -132,12 +135,11 @@ class Api:
     async def rename_class(self, request: Request) -> Response:
         """Rename the class `name`; predictions change only in the name."""
         name, body = _class(request), await _json(request)
-        new = class_name(str(body.get("name") or ""))
+        new = class_name(_text(body.get("name")))
 
         def rename() -> None:
             with self.keeper.changing() as model:
                 model.rename(name, new)
-            self.small.rename(name, new)
 
         await self._change(rename)
         self.staging.rename_class(name, new)
@@ -156,12 +158,14 @@ class Api:
 
     async def undo(self, request: Request) -> Response:
         """Go back to the model before the last lesson or change; doing it twice changes nothing."""
-        await self._change(self.keeper.undo)
+        await self._change(self.keeper.undo, undone=True)
         return JSONResponse({})
 
     async def small_picture(self, request: Request) -> Response:
         """Picture `index` (JPEG) of the small ones that are kept of the class `name`."""
-        pictures, index = self.small.of(_class(request)), _number(request, "index", 0, 10**6, least=0)
+        name, index = _class(request), _number(request, "index", 0, 10**6, least=0)
+        known = {same_name(each) for each in self.keeper.need().classes}
+        pictures = self.small.of(name) if same_name(name) in known else []
         if index >= len(pictures):
             raise HTTPException(404, "there is no such picture")
         return Response(pictures[index], media_type="image/jpeg")
@@ -198,9 +202,14 @@ class Api:
                     file.write(chunk)
 
             def replace() -> None:
-                unpack_model(scratch / "model.zip", scratch / "model", self.limits.model_bytes)
-                with self.keeper.changing(scratch / "model"):
-                    pass
+                unpacked = scratch / "model"
+                try:
+                    unpack_model(scratch / "model.zip", unpacked, self.limits.model_bytes)
+                    with self.keeper.changing(unpacked):
+                        pass
+                except UserError as error:  # the person knows nothing of that folder
+                    said = str(error).removesuffix(f"; {COPY}").replace(f"{unpacked}/", "")
+                    raise UserError(f"the uploaded model: {said.replace(str(unpacked), 'it')}") from error
 
             await self._change(replace)
         finally:
@@ -223,11 +232,12 @@ class Api:
         name, done = download_name(self.keeper.folder, what), BackgroundTask(shutil.rmtree, scratch, ignore_errors=True)
         return FileResponse(file, filename=name, media_type="application/zip", background=done)
 
-    async def _change(self, do: Any) -> None:
+    async def _change(self, do: Any, undone: bool = False) -> None:
         """Change the model in a thread, then tell every page."""
+        before = self.keeper.model.class_facts if self.keeper.model is not None else []
         await asyncio.to_thread(do)
         if self.keeper.model is not None:
-            self.small.keep_only(self.keeper.model.classes)
+            self.small.follow(before, self.keeper.model.class_facts, undone)
         self.hub.publish("model", {})
         self.hub.publish("waiting", {})
 
@@ -263,6 +273,12 @@ def _prediction_json(prediction: Prediction) -> dict[str, Any]:
         "classes": [{"name": name, "probability": probability} for name, probability in pairs],
         "error": prediction.error,
     }
+
+
+def _text(name: object) -> str:
+    if not isinstance(name, str):
+        raise HTTPException(400, "say the name of the class as text in 'name'")
+    return name
 
 
 def _class(request: Request) -> str:

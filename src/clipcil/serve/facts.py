@@ -6,9 +6,9 @@ from dataclasses import asdict
 from typing import Any
 
 from clipcil.classifier.model_folder import Known
+from clipcil.classifier.small_pictures import SmallPictures
 from clipcil.serve.keeper import Keeper
 from clipcil.serve.limits import Limits
-from clipcil.serve.small_pictures import SmallPictures
 
 
 def model_json(keeper: Keeper, small: SmallPictures, limits: Limits) -> dict[str, Any]:

@@ -90,7 +90,7 @@ class Guard:
         if not self._own_name(host):
             return _error(403, f"this server is not called '{_shown(host)}'; open it by its address")
         origin = headers.get("origin")
-        if origin is not None and (urlsplit(origin).scheme not in ("http", "https") or urlsplit(origin).netloc != host):
+        if origin is not None and not _of_page(origin, host):
             return _error(403, f"requests from the page of '{_shown(origin)}' are refused")
         site = headers.get("sec-fetch-site", "none")
         if site not in ("none", "same-origin") and (scope["path"] not in ("/", "/docs") or scope["method"] != "GET"):
@@ -176,3 +176,12 @@ def _error(status: int, line: str) -> JSONResponse:
 
 def _busy(line: str) -> JSONResponse:
     return JSONResponse({"error": line}, 503, {"Retry-After": "1"})
+
+
+def _of_page(origin: str, host: str) -> bool:
+    """Whether a request's Origin is a page of this server."""
+    try:
+        found = urlsplit(origin)
+    except ValueError:
+        return False
+    return found.scheme in ("http", "https") and found.netloc == host

@@ -12,11 +12,11 @@ from typing import Any
 from starlette.exceptions import HTTPException
 
 from clipcil.classifier.lesson import Lesson, LessonStoppedError
+from clipcil.classifier.small_pictures import MOST, SmallPictures
 from clipcil.data.names import same_name
 from clipcil.errors import UserError
 from clipcil.serve.events import Hub
 from clipcil.serve.keeper import Keeper
-from clipcil.serve.small_pictures import MOST, SmallPictures
 from clipcil.serve.staging import Staging, Waiting
 
 BETWEEN_SECONDS = 0.2
@@ -85,7 +85,7 @@ class Lessons:
             self._tell(state="cancelled")
         except (UserError, HTTPException) as error:
             self._staging.put_back(taken)
-            self._tell(state="failed", error=str(getattr(error, "detail", error)))
+            self._tell(state="failed", error=self._with_titles(str(getattr(error, "detail", error)), taken))
         except BaseException as error:
             self._staging.put_back(taken)
             self._tell(state="failed", error=f"unexpected error ({type(error).__name__}); the terminal has the details")
@@ -104,17 +104,27 @@ class Lessons:
             if item.broken is None:
                 classes.setdefault(spelt.setdefault(same_name(item.name), item.name), []).append(item)
         source = {name: [self._staging.file(item.id) for item in items] for name, items in classes.items()}
+        before = self._keeper.model.class_facts if self._keeper.model is not None else []
         with self._keeper.changing() as model:
             lesson = model.learn(source, on_progress=_Progress(self._tell), should_stop=self._stop.is_set)
             self._tell(stage="saving", done=0, total=0, seconds_left=None)
         if self._small.on:
+            self._small.follow(before, model.class_facts)  # what an undone lesson left is no longer needed
             try:
                 for name, items in classes.items():
                     self._small.add(name, [self._staging.thumbnail(item.id).read_bytes() for item in items[-MOST:]])
             except (UserError, OSError) as error:  # the model is written and counts, whatever becomes of these
                 lesson.warnings.append(f"no small pictures are kept of this lesson: {error}")
+        for told in (lesson.warnings, lesson.repeated, lesson.left_out):
+            told[:] = [self._with_titles(line, taken) for line in told]
         broken = [f"{item.title}: {item.broken}" for item in taken if item.broken is not None]
         return lesson_json(lesson, broken)
+
+    def _with_titles(self, line: str, taken: list[Waiting]) -> str:
+        """The line with the pictures called as the person knows them: where they wait is nobody's business."""
+        for item in taken:
+            line = line.replace(str(self._staging.file(item.id)), item.title or "a picture")
+        return line
 
     def _tell(self, **news: Any) -> None:
         self.state = {**(self.state or {}), **news}

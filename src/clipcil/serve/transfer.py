@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import lzma
 import re
 import zipfile
+import zlib
 from pathlib import Path
 
 from clipcil.classifier.export import Format, export
@@ -19,6 +21,13 @@ def pack_model(folder: Path, into: Path) -> Path:
     """Put the model in `folder` into a zip file: what it needs to run, and nothing else that lies beside it."""
     names = [MODEL, CARD, Path(read_model(folder).weights).name]
     return _zip(into, [path for name in names if (path := folder / name).is_file()])
+
+
+DAMAGED = (
+    *(zipfile.BadZipFile, zipfile.LargeZipFile, EOFError, NotImplementedError, RuntimeError, ValueError),
+    *(zlib.error, lzma.LZMAError, OSError),
+)
+"""What reading a damaged zip file raises."""
 
 
 def unpack_model(archive: Path, folder: Path, most: int) -> None:
@@ -45,7 +54,9 @@ def unpack_model(archive: Path, folder: Path, most: int) -> None:
                         if most < 0:
                             raise UserError("this zip file unpacks to more than a model may have")
                         target.write(chunk)
-    except (zipfile.BadZipFile, zipfile.LargeZipFile, EOFError, NotImplementedError, RuntimeError, ValueError) as error:
+    except DAMAGED as error:
+        if isinstance(error, OSError) and error.errno is not None:  # the disk; bz2 gives no number
+            raise
         raise UserError(
             f"this is not a zip file of a model ({type(error).__name__}); upload one downloaded here"
         ) from error

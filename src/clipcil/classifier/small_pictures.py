@@ -10,6 +10,7 @@ import shutil
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from clipcil.classifier.model_folder import Known
 from clipcil.data.names import same_name
 from clipcil.errors import UserError
 from clipcil.files import write_json
@@ -40,22 +41,35 @@ class SmallPictures:
 
     def of(self, name: str) -> list[bytes]:
         """The pictures of a class as JPEG files; a file that is damaged shows none."""
-        try:
-            return [base64.b64decode(text) for text in json.loads(self._file(name).read_text(encoding="utf-8"))][:MOST]
-        except (OSError, ValueError, TypeError, binascii.Error):
-            return []
+        return _read(self._file(name))
 
     def add(self, name: str, pictures: Sequence[bytes]) -> None:
         """Keep some of these, the newest in place of the oldest."""
         kept = (self.of(name) + list(pictures)[-MOST:])[-MOST:]
         write_json(self._file(name), [base64.b64encode(picture).decode() for picture in kept])
 
-    def rename(self, old: str, new: str) -> None:
-        if self._file(old).is_file():
-            self._file(old).replace(self._file(new))
+    @property
+    def count(self) -> int:
+        """How many there are, of all classes."""
+        return sum(len(_read(path)) for path in self.folder.glob("*.json"))
 
-    def keep_only(self, names: Iterable[str]) -> None:
-        """Delete the pictures of every class that the model does not know."""
+    def follow(self, before: Sequence[Known], after: Sequence[Known], undone: bool = False) -> None:
+        """Rename and delete as the model has changed.
+
+        Args:
+            before: The classes of the model before the change.
+            after: Its classes now.
+            undone: The model of before can be brought back, so what is kept of its classes stays.
+        """
+        if [each.text for each in before] == [each.text for each in after]:
+            moved = [(old.name, new.name) for old, new in zip(before, after, strict=True) if old.name != new.name]
+            for old, new in moved:
+                if self._file(old).is_file():
+                    self._file(old).replace(self._file(new))
+        self._keep_only(each.name for each in (*after, *(before if undone else ())))
+
+    def _keep_only(self, names: Iterable[str]) -> None:
+        """Delete the pictures of every other class."""
         wanted = {self._file(name).name for name in names}
         for path in self.folder.glob("*.json"):
             if path.name not in wanted:
@@ -63,3 +77,10 @@ class SmallPictures:
 
     def _file(self, name: str) -> Path:
         return self.folder / f"{hashlib.sha256(same_name(name).encode()).hexdigest()[:24]}.json"
+
+
+def _read(path: Path) -> list[bytes]:
+    try:
+        return [base64.b64decode(text) for text in json.loads(path.read_text(encoding="utf-8"))][:MOST]
+    except (OSError, ValueError, TypeError, binascii.Error):
+        return []
