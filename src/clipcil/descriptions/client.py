@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from itertools import combinations
 from pathlib import Path
 from queue import SimpleQueue
-from threading import Event, Lock, Thread
+from threading import Event, Lock, Semaphore, Thread
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -227,18 +227,19 @@ Answer = tuple[list[str], list[str]]
 
 
 def _answers(pairs: Sequence[Pair], endpoint: Endpoint, jobs: int) -> Generator[tuple[Pair, Answer | AnswerError]]:
-    """Answers as they come, `jobs` questions under way at a time.
+    """Answers as they come, `jobs` questions at a time that are not answered or whose answer was not looked at yet.
 
     The threads are daemons: a server that never ends its answer does not keep the process from ending.
     """
-    coming, stop, turn = iter(pairs), Event(), Lock()
+    coming, stop, turn, room = iter(pairs), Event(), Lock(), Semaphore(max(1, jobs))
     results: SimpleQueue[tuple[Pair, Answer | Exception]] = SimpleQueue()
 
     def work() -> None:
-        while not stop.is_set():
+        while True:
+            room.acquire()
             with turn:
                 pair = next(coming, None)
-            if pair is None:
+            if pair is None or stop.is_set():
                 return
             try:
                 results.put((pair, endpoint.ask(*pair, stop)))
@@ -256,8 +257,10 @@ def _answers(pairs: Sequence[Pair], endpoint: Endpoint, jobs: int) -> Generator[
             if isinstance(answer, Exception) and not isinstance(answer, AnswerError):
                 raise answer
             yield pair, answer
+            room.release()
     finally:
         stop.set()
+        room.release(max(1, jobs))  # whoever waits may see that nothing more is asked
 
 
 def _asked_delay(error: urllib.error.HTTPError) -> float:
