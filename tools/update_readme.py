@@ -94,23 +94,7 @@ def held_out_table(folder: Path, what: str) -> str:
 
 
 def choice_table(runs: Sequence[RunResult]) -> str:
-    """Runs on held-out training pictures that differ in settings: a line for each choice, best last."""
-    groups = sorted(group_runs(runs), key=lambda group: group.last.mean)
-    own = [flatten(group.first.settings) for group in groups]
-    keys = [key for key in own[0] if len({repr(each.get(key)) for each in own}) > 1]
-    lines = [
-        [
-            *(show(each.get(key)) for key in keys),
-            str(len(group.runs)),
-            f"{group.last.mean:.1f} ± {group.last.std or 0:.1f}",
-        ]
-        for group, each in zip(groups, own, strict=True)
-    ]
-    return markdown_table([*(f"`{key}`" for key in keys), "folds", "accuracy"], lines)
-
-
-def choices_table(runs: Sequence[RunResult]) -> str:
-    """The same for several methods, each of which has settings of its own to choose from."""
+    """Runs on held-out training pictures that differ in settings: a line for each choice, the best of a method last."""
     lines = []
     for method in sorted({run.method for run in runs}):
         groups = sorted(group_runs([run for run in runs if run.method == method]), key=lambda group: group.last.mean)
@@ -130,7 +114,6 @@ TABLES: dict[str, Callable[[Sequence[RunResult]], str]] = {
     "claims": claims_table,
     "beyond": beyond_table,
     "choice": choice_table,
-    "choices": choices_table,
 }
 
 

@@ -10,7 +10,7 @@ import shutil
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from clipcil.classifier.model_folder import Known
+from clipcil.classifier.model_folder import Known, read_model, read_previous
 from clipcil.data.names import same_name
 from clipcil.errors import UserError
 from clipcil.files import write_json
@@ -23,7 +23,7 @@ class SmallPictures:
     """One file for each class, named by a hash of the class's name. The folder is there while the switch is on."""
 
     def __init__(self, model: Path) -> None:
-        self.folder = model / "small-pictures"
+        self.model, self.folder = model, model / "small-pictures"
 
     @property
     def on(self) -> bool:
@@ -53,20 +53,27 @@ class SmallPictures:
         """How many there are, of all classes."""
         return sum(len(_read(path)) for path in self.folder.glob("*.json"))
 
-    def follow(self, before: Sequence[Known], after: Sequence[Known], undone: bool = False) -> None:
-        """Rename and delete as the model has changed.
+    def follow(self, before: Sequence[Known]) -> None:
+        """Rename and delete as the model in the folder has changed; what belongs to the one kept for undo stays.
 
         Args:
             before: The classes of the model before the change.
-            after: Its classes now.
-            undone: The model of before can be brought back, so what is kept of its classes stays.
         """
+        if not self.on:
+            return
+        after = read_model(self.model).known
         if [each.text for each in before] == [each.text for each in after]:
-            moved = [(old.name, new.name) for old, new in zip(before, after, strict=True) if old.name != new.name]
-            for old, new in moved:
-                if self._file(old).is_file():
-                    self._file(old).replace(self._file(new))
-        self._keep_only(each.name for each in (*after, *(before if undone else ())))
+            for old, new in zip(before, after, strict=True):
+                if old.name != new.name and self._file(old.name).is_file():
+                    self._file(old.name).replace(self._file(new.name))
+        self._keep_only(each.name for each in (*after, *self._undoable()))
+
+    def _undoable(self) -> list[Known]:
+        try:
+            previous = read_previous(self.model)
+        except UserError:  # damaged: it cannot be brought back
+            return []
+        return previous.known if previous else []
 
     def _keep_only(self, names: Iterable[str]) -> None:
         """Delete the pictures of every other class."""

@@ -74,7 +74,7 @@ def undo(model: Model) -> None:
     with hold_model(model):
         before = read_model(model).known
         facts = restore_previous(model)
-        SmallPictures(model).follow(before, facts.known, undone=True)
+        SmallPictures(model).follow(before)
     lessons, classes = counted(facts.lessons, "lesson"), counted(len(facts.known), "class", "classes")
     say(f"{quoted(model)} is again what it was after {lessons}: it knows {classes}")
 
@@ -91,4 +91,4 @@ def _change(folder: Path, backbone: str | None, allow_download: bool, do: Callab
         before = model.class_facts
         do(model)
         model.write(folder)
-        SmallPictures(folder).follow(before, model.class_facts)
+        SmallPictures(folder).follow(before)

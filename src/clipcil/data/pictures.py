@@ -43,7 +43,7 @@ DECODING_THREADS = 4
 
 
 class BrokenPictureError(UserError):
-    """A picture that cannot be decoded."""
+    """A picture that cannot be decoded, or must not be."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,10 +110,12 @@ def _decode(picture: Picture, called: str, turn: ExitStack) -> Image.Image:
         if isinstance(picture, Image.Image):
             return _finish(picture, called, turn)
         if isinstance(picture, Path) and not stat.S_ISREG(picture.stat().st_mode):
-            raise UserError(f"{called} is not a file; replace or remove it")  # opening a pipe might never return
+            raise BrokenPictureError(
+                f"{called} is not a file; replace or remove it"
+            )  # opening a pipe might never return
         with Image.open(io.BytesIO(picture) if isinstance(picture, bytes) else picture, formats=_formats()) as image:
             return _finish(image, called, turn)
-    except UserError:
+    except BrokenPictureError:
         raise
     except Exception as error:  # a damaged file can raise anything, because its decoder trusts the header
         message = f"{called} is not a picture that can be read ({_short(error)}); replace or remove it"
@@ -124,9 +126,10 @@ def _finish(image: Image.Image, called: str, turn: ExitStack) -> Image.Image:
     """An opened picture, of which no more than the header may have been read."""
     pixels = image.width * image.height
     if not pixels:
-        raise UserError(f"{called} has no pixels; replace or remove it")
+        raise BrokenPictureError(f"{called} has no pixels; replace or remove it")
     if pixels > MAX_PIXELS:
-        raise UserError(f"{called}: {image.width}×{image.height} pixels is too large to decode safely; make it smaller")
+        size = f"{image.width}×{image.height}"
+        raise BrokenPictureError(f"{called}: {size} pixels is too large to decode safely; make it smaller")
     if pixels > LARGE:
         turn.enter_context(_one_at_a_time)
     image.load()

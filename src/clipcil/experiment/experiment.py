@@ -16,7 +16,7 @@ from clipcil.clip.loading import backbone_name
 from clipcil.data.dataset import Dataset
 from clipcil.data.stream import Task, TaskStream
 from clipcil.distributed import barrier, from_first, rank, world_size
-from clipcil.errors import UserError, first_line, nearest, quoted
+from clipcil.errors import UserError, first_line, quoted
 from clipcil.experiment.checkpoint import CheckpointFolder, Loaded, SnapshotFolder, run_mark, sweep_run
 from clipcil.experiment.device import find_device, make_fabric
 from clipcil.experiment.display import Display
@@ -27,11 +27,11 @@ from clipcil.experiment.loading import Parts, Shared, load_parts
 from clipcil.experiment.monitor import RunMonitor
 from clipcil.experiment.notebook import default_display
 from clipcil.experiment.results import Results
-from clipcil.experiment.spec import PROCESSES, RunSpec, as_table, method_settings, resolved
+from clipcil.experiment.spec import PROCESSES, RunSpec, as_table, method_settings, resolved, split_options
 from clipcil.files import run_lock, sha256
 from clipcil.memory.gaussians import GaussianMemory
 from clipcil.methods.base import Method
-from clipcil.methods.registry import find_method
+from clipcil.methods.registry import check_method, find_method
 from clipcil.network import on_behalf_of_a_folder
 from clipcil.reading import Count, typed
 from clipcil.settings import build, merge, nested, to_dict
@@ -86,8 +86,8 @@ class Experiment:
         shared: Shared | None = None,
         **options: Any,
     ) -> None:
-        kind = find_method(method) if isinstance(method, str) else _own_method(method)
-        choices, own = _split(options, kind)
+        kind = find_method(method) if isinstance(method, str) else check_method(method)
+        choices, own = split_options(options, kind)
         if not isinstance(data, str | Path | Dataset):
             raise UserError(f"data is of type {type(data).__name__}; give a name, a folder or a clipcil.Dataset")
         if options.get("tasks") is not None and options.get("increment") is not None:
@@ -388,27 +388,6 @@ class _Kept:
     drift: list[dict[str, float] | None]
     log_size: Count
     seconds: dict[str, float]
-
-
-def _own_method(kind: Any) -> type[Method]:
-    if not (isinstance(kind, type) and issubclass(kind, Method)):
-        raise UserError(f"method is {kind!r}; give the name of a method, or a class derived from clipcil.Method")
-    for attribute in ("name", "title"):
-        if not hasattr(kind, attribute):
-            raise UserError(f"class {kind.__name__} has no '{attribute}'; a method needs a name and a title")
-    return kind
-
-
-def _split(options: Mapping[str, Any], kind: type[Method]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Options of the experiment, and settings of the method."""
-    known = [item.name for item in dataclasses.fields(RunSpec)]
-    settings = [item.name for item in dataclasses.fields(kind.Config)]
-    for key in options:
-        name = key.partition(".")[0]
-        if name not in known and name not in settings:
-            raise UserError(f"there is no option or setting '{key}'{nearest(key, [*settings, *known])}")
-    chosen = {key: value for key, value in options.items() if key in known and value is not None}
-    return chosen, {key: value for key, value in options.items() if key not in known}
 
 
 def _row(results: Results, seconds: float) -> list[str]:

@@ -6,12 +6,12 @@ import ast
 import inspect
 import textwrap
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from clipcil.errors import UserError
+from clipcil.errors import UserError, nearest
 from clipcil.reading import is_folder
 from clipcil.settings import merge, override, read_toml, to_dict, within
 
@@ -183,6 +183,18 @@ def method_settings(
         except UserError as error:
             raise UserError(f"preset {spec.data}/{spec.method}: {error}") from error
     return override(config, given)
+
+
+def split_options(options: Mapping[str, Any], kind: type[Method]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Options of the experiment, and settings of the method."""
+    known = [item.name for item in fields(RunSpec)]
+    settings = [item.name for item in fields(kind.Config)]
+    for key in options:
+        name = key.partition(".")[0]
+        if name not in known and name not in settings:
+            raise UserError(f"there is no option or setting '{key}'{nearest(key, [*settings, *known])}")
+    chosen = {key: value for key, value in options.items() if key in known and value is not None}
+    return chosen, {key: value for key, value in options.items() if key not in known}
 
 
 def resolved(spec: RunSpec) -> RunSpec:

@@ -64,3 +64,17 @@ def find_method(name: str) -> type[Method]:
     if name not in known:
         raise UserError(f"there is no method '{name}'{nearest(name, known)}")
     return known[name]
+
+
+def check_method(kind: object) -> type[Method]:
+    """A class that a caller gave as a method.
+
+    Raises:
+        UserError: It is none, or it has no name or title.
+    """
+    if not (isinstance(kind, type) and issubclass(kind, Method)):
+        raise UserError(f"method is {kind!r}; give the name of a method, or a class derived from clipcil.Method")
+    for attribute in ("name", "title"):
+        if not hasattr(kind, attribute):
+            raise UserError(f"class {kind.__name__} has no '{attribute}'; a method needs a name and a title")
+    return kind

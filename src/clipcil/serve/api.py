@@ -158,7 +158,7 @@ class Api:
 
     async def undo(self, request: Request) -> Response:
         """Go back to the model before the last lesson or change; doing it twice changes nothing."""
-        await self._change(self.keeper.undo, undone=True)
+        await self._change(self.keeper.undo)
         return JSONResponse({})
 
     async def small_picture(self, request: Request) -> Response:
@@ -232,12 +232,12 @@ class Api:
         name, done = download_name(self.keeper.folder, what), BackgroundTask(shutil.rmtree, scratch, ignore_errors=True)
         return FileResponse(file, filename=name, media_type="application/zip", background=done)
 
-    async def _change(self, do: Any, undone: bool = False) -> None:
+    async def _change(self, do: Any) -> None:
         """Change the model in a thread, then tell every page."""
         before = self.keeper.model.class_facts if self.keeper.model is not None else []
         await asyncio.to_thread(do)
         if self.keeper.model is not None:
-            self.small.follow(before, self.keeper.model.class_facts, undone)
+            self.small.follow(before)
         self.hub.publish("model", {})
         self.hub.publish("waiting", {})
 

@@ -109,7 +109,7 @@ class Lessons:
             lesson = model.learn(source, on_progress=_Progress(self._tell), should_stop=self._stop.is_set)
             self._tell(stage="saving", done=0, total=0, seconds_left=None)
         if self._small.on:
-            self._small.follow(before, model.class_facts)  # what an undone lesson left is no longer needed
+            self._small.follow(before)  # what an undone lesson left is no longer needed
             try:
                 for name, items in classes.items():
                     self._small.add(name, [self._staging.thumbnail(item.id).read_bytes() for item in items[-MOST:]])

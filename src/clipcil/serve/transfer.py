@@ -15,19 +15,23 @@ from clipcil.serve.keeper import Keeper
 
 WEIGHTS = re.compile(r"weights-[0-9a-f]{1,64}\.safetensors")
 CHUNK = 2**20
+DAMAGED = (
+    zipfile.BadZipFile,
+    zipfile.LargeZipFile,
+    zlib.error,
+    lzma.LZMAError,
+    EOFError,
+    OSError,
+    RuntimeError,
+    ValueError,
+)
+"""What reading a damaged zip file raises."""
 
 
 def pack_model(folder: Path, into: Path) -> Path:
     """Put the model in `folder` into a zip file: what it needs to run, and nothing else that lies beside it."""
     names = [MODEL, CARD, Path(read_model(folder).weights).name]
     return _zip(into, [path for name in names if (path := folder / name).is_file()])
-
-
-DAMAGED = (
-    *(zipfile.BadZipFile, zipfile.LargeZipFile, EOFError, NotImplementedError, RuntimeError, ValueError),
-    *(zlib.error, lzma.LZMAError, OSError),
-)
-"""What reading a damaged zip file raises."""
 
 
 def unpack_model(archive: Path, folder: Path, most: int) -> None:

@@ -31,22 +31,16 @@ class OwnState:
 
     def __init__(self) -> None:
         self._kept: dict[str, Tensor] | None = None
-        self._active = False
 
     @contextmanager
     def active(self) -> Iterator[None]:
-        """Draw inside from this state; the state outside is restored afterwards. May be nested."""
-        if self._active:
-            yield
-            return
+        """Draw inside from this state; the state outside is restored afterwards."""
         outside = random_state()
         if self._kept is not None:
             set_random_state(self._kept)
-        self._active = True
         try:
             yield
         finally:
-            self._active = False
             self._kept = random_state()
             set_random_state(outside)
 
