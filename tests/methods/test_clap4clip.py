@@ -25,6 +25,7 @@ from clipcil.methods.clap4clip import (
     VisualGuidedAttention,
     gaussian_kl,
     language_loss,
+    quick_dropout,
 )
 from clipcil.training.loop import Session, Training
 
@@ -50,7 +51,36 @@ def test_attention_is_pytorch_decoder_layer_on_one_picture() -> None:
     blocked = tasks[:, None] != tasks
     ours = attention(texts, blocked, pictures)
     expected = attention.layer(texts.expand(4, -1, -1), pictures[:, None], tgt_mask=blocked)
-    torch.testing.assert_close(ours, expected)
+    torch.testing.assert_close(ours.transpose(0, 1), expected)
+
+
+def test_attention_has_the_gradients_of_pytorch_decoder_layer() -> None:
+    torch.manual_seed(0)
+    attention = VisualGuidedAttention(12, 20, 0.0).double().train()
+    for parameter in attention.parameters():
+        torch.nn.init.normal_(parameter, 0.0, 0.5)
+    texts, pictures = torch.randn(5, 12).double(), torch.randn(4, 12).double()
+    blocked = torch.zeros(5, 5, dtype=torch.bool)
+    direction = torch.randn(4, 5, 12).double()
+    ours = attention(texts, blocked, pictures).transpose(0, 1)
+    theirs = attention.layer(texts.expand(4, -1, -1), pictures[:, None], tgt_mask=blocked)
+    trained = [parameter for parameter in attention.parameters()]
+    found = torch.autograd.grad((ours * direction).sum(), trained, allow_unused=True)
+    expected = torch.autograd.grad((theirs * direction).sum(), trained, allow_unused=True)
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(torch.zeros(1) if one is None else one, torch.zeros(1) if other is None else other)
+
+
+def test_quick_dropout_drops_its_share_and_keeps_the_mean() -> None:
+    torch.manual_seed(0)
+    hidden = torch.ones(701, 999)
+    dropped = quick_dropout(hidden, 0.1)
+    kept = dropped != 0
+    assert abs(float(kept.double().mean()) - 0.9) < 5 * (0.09 / hidden.numel()) ** 0.5
+    torch.testing.assert_close(dropped[kept], torch.full((int(kept.sum()),), 1 / (1 - 6554 / 65536)))
+    neighbours = (kept[:, 1:] & kept[:, :-1]).double().mean()  # four numbers share a random word, and are independent
+    assert abs(float(neighbours) - 0.81) < 0.003
+    assert torch.equal(quick_dropout(hidden, 0.0), hidden)
 
 
 def test_adapter_starts_from_the_texts() -> None:
@@ -76,9 +106,9 @@ def test_kl_is_torch_distributions_kl() -> None:
 
 
 def test_language_loss_by_hand() -> None:
-    texts, mean = torch.randn(3, 5), torch.randn(2, 3, 5)
-    ours = language_loss(texts, mean, torch.zeros(2, 3, 5), 20)
-    expected = torch.stack([cross_entropy(texts @ picture.T, torch.arange(3)) for picture in mean]).mean()
+    texts, mean = torch.randn(3, 5), torch.randn(3, 2, 5)
+    ours = language_loss(texts, mean, torch.zeros(3, 2, 5), 20)
+    expected = torch.stack([cross_entropy(texts @ mean[:, i].T, torch.arange(3)) for i in range(2)]).mean()
     torch.testing.assert_close(ours, expected)
 
 
@@ -90,13 +120,13 @@ def test_scores_are_those_of_sampled_weights(tiny_clip: CLIP) -> None:
     found = method.residuals(unit)
     mean, deviation = method.score(unit, found)
     z = found.mean + found.spread * torch.randn(20000, *found.mean.shape)
-    drawn = tiny_clip.scale * torch.einsum("bd,mbcd->mbc", unit, found.hidden + z)
+    drawn = tiny_clip.scale * torch.einsum("bd,mcbd->mbc", unit, found.hidden + z)
     torch.testing.assert_close(drawn.mean(0), mean, atol=0.35, rtol=0.01)
     torch.testing.assert_close(drawn.std(0), deviation, atol=0, rtol=0.03)
     texts = normalize(method.sentences.mean(1), dim=-1)
     blocked = torch.tensor([[False, False, True], [False, False, True], [True, True, False]])
-    torch.testing.assert_close(found.hidden, texts + method.attention(texts, blocked, unit))
-    torch.testing.assert_close(found.mean[:, 2], method.adapters[1](found.hidden[:, 2])[0])
+    torch.testing.assert_close(found.hidden, texts[:, None] + method.attention(texts, blocked, unit))
+    torch.testing.assert_close(found.mean[2], method.adapters[1](found.hidden[2])[0])
 
 
 def test_learns_and_judges_pictures_one_by_one(tiny_clip: CLIP, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -73,7 +73,13 @@ class VisualGuidedAttention(nn.Module):
     """One layer of a transformer decoder: class texts look at the texts of their own task, then at one picture.
 
     Equal to nn.TransformerDecoderLayer on targets (B, C, d) and memory (B, 1, d), and computed in less: the texts'
-    attention among themselves does not depend on the picture, and attention to a single token is its value.
+    attention among themselves does not depend on the picture, attention to a single token is its value, and the MLP's
+    first layer is taken of texts and pictures apart. With a_c and s_b what texts and pictures add to a token, both
+    centred over d, its LayerNorm is r_cb (a_c + s_b) ⊙ γ + β, r_cb = (mean((a_c + s_b)²) + ε)^(−1/2), and hence
+
+        W LayerNorm + bias = r_cb (W (γ ⊙ a_c) + W (γ ⊙ s_b)) + (W β + bias):
+
+    C + B products with W in place of C · B.
     """
 
     def __init__(self, dim: int, hidden: int, dropout: float) -> None:
@@ -81,17 +87,55 @@ class VisualGuidedAttention(nn.Module):
         self.layer = nn.TransformerDecoderLayer(dim, 1, hidden, dropout, activation=gelu, batch_first=True)
 
     def forward(self, texts: Tensor, blocked: Tensor, pictures: Tensor) -> Tensor:
-        """Texts (C, d), blocked (C, C) True where a class may not look, pictures (B, d) → (B, C, d)."""
+        """Texts (C, d), blocked (C, C) True where a class may not look, pictures (B, d) → (C, B, d)."""
         layer, dim = self.layer, texts.shape[1]
         mixed, _ = layer.self_attn(texts[None], texts[None], texts[None], attn_mask=blocked, need_weights=False)
         around = layer.norm1(texts + layer.dropout1(mixed[0]))  # (C, d), the same for all pictures
         cross = layer.multihead_attn
         value = linear(pictures, cross.in_proj_weight[2 * dim :], cross.in_proj_bias[2 * dim :])
-        seen = layer.dropout2(cross.out_proj(value))[:, None]  # (B, 1, d)
-        hidden = layer.norm2(around + seen)  # (B, C, d)
-        inner = layer.linear2(layer.dropout(gelu(layer.linear1(hidden))))
+        seen = layer.dropout2(cross.out_proj(value))  # (B, d)
+        around, seen = around - around.mean(1, keepdim=True), seen - seen.mean(1, keepdim=True)
+        variance = (around.square().sum(1, keepdim=True) + seen.square().sum(1) + 2 * around @ seen.T) / dim
+        scale = (variance + layer.norm2.eps).rsqrt()  # (C, B)
+        around, seen, shift = around * layer.norm2.weight, seen * layer.norm2.weight, layer.norm2.bias
+        hidden = torch.addcmul(shift, around[:, None] + seen, scale[..., None])  # norm2 of the sum, (C, B, d)
+        first = layer.linear1
+        parts = (linear(around, first.weight), linear(seen, first.weight), linear(shift, first.weight, first.bias))
+        active: Tensor = ActiveSum.apply(scale, *parts)  # type: ignore[no-untyped-call]
+        inner = layer.linear2(quick_dropout(active, layer.dropout.p) if self.training else active)
         out: Tensor = layer.norm3(hidden + layer.dropout3(inner))
         return out
+
+
+class ActiveSum(torch.autograd.Function):
+    """gelu(r_cb (p_c + q_b) + k), with a backward pass that goes over (C, B, hidden) numbers as seldom as it can."""
+
+    @staticmethod
+    def forward(ctx: Any, scale: Tensor, texts: Tensor, pictures: Tensor, shift: Tensor) -> Tensor:
+        """Scale (C, B), texts (C, hidden), pictures (B, hidden), shift (hidden,) → (C, B, hidden)."""
+        before = (texts[:, None] + pictures).mul_(scale[..., None]).add_(shift)
+        ctx.save_for_backward(before, scale, shift)
+        return gelu(before)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, ...]:
+        before, scale, shift = ctx.saved_tensors
+        gradient = torch.ops.aten.gelu_backward(gradients[0], before)
+        of_shift = gradient.sum((0, 1))
+        of_scale = ((gradient * before).sum(-1) - gradient @ shift.to(gradient.dtype)) / scale
+        gradient = gradient * scale[..., None]
+        return of_scale, gradient.sum(1), gradient.sum(0), of_shift
+
+
+def quick_dropout(hidden: Tensor, share: float) -> Tensor:
+    """Dropout that draws 16 random bits for each number; PyTorch draws 64, which takes as long as a matrix product.
+
+    The share that is dropped is rounded to a multiple of 2⁻¹⁶, and the rest is divided by what is kept.
+    """
+    count, cut = hidden.numel(), round(share * 2**16)
+    words = torch.empty(-(-count // 4), dtype=torch.int64, device=hidden.device).random_(-(2**63), None)
+    kept = words.view(torch.int16)[:count].view(hidden.shape) >= cut - 2**15
+    return hidden * (kept / (1 - cut / 2**16)).to(hidden.dtype)
 
 
 class Adapter(nn.Module):
@@ -115,7 +159,7 @@ class Adapter(nn.Module):
 
 
 class Residuals(NamedTuple):
-    """What `CLAP4CLIP.residuals` gives for B pictures: each (B, C, d)."""
+    """What `CLAP4CLIP.residuals` gives for B pictures: each (C, B, d), so that the rows of a task lie together."""
 
     hidden: Tensor  # h = t̂ + VGA
     mean: Tensor  # μ(h)
@@ -183,7 +227,7 @@ class CLAP4CLIP(Method):
     def regulariser(self, found: Residuals, first: int) -> Tensor:
         """Σ over the tasks from `first` on of kl · KL + language · L_lang, each taken within its task."""
         value = found.mean.new_zeros(())
-        means, spreads = (torch.split(part, self.sizes, 1) for part in (found.mean, found.spread))
+        means, spreads = (torch.split(part, self.sizes) for part in (found.mean, found.spread))
         texts = torch.split(self.sentences.mean(1), self.sizes)
         for text, mean, spread in zip(texts[first:], means[first:], spreads[first:], strict=True):
             language = language_loss(text, mean, spread, self.config.samples)
@@ -195,15 +239,15 @@ class CLAP4CLIP(Method):
         texts = ensemble(self.sentences)
         sizes = torch.tensor(self.sizes, device=texts.device)
         tasks = torch.repeat_interleave(torch.arange(len(sizes), device=texts.device), sizes)
-        hidden = texts + self.attention(texts, tasks[:, None] != tasks, unit)  # (B, C, d)
-        parts = [adapter(part) for adapter, part in zip(self.adapters, torch.split(hidden, self.sizes, 1), strict=True)]
-        mean, spread = (torch.cat(group, dim=1) for group in zip(*parts, strict=True))
+        hidden = texts[:, None] + self.attention(texts, tasks[:, None] != tasks, unit)  # (C, B, d)
+        parts = [adapter(part) for adapter, part in zip(self.adapters, torch.split(hidden, self.sizes), strict=True)]
+        mean, spread = (torch.cat(group) for group in zip(*parts, strict=True))
         return Residuals(hidden, mean, spread)
 
     def score(self, unit: Tensor, found: Residuals) -> tuple[Tensor, Tensor]:
         """Mean s·v̂·(h + μ) and standard deviation s·√(Σ v̂² σ²) of the scores, each (B, C)."""
-        mean = torch.einsum("bd,bcd->bc", unit, found.hidden + found.mean)
-        variance = torch.einsum("bd,bcd->bc", unit.square(), found.spread.square())
+        mean = torch.einsum("bd,cbd->bc", unit, found.hidden + found.mean)
+        variance = torch.einsum("bd,cbd->bc", unit.square(), found.spread.square())
         return self.clip.scale * mean, self.clip.scale * variance.sqrt()
 
     def logits(self, batch: Batch) -> Tensor:
@@ -215,7 +259,7 @@ class CLAP4CLIP(Method):
     def _logits(self, unit: Tensor, noise: Tensor | None) -> Tensor:
         found = self.residuals(unit)
         if noise is not None:
-            found = found._replace(mean=found.mean + found.spread * noise)
+            found = found._replace(mean=found.mean + found.spread * noise[:, None])
         return self.score(unit, found)[0]
 
     def test_noise(self) -> Tensor:
@@ -229,7 +273,7 @@ class CLAP4CLIP(Method):
 
 
 def gaussian_kl(mean: Tensor, spread: Tensor) -> Tensor:
-    """KL(N(μ, σ²) ‖ N(0, I)), summed over dimensions, averaged over pictures and classes; (B, C, d) each."""
+    """KL(N(μ, σ²) ‖ N(0, I)), summed over dimensions, averaged over pictures and classes; (C, B, d) each."""
     return 0.5 * (spread.square() + mean.square() - 1 - 2 * spread.log()).sum(-1).mean()
 
 
@@ -238,7 +282,7 @@ def language_loss(texts: Tensor, mean: Tensor, spread: Tensor, samples: int) -> 
 
     Texts (C, d) are means over templates. A mean of M samples is one draw of N(μ, σ²/M); it is drawn for every picture.
     """
-    residual = mean + spread * torch.randn_like(spread) / math.sqrt(samples)  # (B, C, d)
-    scores = torch.einsum("cd,bed->bce", texts, residual)
+    residual = mean + spread * torch.randn_like(spread) / math.sqrt(samples)  # (C, B, d)
+    scores = torch.einsum("cd,ebd->bce", texts, residual)
     target = torch.arange(len(texts), device=texts.device).repeat(len(scores))
     return cross_entropy(scores.flatten(0, 1), target)
