@@ -25,7 +25,6 @@ from clipcil.methods.clap4clip import (
     VisualGuidedAttention,
     gaussian_kl,
     language_loss,
-    quick_dropout,
 )
 from clipcil.training.loop import Session, Training
 
@@ -64,23 +63,11 @@ def test_attention_has_the_gradients_of_pytorch_decoder_layer() -> None:
     direction = torch.randn(4, 5, 12).double()
     ours = attention(texts, blocked, pictures).transpose(0, 1)
     theirs = attention.layer(texts.expand(4, -1, -1), pictures[:, None], tgt_mask=blocked)
-    trained = [parameter for parameter in attention.parameters()]
+    trained = list(attention.parameters())
     found = torch.autograd.grad((ours * direction).sum(), trained, allow_unused=True)
     expected = torch.autograd.grad((theirs * direction).sum(), trained, allow_unused=True)
     for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(torch.zeros(1) if one is None else one, torch.zeros(1) if other is None else other)
-
-
-def test_quick_dropout_drops_its_share_and_keeps_the_mean() -> None:
-    torch.manual_seed(0)
-    hidden = torch.ones(701, 999)
-    dropped = quick_dropout(hidden, 0.1)
-    kept = dropped != 0
-    assert abs(float(kept.double().mean()) - 0.9) < 5 * (0.09 / hidden.numel()) ** 0.5
-    torch.testing.assert_close(dropped[kept], torch.full((int(kept.sum()),), 1 / (1 - 6554 / 65536)))
-    neighbours = (kept[:, 1:] & kept[:, :-1]).double().mean()  # four numbers share a random word, and are independent
-    assert abs(float(neighbours) - 0.81) < 0.003
-    assert torch.equal(quick_dropout(hidden, 0.0), hidden)
 
 
 def test_adapter_starts_from_the_texts() -> None:

@@ -14,12 +14,13 @@ from feature_helpers import (
     make_tasks,
     make_test,
 )
-from torch.nn.functional import normalize
+from torch.nn.functional import layer_norm, normalize
 
 from clipcil.clip import CLIP
 from clipcil.memory.exemplars import Budget
 from clipcil.methods import proof
-from clipcil.methods.proof import PROOF, Fusion, PROOFConfig, project
+from clipcil.methods.proof import PROOF, Fusion, PROOFConfig, TokenScores, project
+from clipcil.training.dropout import draw_kept
 from clipcil.training.loop import Session, Training
 
 QUICK = Training(epochs=6, lr=0.02, optimizer="sgd", batch_size=16)
@@ -46,25 +47,48 @@ def test_fusion_is_self_attention_over_the_whole_sequence() -> None:
     torch.nn.init.normal_(fusion.out.bias)
     torch.nn.init.normal_(fusion.norm.weight)
     pictures, shared = torch.randn(5, 16).double() * 3, torch.randn(9, 16).double()
-    fused, around = fusion(pictures, shared, 7)
+    scores = fusion(pictures, shared, 7)
     for index, picture in enumerate(pictures):
         expected = plain_fusion(fusion, picture, shared)
-        torch.testing.assert_close(fused[index], expected[0])
-        torch.testing.assert_close(around[index], expected[1:8])
+        torch.testing.assert_close(scores[index], expected[1:8] @ expected[0])
+    assert fusion(pictures[:0], shared, 7).shape == (0, 7)
 
 
-@torch.no_grad()
-def test_dropout_keeps_the_mean() -> None:
+@pytest.mark.parametrize("size", [1, 200, 10**6])
+def test_scores_of_tokens_have_the_gradients_of_autograd(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With dropout: both sides take the same masks, in parts of one picture, of three and of all."""
     torch.manual_seed(0)
-    fusion = Fusion(8, 0.2).double()
-    fusion.norm = torch.nn.Identity()  # type: ignore[assignment]
-    pictures, shared = torch.randn(2, 8).double(), torch.randn(4, 8).double()
+    monkeypatch.setattr(proof, "IN_CACHE", size)
+    pictures, tokens, dim, share = 5, 4, 16, 0.25
+    shapes = [(pictures, dim), (tokens, dim), (tokens, dim), (pictures, dim), (pictures, tokens), (pictures, tokens)]
+    given = [torch.randn(*shape).double().requires_grad_() for shape in [*shapes, (dim,), (dim,), (dim,)]]
+    masks = []
+
+    def draw(*words: object) -> torch.Tensor:
+        masks.append(draw_kept(*words))  # type: ignore[arg-type]
+        return masks[-1]
+
+    monkeypatch.setattr(proof, "draw_kept", draw)
+    ours = TokenScores.apply(*given, 1e-5, share)
+    assert len(masks) == {1: 5, 200: 2, 10**6: 1}[size]
+    fused, shared, among, own, alpha, dropped, centre, weight, bias = given
+    mixed = among + alpha[..., None] * (centre - among) + dropped[..., None] * own[:, None]
+    inside = shared + torch.cat(masks) * mixed / (1 - share)
+    expected = torch.einsum("bd,bnd->bn", fused, layer_norm(inside, [dim], weight, bias, 1e-5))
+    torch.testing.assert_close(ours, expected)
+    direction = torch.randn(pictures, tokens).double()
+    found = torch.autograd.grad((ours * direction).sum(), given)
+    for one, other in zip(found, torch.autograd.grad((expected * direction).sum(), given), strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_dropout_is_drawn_in_training_alone() -> None:
+    torch.manual_seed(0)
+    fusion = Fusion(8, 0.2)
+    pictures, shared = torch.randn(2, 8), torch.randn(4, 8)
+    assert not torch.equal(fusion(pictures, shared, 4), fusion(pictures, shared, 4))
     fusion.eval()
-    exact = fusion(pictures, shared, 4)[1]
-    fusion.train()
-    drawn = torch.stack([fusion(pictures, shared, 4)[1] for _ in range(1500)])
-    assert float((drawn.mean(0) - exact).abs().max()) < 0.1
-    assert float(drawn.std(0).min()) > 0.01
+    assert torch.equal(fusion(pictures, shared, 4), fusion(pictures, shared, 4))
 
 
 def test_scores_by_hand(tiny_clip: CLIP) -> None:

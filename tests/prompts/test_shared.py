@@ -10,11 +10,11 @@ from clipcil.prompts.text import PromptTexts, encode_prompts
 
 
 def test_equals_encoding_each_text(tiny_clip: CLIP) -> None:
-    texts = PromptTexts(tiny_clip, ["dog", "a very long name of a thing", "fire engine"], 5, ".")
+    texts = PromptTexts(tiny_clip, ["dog", "a very long name of a thing", "cat", "fire engine", "zebra"], 5, ".")
     context = torch.randn(1, 5, tiny_clip.config.text.width, generator=torch.Generator().manual_seed(0))
     alone, shared = context.clone().requires_grad_(), context.clone().requires_grad_()
     expected = encode_prompts(tiny_clip, [texts(alone)])
-    ours = encode_shared(tiny_clip, torch.cat([texts.start[:1], shared], dim=1), texts.rest, texts.ends)
+    ours = encode_shared(tiny_clip, texts, shared)
     torch.testing.assert_close(ours, expected, atol=1e-4, rtol=1e-4)
     weights = torch.randn(expected.shape, generator=torch.Generator().manual_seed(1))
     (expected * weights).sum().backward()

@@ -25,6 +25,7 @@ from clipcil.methods.base import LARGEST_TENSOR, Method
 from clipcil.methods.registry import register
 from clipcil.prompts.templates import encode_sentences, ensemble
 from clipcil.settings import within
+from clipcil.training.dropout import quick_dropout
 from clipcil.training.loop import Training
 
 
@@ -125,17 +126,6 @@ class ActiveSum(torch.autograd.Function):
         of_scale = ((gradient * before).sum(-1) - gradient @ shift.to(gradient.dtype)) / scale
         gradient = gradient * scale[..., None]
         return of_scale, gradient.sum(1), gradient.sum(0), of_shift
-
-
-def quick_dropout(hidden: Tensor, share: float) -> Tensor:
-    """Dropout that draws 16 random bits for each number; PyTorch draws 64, which takes as long as a matrix product.
-
-    The share that is dropped is rounded to a multiple of 2⁻¹⁶, and the rest is divided by what is kept.
-    """
-    count, cut = hidden.numel(), round(share * 2**16)
-    words = torch.empty(-(-count // 4), dtype=torch.int64, device=hidden.device).random_(-(2**63), None)
-    kept = words.view(torch.int16)[:count].view(hidden.shape) >= cut - 2**15
-    return hidden * (kept / (1 - cut / 2**16)).to(hidden.dtype)
 
 
 class Adapter(nn.Module):

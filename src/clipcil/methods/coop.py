@@ -92,9 +92,7 @@ class CoOp(Method):
 
     def texts(self) -> Tensor:
         """Unit texts of all classes seen, (C, dim), with today's context."""
-        texts = self.class_texts
-        beginning = torch.cat([texts.start[:1], self.context], dim=1)
-        return normalize(encode_shared(self.clip, beginning, texts.rest, texts.ends), dim=-1)
+        return normalize(encode_shared(self.clip, self.class_texts, self.context), dim=-1)
 
     def logits(self, batch: Batch) -> Tensor:
         return self.clip.scale * normalize(batch.features, dim=-1) @ self.classifier.T

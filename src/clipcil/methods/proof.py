@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -25,8 +26,12 @@ from clipcil.methods.base import LARGEST_TENSOR, Method
 from clipcil.methods.registry import register
 from clipcil.prompts.templates import raw_sentences
 from clipcil.settings import within
+from clipcil.training.dropout import draw_kept, keep_share
 from clipcil.training.loop import Training
 from clipcil.training.losses import clip_loss
+
+IN_CACHE = 2**17
+"""Numbers of a tensor that stay in the processor's cache beside two others of its size."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +81,8 @@ class Fusion(nn.Module):
 
     exactly: nothing of size (pictures × tokens × d²) is computed. Dropout sits where the authors have it, on the
     attention weights and after fc, except that the weights among shared tokens are dropped for the whole batch alike.
-    All four matrices start from Xavier's normal distribution, as the authors'.
+    All four matrices start from Xavier's normal distribution, as the authors'. What is asked of the fused tokens is
+    their product with the fused picture, so that is what is returned, and `TokenScores` computes it.
     """
 
     def __init__(self, dim: int, dropout: float) -> None:
@@ -88,8 +94,9 @@ class Fusion(nn.Module):
         for layer in (self.query, self.key, self.value, self.out):
             nn.init.xavier_normal_(layer.weight)
 
-    def forward(self, pictures: Tensor, shared: Tensor, wanted: int) -> tuple[Tensor, Tensor]:
-        """Pictures (B, d), shared tokens (N, d) → pictures (B, d) and the first `wanted` tokens (B, wanted, d)."""
+    def forward(self, pictures: Tensor, shared: Tensor, wanted: int) -> Tensor:
+        """Pictures (B, d), shared tokens (N, d) → products of each fused picture with the first `wanted` tokens fused
+        with it, (B, wanted)."""
         scale = 1 / math.sqrt(pictures.shape[1])
         keys, values = self.key(shared), self.value(shared)  # (N, d)
         own_keys, own_values = self.key(pictures), self.value(pictures)  # (B, d)
@@ -101,11 +108,93 @@ class Fusion(nn.Module):
         fused = self.norm(pictures + self.dropout(self.out(attended)))
 
         scores = queries @ keys.T  # (wanted, N)
-        alpha = torch.sigmoid(own_keys @ queries.T - scores.logsumexp(1))[..., None]  # (B, wanted, 1)
+        alpha = torch.sigmoid(own_keys @ queries.T - scores.logsumexp(1))  # (B, wanted)
         among = self.out(self.dropout(scores.softmax(1)) @ values)  # (wanted, d)
-        from_picture = self.out(own_values)[:, None]  # (B, 1, d); fc's bias is in both, and the weights add up to one
-        mixed = (1 - alpha) * among + self.dropout(alpha) * (from_picture - self.out.bias) + alpha * self.out.bias
-        return fused, self.norm(shared[:wanted] + self.dropout(mixed))
+        own = linear(own_values, self.out.weight)  # fc's bias is in `among`, and the weights add up to one
+        parts = (fused, shared[:wanted], among, own, alpha, self.dropout(alpha), self.out.bias)
+        norm, share = self.norm, self.dropout.p if self.training else 0.0
+        found: Tensor = TokenScores.apply(  # type: ignore[no-untyped-call]
+            *(part.to(norm.weight.dtype) for part in parts), norm.weight, norm.bias, norm.eps, share
+        )
+        return found
+
+
+class TokenScores(torch.autograd.Function):
+    """z_b · LayerNorm(x_n + dropout(m_n + α_bn (c − m_n) + α̃_bn p_b)) for pictures b and tokens n.
+
+    Autograd would keep a dozen tensors of (B, N, d) numbers and spend its time on moving them. Here a few pictures are
+    taken at a time, so that their (b, N, d) numbers stay in the processor's cache; backward computes them again. With
+    ŷ what LayerNorm gives before its weight γ and bias β, r its factor and w = γ ⊙ z, the gradient of a score with
+    regard to LayerNorm's input is r (w − mean(w) − ŷ mean(w ⊙ ŷ)).
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        fused: Tensor,
+        tokens: Tensor,
+        among: Tensor,
+        own: Tensor,
+        alpha: Tensor,
+        dropped: Tensor,
+        centre: Tensor,
+        weight: Tensor,
+        bias: Tensor,
+        eps: float,
+        share: float,
+    ) -> Tensor:
+        """z (B, d), x (N, d), m (N, d), p (B, d), α and α̃ (B, N), c, γ and β (d,) → (B, N)."""
+        ctx.eps, ctx.share = eps, share
+        ctx.size = max(1, IN_CACHE // max(1, tokens.numel()))
+        ctx.kept = []
+        scaled, found = fused * weight, []
+        for start in range(0, len(fused), ctx.size):
+            part = slice(start, start + ctx.size)
+            ctx.kept.append(draw_kept((*alpha[part].shape, fused.shape[1]), share, fused.device) if share else None)
+            normed, _ = TokenScores.normed(ctx, part, ctx.kept[-1], (tokens, among, own, alpha, dropped, centre))
+            found.append((normed @ scaled[part, :, None])[..., 0])
+        products = torch.cat(found) if found else torch.zeros_like(alpha)
+        ctx.save_for_backward(fused, tokens, among, own, alpha, dropped, centre, weight, bias, products)
+        return products + fused @ bias[:, None]
+
+    @staticmethod
+    def normed(ctx: Any, part: slice, kept: Tensor | None, given: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
+        """ŷ (b, N, d) and r (b, N, 1) of a part of the pictures; `given` are x, m, p, α, α̃ and c."""
+        tokens, among, own, alpha, dropped, centre = given
+        mixed = torch.addcmul(among, alpha[part, :, None], centre - among)
+        mixed = mixed.addcmul_(dropped[part, :, None], own[part, None])
+        if kept is not None:
+            mixed = mixed.mul_(kept).mul_(1 / keep_share(ctx.share))
+        normed, _, scale = torch.native_layer_norm(mixed.add_(tokens), [tokens.shape[1]], None, None, ctx.eps)
+        return normed, scale
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        fused, tokens, among, own, alpha, dropped, centre, weight, bias, products = ctx.saved_tensors
+        gradient, dim = gradients[0], fused.shape[1]
+        of_fused, of_own = torch.empty_like(fused), torch.empty_like(own)
+        of_tokens, of_among, of_centre = torch.zeros_like(tokens), torch.zeros_like(among), torch.zeros_like(centre)
+        of_alpha, of_dropped = torch.empty_like(alpha), torch.empty_like(dropped)
+        scaled = fused * weight
+        centred = scaled - scaled.mean(1, keepdim=True)
+        for kept, start in zip(ctx.kept, range(0, len(fused), ctx.size), strict=True):
+            part = slice(start, start + ctx.size)
+            normed, scale = TokenScores.normed(ctx, part, kept, (tokens, among, own, alpha, dropped, centre))
+            of_fused[part] = (gradient[part, None] @ normed)[:, 0]
+            inside = normed.mul_(products[part, :, None] / -dim).add_(centred[part, None])
+            inside = inside.mul_(gradient[part, :, None] * scale)  # the gradient of LayerNorm's input, (b, N, d)
+            of_tokens += inside.sum(0)
+            if kept is not None:
+                inside = inside.mul_(kept).mul_(1 / keep_share(ctx.share))
+            of_alpha[part] = (inside * (centre - among)).sum(-1)
+            of_dropped[part] = (inside @ own[part, :, None])[..., 0]
+            of_own[part] = (dropped[part, None] @ inside)[:, 0]
+            of_centre += (alpha[part].reshape(1, -1) @ inside.reshape(-1, dim))[0]
+            of_among += inside.mul_(1 - alpha[part, :, None]).sum(0)
+        total = gradient.sum(1, keepdim=True)
+        of_weight, of_bias = (fused * of_fused).sum(0), (fused * total).sum(0)
+        of_fused = of_fused * weight + total * bias
+        return of_fused, of_tokens, of_among, of_own, of_alpha, of_dropped, of_centre, of_weight, of_bias, None, None
 
 
 @register
@@ -180,8 +269,7 @@ class PROOF(Method):
 
     def fused_scores(self, pictures: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
         """z̃·w̃ and z̃·p̃ of projected pictures (B, dim), each (B, C)."""
-        fused, around = self.fusion(pictures, tokens, 2 * self.seen)
-        scores = torch.einsum("bd,bnd->bn", fused, around)
+        scores = self.fusion(pictures, tokens, 2 * self.seen)
         return scores[:, : self.seen], scores[:, self.seen :]
 
     def logits(self, batch: Batch) -> Tensor:

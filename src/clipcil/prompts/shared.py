@@ -2,7 +2,9 @@
 
 The text tower is causal: what stands before the class name cannot see it. A context shared by all classes, [SOS] V_1 …
 V_M, therefore has the same keys and values in every class, layer by layer. They are computed for one row; each class
-adds its own few tokens, which attend to that row and to each other. Exact, and with M = 16 about five times less work.
+adds its own few tokens, which attend to that row and to each other. Names of as many tokens are taken together, so that
+nothing is computed for padding, and the last layer computes the end tokens alone. Exact, and with M = 16 about ten
+times less work.
 """
 
 from __future__ import annotations
@@ -11,26 +13,38 @@ import torch
 from torch import Tensor
 
 from clipcil.clip import CLIP
+from clipcil.prompts.text import PromptTexts
 
 
-def encode_shared(clip: CLIP, beginning: Tensor, rest: Tensor, ends: Tensor) -> Tensor:
-    """Embeddings without positions: beginning (1, P, width), rest (N, L, width), end positions (N,) in the whole text
-    → features (N, dim), not normalised. Equal to encoding the N texts `beginning + rest` one by one.
+def encode_shared(clip: CLIP, texts: PromptTexts, vectors: Tensor) -> Tensor:
+    """Vectors (1, M, width), put in front of each of the N names → features (N, dim), not normalised.
 
-    `rest` is not cut here: the tokenizer pads to the longest text, and reading `ends` would synchronise with a GPU."""
-    model, start = clip.text.text_model, beginning.shape[1]
-    length = start + rest.shape[1]
+    Equal to encoding the N prompts one by one.
+    """
+    model = clip.text.text_model
     positions = model.embeddings.position_embedding.weight
-    prefix, own = beginning + positions[:start], rest + positions[start:length]
-    steps = torch.arange(length, device=rest.device)
+    prefix = torch.cat([texts.start[:1], vectors], dim=1)
+    start = prefix.shape[1]
+    prefix = prefix + positions[:start]
+    sizes, lengths = zip(*texts.lengths, strict=True)
+    groups = [
+        rows[:, :length] + positions[start : start + length]
+        for rows, length in zip(torch.split(texts.rest[texts.by_length], sizes), lengths, strict=True)
+    ]
+    steps = torch.arange(start + max(lengths), device=prefix.device)
     mask = steps <= steps[start:, None]  # (L, P + L): a token sees the beginning and what stands before it
-    for block in model.encoder.blocks():
+    blocks = model.encoder.blocks()
+    for block in blocks:
         attention, before = block.self_attn, block.layer_norm1(prefix)
         keys_values = attention.k_proj(before), attention.v_proj(before)
-        normed = block.layer_norm1(own)
-        own = own + attention(normed, normed, keys_values, mask=mask)
-        own = own + block.mlp(block.layer_norm2(own))
+        for place, (own, length) in enumerate(zip(groups, lengths, strict=True)):
+            normed = block.layer_norm1(own)
+            first = length - 1 if block is blocks[-1] else 0  # after the last layer the end token alone is read
+            own = own[:, first:] + attention(
+                normed[:, first:], normed, keys_values, mask=mask[first:length, : start + length]
+            )
+            groups[place] = own + block.mlp(block.layer_norm2(own))
         prefix = block(prefix, causal=True)
-    last = own[torch.arange(len(own), device=own.device), ends - start]
+    last = torch.cat([own[:, -1] for own in groups])[texts.by_length.argsort()]
     features: Tensor = clip.text.text_projection(model.final_layer_norm(last))
     return features

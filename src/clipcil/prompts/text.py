@@ -25,6 +25,9 @@ class PromptTexts(nn.Module):
     start: Tensor
     rest: Tensor
     ends: Tensor
+    by_length: Tensor
+    lengths: tuple[tuple[int, int], ...]
+    """Texts of `rest` with as many tokens: their number and their length, in the order of `by_length`."""
 
     def __init__(self, clip: CLIP, names: Sequence[str], length: int, suffix: str = "") -> None:
         super().__init__()
@@ -46,6 +49,9 @@ class PromptTexts(nn.Module):
         self.register_buffer("start", embedded[:, :1].clone(), persistent=False)  # (N, 1, width)
         self.register_buffer("rest", embedded[:, 1:].clone(), persistent=False)  # (N, L−1, width)
         self.register_buffer("ends", ends.to(device) + length, persistent=False)  # (N,)
+        counts = torch.bincount(ends).tolist()
+        self.lengths = tuple((count, tokens) for tokens, count in enumerate(counts) if count)
+        self.register_buffer("by_length", ends.argsort(stable=True).to(device), persistent=False)  # (N,)
 
     def forward(self, vectors: Tensor) -> tuple[Tensor, Tensor]:
         """Vectors (N or 1, M, width) → embeddings (N, 1+M+L−1, width) and end positions (N,)."""
