@@ -29,7 +29,7 @@ def encode_shared(clip: CLIP, texts: PromptTexts, vectors: Tensor) -> Tensor:
     sizes, lengths = zip(*texts.lengths, strict=True)
     groups = [
         rows[:, :length] + positions[start : start + length]
-        for rows, length in zip(torch.split(texts.rest[texts.by_length], sizes), lengths, strict=True)
+        for rows, length in zip(torch.split(texts.rest[texts.by_length], list(sizes)), lengths, strict=True)
     ]
     steps = torch.arange(start + max(lengths), device=prefix.device)
     mask = steps <= steps[start:, None]  # (L, P + L): a token sees the beginning and what stands before it
