@@ -9,6 +9,8 @@ import pytest
 from finished_runs import write_run
 
 from clipcil.cli import main
+from clipcil.errors import UserError
+from clipcil.experiment.bench import run_grid, states_of
 from clipcil.experiment.claims import judge_claims, outdated
 from clipcil.experiment.grid import plan
 from clipcil.experiment.spec import Grid
@@ -23,14 +25,15 @@ TABLE = read_table("claims")
 ROWS = {row.label: row for row in TABLE.all_rows()}
 
 
-def write_claim_runs(folder: Path, shares: dict[str, float], orders: tuple[str, ...] = ORDERS, **more: int) -> Path:
+def write_claim_runs(folder: Path, shares: dict[str, float], orders: tuple[str, ...] = ORDERS, **more: object) -> Path:
     """Runs of these rows of the table, as `clipcil bench claims` plans them, with made-up answers."""
     for planned in plan(Grid("claims", data=("emoji",), orders=orders, out=folder)):
         if planned.label not in shares:
             continue
         row = ROWS[planned.label]
         choices = {"order": planned.spec.order, "tasks": planned.spec.tasks, **more}
-        words = [f"{key}={json.dumps(value).strip(chr(34))}" for key, value in row.settings.items()]
+        settings = row.settings_with(planned.spec.tasks)
+        words = [f"{key}={json.dumps(value).strip(chr(34))}" for key, value in settings.items()]
         write_run(planned.folder, row.method, 0, shares[planned.label], *words, preset=True, **choices)
     return folder
 
@@ -88,6 +91,49 @@ def test_the_paper_s_numbers_stand_beside_ours() -> None:
     two = paper_difference(ROWS["DMC"], ROWS["DMC simultaneous"], "emoji", 10)
     assert two[1] and two[0] == pytest.approx(2.91, abs=0.01)  # the mean of its four datasets, as its text says
     assert paper_difference(better, ROWS["β = 0.5"], "cifar100", 10) == (None, False)
+
+
+def test_a_row_may_have_other_settings_with_other_numbers_of_tasks(tmp_path: Path) -> None:
+    """CODA-Prompt's authors have 100 components in all: 10 for each of ten tasks, 5 for each of twenty."""
+    planned = plan(Grid("claims", data=("emoji",), only=("coda-prompt",)))
+    assert {(each.spec.tasks, each.config.components) for each in planned} == {(10, 10), (20, 5)}
+    asked = plan(Grid("claims", data=("emoji",), only=("coda-prompt",), run={"tasks": "20"}))
+    assert {each.config.components for each in asked} == {5}
+    with pytest.raises(UserError, match="decide 'components' themselves"):
+        plan(Grid("claims", data=("emoji",), only=("coda-prompt",), set=("components=3",)))
+    assert paper_difference(ROWS["DMC-OT"], ROWS["CODA-Prompt"], "cifar100", 20)[0] == pytest.approx(81.00 - 67.61)
+
+    def parts() -> dict[int, str]:
+        judged = judge_claims(find_runs([tmp_path]))
+        both = [each for each in judged if each.claim.says.startswith("DMC-OT beats each of the ten")]
+        return {each.stream[1]: next(p.verdict for p in each.parts if p.worse == "CODA-Prompt") for each in both}
+
+    write_claim_runs(tmp_path, {"DMC-OT": 0.9, "CODA-Prompt": 0.5})
+    assert parts() == {10: "holds", 20: "holds"}
+    for path in tmp_path.glob("*coda-prompt*/results.json"):
+        values = json.loads(path.read_text())
+        values["config"]["method"]["components"] = 10
+        path.write_text(json.dumps(values))
+    assert parts() == {10: "holds", 20: "not measured"}
+
+
+def test_kept_runs_are_not_run_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = write_claim_runs(tmp_path / "runs", {"DMC-OT": 0.9, "ZS-CLIP": 0.3}, device="cpu")
+    main(["claims", str(folder), "--keep", str(tmp_path / "kept")])
+    capsys.readouterr()
+    words = ["bench", "claims", "--data", "emoji", "--only", "zero-shot", "simplecil", "--out", str(tmp_path / "new")]
+    words += ["--kept", str(tmp_path / "kept"), "--dry-run"]
+    main(words)
+    assert "6 of 12 runs are finished in" in capsys.readouterr().out and not (tmp_path / "new").exists()
+    grid = Grid("claims", data=("emoji",), only=("zero-shot",), out=tmp_path / "new", kept=(tmp_path / "kept",))
+    ended = run_grid(plan(grid), grid.out, grid=grid)
+    expected = {(run.order, run.tasks): run.last for run in find_runs([folder]) if run.method == "zero-shot"}
+    assert {(each.result.order, each.result.tasks): each.result.last for each in ended if each.result} == expected
+    assert [path.name for path in grid.out.iterdir()] == ["results.jsonl"]  # nothing was run
+    other = Grid("claims", data=("emoji",), only=("zero-shot",), run={"shots": 2}, kept=grid.kept)
+    assert sum(count["finished"] for count in states_of(plan(other), other.kept).values()) == 0
+    with pytest.raises(UserError, match="not a folder"):
+        states_of([], [tmp_path / "none"])
 
 
 def test_runs_are_judged(tmp_path: Path) -> None:

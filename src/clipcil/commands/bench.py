@@ -29,6 +29,7 @@ def bench(options: BenchOptions, run: GridRunOptions, quiet: Flag = False, dry_r
       clipcil bench table1 --only 'dmc*' cifar100 --shots 50
       clipcil bench table4 --data emoji --backbone mini
       clipcil bench --data emoji --methods all --jobs 2
+      clipcil bench claims --data-root DIR --kept results/ --dry-run
 
     Args:
         quiet: Print the closing table only.
@@ -127,14 +128,14 @@ def _list(planned: list[Planned], grid: Grid) -> None:
     table = Table(box=None, pad_edge=False)
     for header in ("method", "data", "tasks", "runs", "finished", "begun"):
         table.add_column(header, justify="left" if header in ("method", "data") else "right", no_wrap=True)
-    states = states_of(planned)
+    states = states_of(planned, grid.kept)
     for (label, data, tasks), count in states.items():
         numbers = (count.total(), count["finished"], count["begun"])
         name = f"{label} (cannot be run)" if count["cannot be run"] else label
         table.add_row(name, data, str(tasks or ""), *(str(number or "") for number in numbers))
     Console(markup=False).print(table)
     finished = sum(count["finished"] for count in states.values())
-    print(f"{finished} of {len(planned)} runs are finished in {grid.out}")
+    print(f"{finished} of {len(planned)} runs are finished in {', '.join(map(str, (grid.out, *grid.kept)))}")
     for problem in dict.fromkeys(each.problem for each in planned if each.problem):
         print(f"cannot be run: {problem}")
 

@@ -27,7 +27,8 @@ On = Annotated[Literal["here", "ray"], tyro.conf.arg(help_behavior_hint="(defaul
 Address = Annotated[str | None, tyro.conf.arg(metavar="ADDRESS", help_behavior_hint="")]
 Words = Annotated[tuple[str, ...], tyro.conf.arg(metavar="KEY=VALUE…", help_behavior_hint="")]
 
-METAVARS = {"data_options": "KEY=VALUE…", "set": "KEY=VALUE…", "data_root": "DIR", "out": "DIR", "only": "PATTERN…"}
+METAVARS = {"data_options": "KEY=VALUE…", "set": "KEY=VALUE…", "only": "PATTERN…"}
+METAVARS |= {"data_root": "DIR", "out": "DIR", "kept": "DIR…"}
 """What stands for a value in help, where its type does not say it."""
 
 

@@ -17,7 +17,7 @@ from rich.console import Console
 from clipcil.errors import UserError
 from clipcil.experiment.board import Board
 from clipcil.experiment.display import Display
-from clipcil.experiment.folder import finished_run
+from clipcil.experiment.folder import FinishedRuns
 from clipcil.experiment.grid import Planned
 from clipcil.experiment.on_ray import on_ray
 from clipcil.experiment.results import NUMBERS
@@ -77,11 +77,12 @@ def run_grid(
         How each of `planned` ended, in the same order.
     """
     grid, log, ended = grid or Grid(), ResultLog(out / RESULTS), dict[Path, Finished]()
+    known = FinishedRuns(grid.kept)
     runs = list({each.folder: each for each in reversed(planned)}.values())[::-1]
     board, together = Board(runs), grid.jobs > 1 or grid.on == "ray"
 
     def end(each: Planned, error: str, state: str) -> None:
-        result = finished_run(each.folder, each.table) if not error else None
+        result = known.find(each.folder, each.table) if not error else None
         ended[each.folder] = Finished(each, result, error)
         board.ended[each.folder] = "done" if result else "failed"
         log.add(each, result, error)
@@ -95,7 +96,7 @@ def run_grid(
 
     todo = []
     for each in runs:
-        if each.problem or finished_run(each.folder, each.table) is None:
+        if each.problem or known.find(each.folder, each.table) is None:
             todo.append(each)
         else:
             end(each, "", "done before")
@@ -112,14 +113,18 @@ def run_grid(
     return [replace(ended[each.folder], planned=each) for each in planned]
 
 
-def states_of(planned: Sequence[Planned]) -> dict[Key, Counter[str]]:
-    """How many runs of each label on each dataset are finished, begun, waiting, or cannot be run; nothing is run."""
+def states_of(planned: Sequence[Planned], kept: Sequence[Path] = ()) -> dict[Key, Counter[str]]:
+    """How many runs of each label on each dataset are finished, begun, waiting, or cannot be run; nothing is run.
+
+    `kept`: folders of kept runs, which count as finished.
+    """
     found: dict[Key, Counter[str]] = {}
+    known = FinishedRuns(kept)
     for each in planned:
         spec = each.spec
         if each.problem:
             state = "cannot be run"
-        elif finished_run(each.folder, each.table) is not None:
+        elif known.find(each.folder, each.table) is not None:
             state = "finished"
         else:
             state = "begun" if (each.folder / "config.toml").is_file() else "waiting"

@@ -53,7 +53,7 @@ def since_then(group: Group, row: Row) -> dict[str, tuple[Any, Any]] | None:
         return None
     spec = RunSpec(method=row.method, data=first.data, backbone=first.backbone)
     try:
-        today = flatten(_plain(to_dict(method_settings(spec, row.settings))))
+        today = flatten(_plain(to_dict(method_settings(spec, row.settings_with(first.tasks)))))
     except UserError:
         return None
     own = flatten(first.settings)
@@ -82,7 +82,7 @@ def _measured_on_test(runs: Sequence[RunResult]) -> list[Group]:
 def _deciding(method: str) -> frozenset[str]:
     """The settings by which the rows of a method differ."""
     rows = read_table("claims").all_rows()
-    return frozenset(key for row in rows if row.method == method for key in row.settings)
+    return frozenset(key for row in rows if row.method == method for key in row.decides)
 
 
 def _plain(value: Any) -> Any:

@@ -10,6 +10,7 @@ import datetime
 import json
 import os
 import platform
+from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,7 +23,7 @@ from clipcil.experiment.checkpoint import RUN_FILES, first_difference
 from clipcil.experiment.monitor import RunMonitor, peak_megabytes
 from clipcil.files import LOCK, part_names, write_json, write_text, write_toml
 from clipcil.reading import read_json, read_toml
-from clipcil.report.runs import RunResult, read_run
+from clipcil.report.runs import ANYTHING, RunResult, find_runs, read_run
 
 if TYPE_CHECKING:
     from clipcil.clip import CLIP
@@ -102,6 +103,32 @@ def finished_run(folder: Path, table: dict[str, Any]) -> RunResult | None:
         return None
     same = json.dumps(found.values["config"], sort_keys=True) == json.dumps(table, sort_keys=True)
     return found if same else None
+
+
+class FinishedRuns:
+    """Finds the results of a run in its own folder or among kept ones, which are found by options and settings.
+
+    Args:
+        kept: Folders of kept runs.
+
+    Raises:
+        UserError: One of them is no folder, or holds no finished run.
+    """
+
+    def __init__(self, kept: Sequence[Path] = ()) -> None:
+        self._kept = {_identity(run.values["config"]): run for run in find_runs(kept)}
+
+    def find(self, folder: Path, table: dict[str, Any]) -> RunResult | None:
+        """The results of exactly these options and settings; None where there are none."""
+        return finished_run(folder, table) or self._kept.get(_identity(table))
+
+
+def _identity(table: dict[str, Any]) -> str:
+    """Options and settings without those that were not given, and without the place of a dataset that has a name."""
+    run = {key: value for key, value in table["run"].items() if value is not None}
+    if run["data"] not in ANYTHING:
+        run.pop("data_root", None)
+    return json.dumps([run, table["method"]], sort_keys=True, default=str)
 
 
 def environment() -> dict[str, Any]:

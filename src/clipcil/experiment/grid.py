@@ -62,7 +62,7 @@ def plan(grid: Grid) -> list[Planned]:
     data = known_datasets(grid.data) or (list(table.datasets) if table else ["emoji"])
     rows, data = _cut(rows, data, grid.only)
     for key in (word.partition("=")[0].strip() for word in grid.set):
-        if any(key in row.settings for row in rows):
+        if any(key in row.decides for row in rows):
             raise UserError(f"the rows of {grid.table} decide '{key}' themselves; leave it out, or bench without table")
     run = {"tasks": table.tasks, "backbone": table.backbone, **grid.run} if table else dict(grid.run)
     if "increment" in run and "tasks" not in grid.run:
@@ -71,7 +71,8 @@ def plan(grid: Grid) -> list[Planned]:
     for row in rows:
         asked = not row.tasks or {"tasks", "increment"} & set(grid.run)
         for tasks in ({},) if asked else tuple({"tasks": number} for number in row.tasks):
-            cases.append(Case(row.label, row.method, row.settings, tasks))
+            settings = row.settings_with(tasks.get("tasks", run.get("tasks")))
+            cases.append(Case(row.label, row.method, settings, tasks))
     orders = grid.orders or (table.orders if table and "order" not in grid.run else ())
     return _expand(cases, data, replace(grid, orders=orders), run)
 

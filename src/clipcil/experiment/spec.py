@@ -106,6 +106,8 @@ class Grid:
     """Settings of the methods; ignored for a method that has no such setting."""
     out: Path = Path("runs/bench")
     """Folder that holds a folder for each run, and results.jsonl."""
+    kept: tuple[Path, ...] = ()
+    """Folders of kept runs, such as results/ (`clipcil claims --keep` makes them): what is there is not run again."""
     jobs: int = 1
     """Runs at the same time, each in a process of its own with one thread; 1: one after the other in this process."""
     on: Literal["here", "ray"] = "here"

@@ -29,6 +29,17 @@ class Row:
     """Ā likewise."""
     tasks: tuple[int, ...] = ()
     """Numbers of tasks the row is measured with; empty: the table's."""
+    for_tasks: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Settings that the row has with one number of tasks, such as {"20": {"components": 5}}."""
+
+    def settings_with(self, tasks: int | None) -> dict[str, Any]:
+        """The settings that make the row what it is with this number of tasks."""
+        return {**self.settings, **self.for_tasks.get(str(tasks), {})}
+
+    @property
+    def decides(self) -> set[str]:
+        """The settings that the row spells out."""
+        return {*self.settings, *(key for own in self.for_tasks.values() for key in own)}
 
 
 @dataclass(frozen=True)

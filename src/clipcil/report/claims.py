@@ -124,7 +124,7 @@ def paper_difference(better: Row, worse: Row, data: str, tasks: int) -> tuple[fl
     """What the paper printed for this comparison: on this dataset, else the mean over its datasets (then True)."""
 
     def on(name: str) -> float | None:
-        one, other = (printed(row.method, row.settings, name, tasks) for row in (better, worse))
+        one, other = (printed(row.method, row.settings_with(tasks), name, tasks) for row in (better, worse))
         same = one is not None and other is not None and (one.table, one.label) == (other.table, other.label)
         if one is None or other is None or one.last is None or other.last is None or same:
             return None
