@@ -32,6 +32,7 @@ BENCHMARKS = {
     "S7": "s7_precision",
     "S8": "s8_serve_load",
     "S9": "s9_stage_cache",
+    "S10": "s10_training_steps",
 }
 
 
