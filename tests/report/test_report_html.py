@@ -212,11 +212,11 @@ def test_confused_pairs_are_counted_from_the_predictions_packed_or_not(tmp_path:
     assert found == expected and len({each.task for each in plain}) == 20
 
 
-def test_packed_predictions_hold_rows_or_steps_between_rows(tmp_path: Path) -> None:
-    """Steps begin anew with every task; runs kept by earlier versions have rows."""
+def test_packed_predictions_hold_rows_or_what_differs_from_the_line_before(tmp_path: Path) -> None:
+    """Steps begin anew with every class; runs kept by earlier versions have rows."""
     for text in (
         b"task,row,class,predicted\n1,5,a,a\n1,7,a,b\n2,3,c,c\n",
-        b"task,step,class,predicted\n1,5,a,a\n1,2,a,b\n2,3,c,c\n",
+        b"task,class,step,predicted\n1,a,5,\n,,2,b\n2,c,3,\n",
     ):
         (tmp_path / "predictions.csv.gz").write_bytes(gzip.compress(text, mtime=0))
         assert [(each.task, each.row, each.guess) for each in read_predictions(tmp_path)] == [
@@ -234,8 +234,9 @@ def test_packed_predictions_hold_rows_or_steps_between_rows(tmp_path: Path) -> N
         b"no gzip",
         gzip.compress(b"task,row\n1,x\n", mtime=0),
         gzip.compress(b"task,row,class,predicted\n99999999999,0,a,a\n", mtime=0),
-        gzip.compress(b"task,step,class,predicted\n1,-3,a,a\n", mtime=0),
-        gzip.compress(b"task,step,class,predicted\n1,9,a,a\n1\n", mtime=0),
+        gzip.compress(b"task,class,step,predicted\n1,a,-3,\n", mtime=0),
+        gzip.compress(b"task,class,step,predicted\n1,a,9,\n1\n", mtime=0),
+        gzip.compress(b"task,class,step,predicted\n,a,9,\n", mtime=0),
     ],
 )
 def test_packed_predictions_that_are_damaged_are_named(tmp_path: Path, content: bytes) -> None:

@@ -61,12 +61,14 @@ def _text(path: Path) -> str:
 
 
 def _unpacked(lines: Iterable[dict[str, str]]) -> Iterator[dict[str, str]]:
-    """Lines with a `row` each, where `write_packed` wrote how far it is from the one before in its task."""
-    task, row = "", 0
+    """Whole lines, where `write_packed` left out what is as in the line before."""
+    before = {"task": "", "class": "", "row": "0"}
     for line in lines:
         if "step" in line:
-            row = int(line["step"]) + (row if line["task"] == task else 0)
-            task, line = line["task"], {**line, "row": str(row)}
+            line = {**line, "task": line["task"] or before["task"], "class": line["class"] or before["class"]}
+            same = (line["task"], line["class"]) == (before["task"], before["class"])
+            line["row"] = str(int(line["step"]) + (int(before["row"]) if same else 0))
+            line["predicted"], before = line["predicted"] or line["class"], line
         yield line
 
 
@@ -81,15 +83,19 @@ def _prediction(row: dict[str, str]) -> TestAnswer:
 def write_packed(predictions: Iterable[TestAnswer], path: Path) -> None:
     """Write what statistics and tables need, without the names of pictures: the same bytes every time.
 
-    Within a task, steps from row to row stand for the rows: small numbers pack into two thirds of the bytes.
+    Class by class, and what can be told from the line before is left out: task and class where they are the same, the
+    class predicted where it is the right one, and of a row how far it is from the one before in its class. That packs
+    into a third of the bytes.
     """
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["task", "step", "class", "predicted"])
-    task, row = 0, 0
-    for each in sorted(predictions, key=lambda each: (each.task, each.row)):
-        writer.writerow([each.task, each.row - (row if each.task == task else 0), each.true, each.guess])
-        task, row = each.task, each.row
+    writer.writerow(["task", "class", "step", "predicted"])
+    task, true, row = 0, "", 0
+    for each in sorted(predictions, key=lambda each: (each.task, each.true, each.row)):
+        step = each.row - row if (each.task, each.true) == (task, true) else each.row
+        name = each.true if each.true != true else ""
+        writer.writerow([each.task if each.task != task else "", name, step, "" if each.right else each.guess])
+        task, true, row = each.task, each.true, each.row
     write_bytes(path, gzip.compress(text.getvalue().encode(), 9, mtime=0))
 
 
