@@ -70,6 +70,23 @@ def test_attention_has_the_gradients_of_pytorch_decoder_layer() -> None:
         torch.testing.assert_close(torch.zeros(1) if one is None else one, torch.zeros(1) if other is None else other)
 
 
+def test_mixed_precision_gives_nearly_the_same_gradients() -> None:
+    torch.manual_seed(0)
+    attention = VisualGuidedAttention(12, 20, 0.0).train()
+    texts, pictures, blocked = torch.randn(5, 12), torch.randn(4, 12), torch.zeros(5, 5, dtype=torch.bool)
+    trained = [
+        attention.layer.linear1.weight,
+        attention.layer.norm2.weight,
+        attention.layer.multihead_attn.out_proj.weight,
+    ]
+    direction = torch.randn(5, 4, 12)
+    exact = torch.autograd.grad((attention(texts, blocked, pictures) * direction).sum(), trained)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        mixed = (attention(texts, blocked, pictures) * direction).sum()
+    for one, other in zip(torch.autograd.grad(mixed, trained), exact, strict=True):
+        assert one.dtype == torch.float32 and float((one - other).abs().max()) < 0.1 * float(other.abs().max())
+
+
 def test_adapter_starts_from_the_texts() -> None:
     sentences = normalize(torch.randn(4, 3, 6), dim=-1)
     adapter = Adapter(6)

@@ -82,6 +82,17 @@ def test_scores_of_tokens_have_the_gradients_of_autograd(size: int, monkeypatch:
         torch.testing.assert_close(one, other)
 
 
+def test_mixed_precision_gives_nearly_the_same_gradients() -> None:
+    torch.manual_seed(0)
+    fusion = Fusion(16, 0.0)
+    pictures, shared = torch.randn(5, 16), torch.randn(9, 16)
+    exact = torch.autograd.grad(fusion(pictures, shared, 7).square().mean(), list(fusion.parameters()))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        mixed = fusion(pictures, shared, 7).square().mean()
+    for one, other in zip(torch.autograd.grad(mixed, list(fusion.parameters())), exact, strict=True):
+        assert one.dtype == torch.float32 and float((one - other).abs().max()) < 0.1 * float(other.abs().max())
+
+
 def test_dropout_is_drawn_in_training_alone() -> None:
     torch.manual_seed(0)
     fusion = Fusion(8, 0.2)

@@ -113,9 +113,10 @@ class Fusion(nn.Module):
         own = linear(own_values, self.out.weight)  # fc's bias is in `among`, and the weights add up to one
         parts = (fused, shared[:wanted], among, own, alpha, self.dropout(alpha), self.out.bias)
         norm, share = self.norm, self.dropout.p if self.training else 0.0
-        found: Tensor = TokenScores.apply(  # type: ignore[no-untyped-call]
-            *(part.to(norm.weight.dtype) for part in parts), norm.weight, norm.bias, norm.eps, share
-        )
+        with torch.autocast(pictures.device.type, enabled=False):  # backward does not know of mixed precision
+            found: Tensor = TokenScores.apply(  # type: ignore[no-untyped-call]
+                *(part.to(norm.weight.dtype) for part in parts), norm.weight, norm.bias, norm.eps, share
+            )
         return found
 
 
