@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from clipcil.clip import CLIP
@@ -9,8 +10,13 @@ from clipcil.prompts.shared import encode_shared
 from clipcil.prompts.text import PromptTexts, encode_prompts
 
 
-def test_equals_encoding_each_text(tiny_clip: CLIP) -> None:
+@pytest.mark.parametrize("together", [False, True])
+def test_equals_encoding_each_text(tiny_clip: CLIP, together: bool) -> None:
+    """In groups of equal lengths, as on a CPU, and all together, as elsewhere."""
     texts = PromptTexts(tiny_clip, ["dog", "a very long name of a thing", "cat", "fire engine", "zebra"], 5, ".")
+    assert len(texts.lengths) > 2
+    if together:
+        texts.lengths = ((5, texts.rest.shape[1]),)
     context = torch.randn(1, 5, tiny_clip.config.text.width, generator=torch.Generator().manual_seed(0))
     alone, shared = context.clone().requires_grad_(), context.clone().requires_grad_()
     expected = encode_prompts(tiny_clip, [texts(alone)])

@@ -31,7 +31,7 @@ from clipcil.training.loop import Training
 from clipcil.training.losses import clip_loss
 
 IN_CACHE = 2**17
-"""Numbers of a tensor that stay in the processor's cache beside two others of its size."""
+"""Numbers of a tensor that stay in the cache of a CPU beside two others of its size."""
 
 
 @dataclass(frozen=True)
@@ -146,7 +146,8 @@ class TokenScores(torch.autograd.Function):
     ) -> Tensor:
         """z (B, d), x (N, d), m (N, d), p (B, d), α and α̃ (B, N), c, γ and β (d,) → (B, N)."""
         ctx.eps, ctx.share = eps, share
-        ctx.size = max(1, IN_CACHE // max(1, tokens.numel()))
+        most = IN_CACHE if fused.device.type == "cpu" else LARGEST_TENSOR
+        ctx.size = max(1, most // max(1, tokens.numel()))
         ctx.kept = []
         scaled, found = fused * weight, []
         for start in range(0, len(fused), ctx.size):

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from clipcil.clip import CLIP
+from clipcil.clip.layers import Block
 from clipcil.prompts.text import PromptTexts
 
 
@@ -27,24 +28,34 @@ def encode_shared(clip: CLIP, texts: PromptTexts, vectors: Tensor) -> Tensor:
     start = prefix.shape[1]
     prefix = prefix + positions[:start]
     sizes, lengths = zip(*texts.lengths, strict=True)
-    groups = [
-        rows[:, :length] + positions[start : start + length]
-        for rows, length in zip(torch.split(texts.rest[texts.by_length], list(sizes)), lengths, strict=True)
-    ]
+    rests, ends = (torch.split(part[texts.by_length], list(sizes)) for part in (texts.rest, texts.ends))
+    groups = [rest[:, :length] + positions[start : start + length] for rest, length in zip(rests, lengths, strict=True)]
     steps = torch.arange(start + max(lengths), device=prefix.device)
     mask = steps <= steps[start:, None]  # (L, P + L): a token sees the beginning and what stands before it
     blocks = model.encoder.blocks()
-    for block in blocks:
+    for block in blocks[:-1]:
         attention, before = block.self_attn, block.layer_norm1(prefix)
         keys_values = attention.k_proj(before), attention.v_proj(before)
         for place, (own, length) in enumerate(zip(groups, lengths, strict=True)):
             normed = block.layer_norm1(own)
-            first = length - 1 if block is blocks[-1] else 0  # after the last layer the end token alone is read
-            own = own[:, first:] + attention(
-                normed[:, first:], normed, keys_values, mask=mask[first:length, : start + length]
-            )
+            own = own + attention(normed, normed, keys_values, mask=mask[:length, : start + length])
             groups[place] = own + block.mlp(block.layer_norm2(own))
         prefix = block(prefix, causal=True)
-    last = torch.cat([own[:, -1] for own in groups])[texts.by_length.argsort()]
-    features: Tensor = clip.text.text_projection(model.final_layer_norm(last))
+    last = [_at_end(own, end - start, prefix, blocks[-1:]) for own, end in zip(groups, ends, strict=True)]
+    features: Tensor = clip.text.text_projection(model.final_layer_norm(torch.cat(last)[texts.by_length.argsort()]))
     return features
+
+
+def _at_end(own: Tensor, ends: Tensor, prefix: Tensor, blocks: list[Block]) -> Tensor:
+    """The last layer (a tower may have none) at the end tokens alone, (n, width): only these are read after it."""
+    rows, start = torch.arange(len(own), device=own.device), prefix.shape[1]
+    last = own[rows, ends]
+    for block in blocks:
+        before, normed = block.layer_norm1(prefix), block.layer_norm1(own)
+        attention = block.self_attn
+        keys_values = attention.k_proj(before), attention.v_proj(before)
+        steps = torch.arange(start + own.shape[1], device=own.device)
+        mask = (steps <= start + ends[:, None])[:, None, None]  # (n, 1, 1, P + L)
+        last = last + attention(normed[rows, ends][:, None], normed, keys_values, mask=mask)[:, 0]
+        last = last + block.mlp(block.layer_norm2(last))
+    return last

@@ -27,7 +27,9 @@ class PromptTexts(nn.Module):
     ends: Tensor
     by_length: Tensor
     lengths: tuple[tuple[int, int], ...]
-    """Texts of `rest` with as many tokens: their number and their length, in the order of `by_length`."""
+    """Groups of texts, in the order of `by_length`: their number, and the tokens of the longest in `rest`. On a CPU
+    those of a group are equally long; elsewhere there is one group, because many small steps would take longer there
+    than padding."""
 
     def __init__(self, clip: CLIP, names: Sequence[str], length: int, suffix: str = "") -> None:
         super().__init__()
@@ -49,8 +51,10 @@ class PromptTexts(nn.Module):
         self.register_buffer("start", embedded[:, :1].clone(), persistent=False)  # (N, 1, width)
         self.register_buffer("rest", embedded[:, 1:].clone(), persistent=False)  # (N, L−1, width)
         self.register_buffer("ends", ends.to(device) + length, persistent=False)  # (N,)
-        counts = torch.bincount(ends).tolist()
-        self.lengths = tuple((count, tokens) for tokens, count in enumerate(counts) if count)
+        self.lengths = ((len(names), int(ends.max())),)
+        if device.type == "cpu":
+            counts = torch.bincount(ends).tolist()
+            self.lengths = tuple((count, tokens) for tokens, count in enumerate(counts) if count)
         self.register_buffer("by_length", ends.argsort(stable=True).to(device), persistent=False)  # (N,)
 
     def forward(self, vectors: Tensor) -> tuple[Tensor, Tensor]:
