@@ -215,7 +215,9 @@ def _heat(values: NDArray[np.float64], axis_names: tuple[str, str, str], said: s
     known = values[~np.isnan(values)]
     low, high = (float(known.min()), float(known.max())) if known.size else (0.0, 100.0)
     with figure_style(theme) as pyplot:
-        figure, axes = pyplot.subplots(figsize=(WIDTH, 4.6))
+        # Fixed margins: a layout found from the texts would double the time, and a report may have hundreds of these.
+        figure, axes = pyplot.subplots(figsize=(WIDTH, 4.6), layout="none")
+        figure.subplots_adjust(left=0.105, right=0.885, bottom=0.105, top=0.985)
         image = axes.imshow(
             np.ma.masked_invalid(values), cmap="cividis", vmin=low, vmax=max(high, low + 1), aspect="auto"
         )
