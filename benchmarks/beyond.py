@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from clipcil.experiment.claims import since_then
-from clipcil.paper import Row
+from clipcil.paper import Row, read_table
 from clipcil.report.compare import group_runs
 from clipcil.report.runs import RunResult, find_runs
 
@@ -31,10 +31,13 @@ def name_of(run: RunResult) -> Stream:
 
 
 def collect(runs: Sequence[RunResult]) -> dict[Stream, dict[str, Scores]]:
-    """A_B by stream, method, and class order and seed; of runs with the settings that their method has today."""
+    """A_B by stream, method, and class order and seed; of runs with the settings that their method has today, and that
+    the claims give it for a number of tasks."""
+    for_tasks = {row.method: row.for_tasks for row in read_table("claims").rows if row.for_tasks}
     found: dict[Stream, dict[str, Scores]] = defaultdict(lambda: defaultdict(dict))
     for group in group_runs(runs):
-        if since_then(group, Row(group.label, group.first.method)) == {}:
+        method = group.first.method
+        if since_then(group, Row(group.label, method, for_tasks=for_tasks.get(method, {}))) == {}:
             for run in group.runs:
                 found[name_of(run)][run.method][run.order, run.seed] = run.last
     return found

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import pytest
-from benchmarks.beyond import above, table
+from benchmarks.beyond import above, collect, table
+
+from clipcil.report.runs import find_runs
+
+ROOT = Path(__file__).parents[2]
 
 
 def test_differences_are_taken_between_runs_of_the_same_order_and_seed() -> None:
@@ -26,3 +31,12 @@ def test_the_average_is_over_streams_not_runs() -> None:
     lines = table(found, "strata").splitlines()
     assert lines[2].startswith("| strata | 30.0 | 80.0 |")
     assert "+4.0 over 2 streams" in lines[3] and "32.0 (-2.0" in lines[3] and "70.0 (+10.0 ± 0.0, 2)" in lines[3]
+
+
+def test_runs_count_that_have_the_settings_of_their_number_of_tasks() -> None:
+    """The evidence holds CODA-Prompt with 10 components a task in ten tasks, and with 5 in twenty."""
+    found = collect(find_runs(sorted((ROOT / "results").glob("emoji-coda-prompt-*"))))
+    assert {stream: len(scores["coda-prompt"]) for stream, scores in found.items()} == {
+        ("emoji", 10): 3,
+        ("emoji", 20): 3,
+    }
