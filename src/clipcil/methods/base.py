@@ -174,6 +174,10 @@ class Method(nn.Module, ABC):
         self.train()
         self.learn_task(task)
         self.eval()
+        for module in self.modules():
+            for name, buffer in module.named_buffers(recurse=False):
+                # As a checkpoint gives it back: products with a transposed matrix are rounded differently on some CPUs.
+                setattr(module, name, buffer.contiguous())
 
     def grow(self, names: Sequence[str]) -> None:
         """Make room for a new task of classes `names`. Called by `learn`, and for each task when loading."""
