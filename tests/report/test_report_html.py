@@ -216,6 +216,7 @@ def test_packed_predictions_hold_rows_or_what_differs_from_the_line_before(tmp_p
     """Steps begin anew with every class; runs kept by earlier versions have rows."""
     for text in (
         b"task,row,class,predicted\n1,5,a,a\n1,7,a,b\n2,3,c,c\n",
+        b"task,step,class,predicted\n1,5,a,a\n1,2,a,b\n2,3,c,c\n",
         b"task,class,step,predicted\n1,a,5,\n,,2,b\n2,c,3,\n",
     ):
         (tmp_path / "predictions.csv.gz").write_bytes(gzip.compress(text, mtime=0))
@@ -224,6 +225,9 @@ def test_packed_predictions_hold_rows_or_what_differs_from_the_line_before(tmp_p
             (1, 7, "b"),
             (2, 3, "c"),
         ]
+    mixed = b"task,step,class,predicted\n1,5,a,a\n1,2,b,b\n1,1,a,b\n"  # steps by task, from class to class
+    (tmp_path / "predictions.csv.gz").write_bytes(gzip.compress(mixed, mtime=0))
+    assert [each.row for each in read_predictions(tmp_path)] == [5, 7, 8]
 
 
 @pytest.mark.parametrize(

@@ -66,7 +66,8 @@ def _unpacked(lines: Iterable[dict[str, str]]) -> Iterator[dict[str, str]]:
     for line in lines:
         if "step" in line:
             line = {**line, "task": line["task"] or before["task"], "class": line["class"] or before["class"]}
-            same = (line["task"], line["class"]) == (before["task"], before["class"])
+            by_task = list(line)[1] == "step"  # an earlier order of columns, whose steps go on from class to class
+            same = line["task"] == before["task"] and (by_task or line["class"] == before["class"])
             line["row"] = str(int(line["step"]) + (int(before["row"]) if same else 0))
             line["predicted"], before = line["predicted"] or line["class"], line
         yield line
