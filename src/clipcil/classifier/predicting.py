@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,7 @@ from clipcil.classifier.unknown import Calibration, probabilities
 from clipcil.clip import CLIP
 from clipcil.data.batch import Batch, TensorBatch
 from clipcil.data.given import as_picture
-from clipcil.data.pictures import DECODING_THREADS, decoded
+from clipcil.data.pictures import decoded, decoding_pool
 from clipcil.errors import UserError
 from clipcil.methods.base import Method
 
@@ -71,7 +71,7 @@ def stream_logits(
         for (thing, _), result in zip(batch, results, strict=True):
             yield thing, next(rows) if isinstance(result, Tensor) else result
 
-    pool = ThreadPoolExecutor(DECODING_THREADS)
+    pool = decoding_pool()
     try:
         waiting: deque[tuple[Any, Future[Tensor]]] = deque()
         for thing in things:

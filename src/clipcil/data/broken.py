@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import torch
 
 from clipcil.data.dataset import Dataset
-from clipcil.data.pictures import DECODING_THREADS, PictureSet
+from clipcil.data.pictures import PictureSet, decoding_pool
 from clipcil.errors import UserError
 
 BATCH = 1024
@@ -45,7 +44,7 @@ def _broken(pictures: PictureSet, on_progress: Callable[[int], None]) -> dict[in
         return None
 
     found: dict[int, str] = {}
-    with ThreadPoolExecutor(DECODING_THREADS) as pool:
+    with decoding_pool() as pool:
         for start in range(0, len(pictures), BATCH):
             rows = range(start, min(start + BATCH, len(pictures)))
             for row, line in zip(rows, pool.map(attempt, rows), strict=True):

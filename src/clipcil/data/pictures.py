@@ -9,6 +9,7 @@ import struct
 import threading
 import warnings
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import cache, cached_property
@@ -40,6 +41,21 @@ warnings.filterwarnings("ignore", module=r"PIL\.")
 
 DECODING_THREADS = 4
 """Threads that decode pictures ahead of the pass that needs them."""
+
+
+def decoding_pool() -> ThreadPoolExecutor:
+    """Threads that decode and preprocess pictures.
+
+    Each sets torch up for itself before its first picture, one after the other: in a forked process torch replaces its
+    own threads at that moment, and fails with "Invalid thread pool!" where two threads do so at once.
+    """
+    one_at_a_time = threading.Lock()
+
+    def start() -> None:
+        with one_at_a_time:
+            torch.get_num_threads()
+
+    return ThreadPoolExecutor(DECODING_THREADS, initializer=start)
 
 
 class BrokenPictureError(UserError):

@@ -13,7 +13,6 @@ import os
 import tempfile
 import zlib
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import BinaryIO, cast
 
@@ -22,7 +21,7 @@ import torch
 from torch import Tensor
 
 from clipcil.clip.preprocess import Preprocess
-from clipcil.data.pictures import DECODING_THREADS, PictureSet, decoded
+from clipcil.data.pictures import PictureSet, decoded, decoding_pool
 from clipcil.errors import UserError
 
 CHUNK = 32
@@ -80,7 +79,7 @@ class PixelStore:
                 return self.preprocess.picture(image)
 
         chunks = [places[start : start + CHUNK] for start in range(0, len(places), CHUNK)]
-        with ThreadPoolExecutor(DECODING_THREADS) as pool:
+        with decoding_pool() as pool:
             # One chunk is decoded by the threads while the trunk works on the one before it.
             coming = [pool.submit(decode, place) for place in chunks[0]]
             for number, chunk in enumerate(chunks):
