@@ -34,6 +34,22 @@ def test_seeds_stand_together_and_settings_apart(tmp_path: Path) -> None:
     assert groups[1].last.std is not None and groups[0].last.std is None
 
 
+def test_what_most_variants_have_goes_without_saying(tmp_path: Path) -> None:
+    changes: list[list[str]] = [[], ["beta=10"], ["beta=1"], ["ortho=2"], ["ortho=2", "task_prompt=false"]]
+    for number, words in enumerate(changes):
+        write_run(tmp_path / str(number), "dmc-ot", 0, 0.8, *words)
+    labels = [group.label for group in group_runs(find_runs([tmp_path]))]
+    said = ["", " (beta=1)", " (beta=10)", " (ortho=2)", " (ortho=2, task_prompt=false)"]
+    assert sorted(labels) == sorted(f"DMC-OT{words}" for words in said)
+
+
+def test_without_a_majority_every_variant_names_its_value(tmp_path: Path) -> None:
+    for beta in (1, 2, 3, 4):
+        write_run(tmp_path / str(beta), "dmc-ot", 0, 0.8, f"beta={beta}")
+    labels = [group.label for group in group_runs(find_runs([tmp_path]))]
+    assert labels == [f"DMC-OT (beta={beta})" for beta in (1, 2, 3, 4)]
+
+
 def test_variants_on_another_stream_do_not_lengthen_a_label(tmp_path: Path) -> None:
     write_run(tmp_path / "a", "dmc-ot", 0)
     write_run(tmp_path / "b", "dmc-ot", 0, 0.8, "beta=1", tasks=4)

@@ -101,19 +101,21 @@ def title_of(method: str) -> str:
 
 
 def _labels(runs: Sequence[RunResult]) -> list[str]:
-    """The method's title, with the settings by which it differs from others of that method on the same stream."""
+    """The method's title, with the settings by which a variant differs from others of its method on the same stream.
+
+    A value that more than half of three or more variants have goes without saying: a sweep of one setting after the
+    other has one row with the title alone, and the others name what they change.
+    """
     labels = []
     for run in runs:
-        others = [other for other in runs if (other.method, other.stream) == (run.method, run.stream)]
-        own = flatten(run.settings)
-        differ = sorted({key for other in others for key in _differing(own, flatten(other.settings))})
-        words = ", ".join(f"{key}={show(own.get(key))}" for key in differ)
-        labels.append(f"{title_of(run.method)} ({words})" if words else title_of(run.method))
+        family = [flatten(other.settings) for other in runs if (other.method, other.stream) == (run.method, run.stream)]
+        own, words = flatten(run.settings), []
+        for key in sorted({key for settings in family for key in settings}):
+            alike = sum(settings.get(key) == own.get(key) for settings in family)
+            if alike < len(family) and (len(family) < 3 or 2 * alike <= len(family)):
+                words.append(f"{key}={show(own.get(key))}")
+        labels.append(f"{title_of(run.method)} ({', '.join(words)})" if words else title_of(run.method))
     return labels
-
-
-def _differing(one: dict[str, Any], other: dict[str, Any]) -> list[str]:
-    return [key for key in {*one, *other} if one.get(key) != other.get(key)]
 
 
 def flatten(table: dict[str, Any], before: str = "") -> dict[str, Any]:

@@ -17,6 +17,8 @@ from clipcil.report.style import INKS, Theme, figure_style, series_looks
 MOST_LINES = 12
 WIDTH = 4.8
 """Width in inches: narrow enough for its text to be legible on a phone."""
+LEGEND = 52
+"""Characters of a line of a legend, which is as wide as the figure."""
 
 
 class Drawn(NamedTuple):
@@ -64,7 +66,9 @@ def accuracy(entries: Sequence[Entry], theme: Theme) -> Drawn:
             mean, std = values.mean(0), values.std(0, ddof=1) if len(values) > 1 else np.zeros(values.shape[1])
             colour = look.colour(theme)
             own = group.first.method in ("dmc", "dmc-ot")
-            axes.plot(across, mean, color=colour, marker=look.marker, label=group.label, zorder=3 if own else 2)
+            axes.plot(
+                across, mean, color=colour, marker=look.marker, label=_wrap(group.label, LEGEND), zorder=3 if own else 2
+            )
             axes.fill_between(across, mean - std, mean + std, color=colour, alpha=0.15, linewidth=0)
             for task, value, wide in zip(across, mean, std, strict=True):
                 more = f" ± {wide:.1f}" if len(values) > 1 else ""
@@ -152,7 +156,7 @@ def drift(entries: Sequence[Entry], theme: Theme) -> Drawn:
                 rings, dots = {"ls": ":", "mfc": INKS[theme].page, "ms": 9}, {"ls": "-", "ms": 4}
                 for when, how in (("before", rings), ("after", dots)):
                     across, mean = _drift_line(group, f"{key}_{when}")
-                    label = f"{group.label}: {when} calibration" if key == "cosine" else None
+                    label = _wrap(f"{group.label}: {when} calibration", LEGEND) if key == "cosine" else None
                     panel.plot(across, mean, color=ink, marker=look.marker, label=label, **how)
                     for task, value in zip(across, mean, strict=True):
                         tips.add(panel, task, value, f"{group.label}, task {task}, {when} calibration: {value:.4f}")
