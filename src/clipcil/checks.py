@@ -25,13 +25,19 @@ from clipcil.methods.base import Method
 from clipcil.training.loop import Session, Training
 
 
-def one_epoch(config: Any) -> Any:
-    """The same settings with one epoch for every stage."""
-    changes = {
-        field.name: dataclasses.replace(getattr(config, field.name), epochs=1, steps=0)
-        for field in dataclasses.fields(config)
-        if isinstance(getattr(config, field.name), Training)
-    }
+FEW = 64
+"""Random features of a method that is checked; what is checked does not depend on how many there are."""
+
+
+def briefly(config: Any) -> Any:
+    """The same settings with one epoch for every stage and few random features."""
+    changes: dict[str, Any] = {}
+    for name in (field.name for field in dataclasses.fields(config)):
+        value = getattr(config, name)
+        if isinstance(value, Training):
+            changes[name] = dataclasses.replace(value, epochs=1, steps=0)
+        elif name in ("projections", "random_features"):
+            changes[name] = FEW
     return dataclasses.replace(config, **changes)
 
 
@@ -77,7 +83,7 @@ def set_up(kind: type[Method], clip: CLIP, data: Dataset, sizes: Sequence[int], 
     reader = RecordingReader(own, cache)
     stream = TaskStream(data, reader, range(len(data.classes)), sizes)
     torch.manual_seed(seed)
-    return Fixture(kind(one_epoch(kind.Config()), own, Session(), data.templates), stream, reader, own)
+    return Fixture(kind(briefly(kind.Config()), own, Session(), data.templates), stream, reader, own)
 
 
 def check_columns(fixture: Fixture) -> None:

@@ -43,7 +43,7 @@ def learn_and_score(kind: type[Method], mini: CLIP, cache: Path) -> Tensor:
     session.device = GPU
     stream = TaskStream(data, Reader(clip, cache, GPU), range(5), (3, 2))
     torch.manual_seed(0)
-    method = kind(checks.one_epoch(kind.Config()), clip, session, data.templates).to(GPU)
+    method = kind(checks.briefly(kind.Config()), clip, session, data.templates).to(GPU)
     for task in stream.tasks():
         method.learn(task)
     with torch.no_grad():
