@@ -24,7 +24,6 @@ from clipcil.experiment.checkpoint import load_tensors, method_state, restore_me
 from clipcil.methods.base import Method
 from clipcil.training.loop import Session, Training
 
-
 FEW = 64
 """Random features of a method that is checked; what is checked does not depend on how many there are."""
 

@@ -29,6 +29,7 @@ import types
 import typing
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
@@ -228,9 +229,14 @@ def typed(value: Any, kind: Any, where: str = "") -> Any:
 _NAMES = {str: "text", int: "a whole number", float: "a number", bool: "true or false"}
 
 
+@cache
+def _hints(kind: Any) -> dict[str, Any]:
+    return typing.get_type_hints(kind, include_extras=True)
+
+
 def _fields(value: dict[str, Any], kind: Any, where: str) -> Any:
     """A dataclass built from a table, or a table checked against a TypedDict."""
-    hints = typing.get_type_hints(kind, include_extras=True)
+    hints = _hints(kind)
     if dataclasses.is_dataclass(kind):
         needed = {
             field.name

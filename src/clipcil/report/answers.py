@@ -8,7 +8,6 @@ import io
 import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,8 +18,7 @@ from clipcil.reading import MOST_TEXT, MissingFileError, read_bytes, read_text
 PLAIN, PACKED = "predictions.csv", "predictions.csv.gz"
 
 
-@dataclass(frozen=True)
-class TestAnswer:
+class TestAnswer(NamedTuple):
     """One line of `predictions.csv`."""
 
     task: int
@@ -43,10 +41,12 @@ def read_predictions(folder: Path) -> list[TestAnswer]:
     """
     path = folder / (PACKED if (folder / PACKED).exists() and not (folder / PLAIN).exists() else PLAIN)
     try:
-        return [_prediction(row) for row in _unpacked(csv.DictReader(io.StringIO(_text(path), newline="")))]
+        lines = csv.reader(io.StringIO(_text(path), newline=""))
+        head = next(lines, [])
+        return list(_unpacked(head, lines) if "step" in head else _plain(head, lines))
     except MissingFileError as error:
         raise UserError(f"{folder} holds no {PLAIN}") from error
-    except (OSError, EOFError, ValueError, KeyError, TypeError, csv.Error, zlib.error) as error:
+    except (OSError, EOFError, ValueError, IndexError, csv.Error, zlib.error) as error:
         raise UserError(f"{path} cannot be read ({type(error).__name__})") from error
 
 
@@ -60,25 +60,32 @@ def _text(path: Path) -> str:
     return content.decode("utf-8")
 
 
-def _unpacked(lines: Iterable[dict[str, str]]) -> Iterator[dict[str, str]]:
+def _plain(head: list[str], lines: Iterable[list[str]]) -> Iterator[TestAnswer]:
+    task, row, true, guess = (head.index(name) for name in ("task", "row", "class", "predicted"))
+    probability = head.index("probability") if "probability" in head else None
+    for line in filter(None, lines):
+        said = line[probability] if probability is not None else ""
+        yield _checked(int(line[task]), int(line[row]), line[true], line[guess], float(said) if said else None)
+
+
+def _unpacked(head: list[str], lines: Iterable[list[str]]) -> Iterator[TestAnswer]:
     """Whole lines, where `write_packed` left out what is as in the line before."""
-    before = {"task": "", "class": "", "row": "0"}
-    for line in lines:
-        if "step" in line:
-            line = {**line, "task": line["task"] or before["task"], "class": line["class"] or before["class"]}
-            by_task = list(line)[1] == "step"  # an earlier order of columns, whose steps go on from class to class
-            same = line["task"] == before["task"] and (by_task or line["class"] == before["class"])
-            line["row"] = str(int(line["step"]) + (int(before["row"]) if same else 0))
-            line["predicted"], before = line["predicted"] or line["class"], line
-        yield line
+    places = [head.index(name) for name in ("task", "class", "step", "predicted")]
+    by_task = head[1] == "step"  # an earlier order of columns, whose steps go on from class to class
+    task, true, row = 0, "", 0
+    for line in filter(None, lines):
+        said_task, said_true, step, guess = (line[place] for place in places)
+        before = task, true
+        task, true = int(said_task) if said_task else task, said_true or true
+        same = task == before[0] and (by_task or true == before[1])
+        row = int(step) + (row if same else 0)
+        yield _checked(task, row, true, guess or true, None)
 
 
-def _prediction(row: dict[str, str]) -> TestAnswer:
-    task, place, said = int(row["task"]), int(row["row"]), row.get("probability")
-    probability = float(said) if said else None
-    if not (0 < task < 2**31 and 0 <= place < 2**53 and 0 <= (probability or 0.0) <= 1):
+def _checked(task: int, row: int, true: str, guess: str, probability: float | None) -> TestAnswer:
+    if not (0 < task < 2**31 and 0 <= row < 2**53 and 0 <= (probability or 0.0) <= 1):
         raise ValueError("a number is out of bounds")
-    return TestAnswer(task, place, str(row["class"]), str(row["predicted"]), probability)
+    return TestAnswer(task, row, true, guess, probability)
 
 
 def write_packed(predictions: Iterable[TestAnswer], path: Path) -> None:
