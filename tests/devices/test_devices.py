@@ -37,9 +37,9 @@ def test_the_mode_finds_a_mix() -> None:
                 mix()
 
 
-def learn_and_score(kind: type[Method], mini: CLIP, cache: Path) -> Tensor:
+def learn_and_score(kind: type[Method], backbone: CLIP, cache: Path) -> Tensor:
     """Two tasks and the scores of the test pictures of the second, on the claimed GPU."""
-    data, clip, session = checks.some_classes(5), copy.deepcopy(mini).to(GPU), Session()
+    data, clip, session = checks.some_classes(5), copy.deepcopy(backbone).to(GPU), Session()
     session.device = GPU
     stream = TaskStream(data, Reader(clip, cache, GPU), range(5), (3, 2))
     torch.manual_seed(0)
@@ -51,14 +51,20 @@ def learn_and_score(kind: type[Method], mini: CLIP, cache: Path) -> Tensor:
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_no_step_mixes_devices(name: str, mini: CLIP, cache: Path) -> None:
+def test_no_step_mixes_devices(name: str, tiny_clip: CLIP, cache: Path) -> None:
     with ClaimedDevices():
-        scores = learn_and_score(methods()[name], mini, cache)
+        scores = learn_and_score(methods()[name], tiny_clip, cache)
         assert is_gpu(scores) and scores.shape[1] == 5
     assert torch.isfinite(scores).all()
 
 
-def test_a_method_that_mixes_is_caught(mini: CLIP, cache: Path) -> None:
+def test_the_embedded_backbone_mixes_none_either(mini: CLIP, cache: Path) -> None:
+    """It has a trunk in front of its tower, which the tiny one of the other tests has not."""
+    with ClaimedDevices():
+        assert is_gpu(learn_and_score(methods()["dmc-ot"], mini, cache))
+
+
+def test_a_method_that_mixes_is_caught(tiny_clip: CLIP, cache: Path) -> None:
     class Careless(methods()["simplecil"]):  # type: ignore[misc]
         name = "careless"
 
@@ -66,7 +72,7 @@ def test_a_method_that_mixes_is_caught(mini: CLIP, cache: Path) -> None:
             return super().logits(batch) + torch.zeros(self.seen)  # made on the CPU, whatever the device
 
     with ClaimedDevices(), pytest.raises(MixedDevicesError, match="add"):
-        learn_and_score(Careless, mini, cache)
+        learn_and_score(Careless, tiny_clip, cache)
 
 
 class HalfPrecision(Session):
@@ -82,8 +88,8 @@ class HalfPrecision(Session):
 
 @pytest.mark.parametrize("kind", [torch.bfloat16, torch.float16], ids=["bf16", "fp16"])
 @pytest.mark.parametrize("name", ALL)
-def test_half_precision_trains_and_predicts(name: str, kind: torch.dtype, mini: CLIP, cache: Path) -> None:
-    fixture = checks.set_up(methods()[name], mini, checks.some_classes(5), (3, 2), cache)
+def test_half_precision_trains_and_predicts(name: str, kind: torch.dtype, tiny_clip: CLIP, cache: Path) -> None:
+    fixture = checks.set_up(methods()[name], tiny_clip, checks.some_classes(5), (3, 2), cache)
     fixture.method._outside = (fixture.method.clip, HalfPrecision(kind))
     fixture.learn()
     scores = fixture.scores(2)
