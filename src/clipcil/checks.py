@@ -24,19 +24,17 @@ from clipcil.experiment.checkpoint import load_tensors, method_state, restore_me
 from clipcil.methods.base import Method
 from clipcil.training.loop import Session, Training
 
-FEW = 64
-"""Random features of a method that is checked; what is checked does not depend on how many there are."""
-
 
 def briefly(config: Any) -> Any:
-    """The same settings with one epoch for every stage and few random features."""
+    """The same settings with one epoch for every stage, and with the value that a field names for checks, as in
+    `size: int = field(default=2048, metadata={"in_checks": 64})`."""
     changes: dict[str, Any] = {}
-    for name in (field.name for field in dataclasses.fields(config)):
-        value = getattr(config, name)
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
         if isinstance(value, Training):
-            changes[name] = dataclasses.replace(value, epochs=1, steps=0)
-        elif name in ("projections", "random_features"):
-            changes[name] = FEW
+            changes[field.name] = dataclasses.replace(value, epochs=1, steps=0)
+        elif "in_checks" in field.metadata:
+            changes[field.name] = field.metadata["in_checks"]
     return dataclasses.replace(config, **changes)
 
 

@@ -280,6 +280,7 @@ class Classifier(TaughtModel):
             raise UserError(f"'{name}' is the only class of the model; delete the model instead")
         before = self._state()
         self._method.forget(index)
+        self._method.lay_out()
         del self._known[index]
         self._held, self._taught = self._held.without(index), self._taught.without(index)
         labels = self._held.labels  # scores change when there are fewer classes

@@ -69,3 +69,4 @@ class Learner:
         self.method.train()
         self.method.learn_again(task)
         self.method.eval()
+        self.method.lay_out()

@@ -174,9 +174,16 @@ class Method(nn.Module, ABC):
         self.train()
         self.learn_task(task)
         self.eval()
+        self.lay_out()
+
+    def lay_out(self) -> None:
+        """Make every buffer contiguous, as a checkpoint gives it back; after `learn`, `learn_again` and `forget`.
+
+        Products with a transposed matrix are rounded differently on some CPUs, so that a saved and loaded method would
+        differ in its last bits from the one that went on.
+        """
         for module in self.modules():
             for name, buffer in module.named_buffers(recurse=False):
-                # As a checkpoint gives it back: products with a transposed matrix are rounded differently on some CPUs.
                 setattr(module, name, buffer.contiguous())
 
     def grow(self, names: Sequence[str]) -> None:

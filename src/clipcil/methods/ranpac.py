@@ -31,7 +31,7 @@ PENALTIES = tuple(10.0**power for power in range(-8, 9))
 
 @dataclass(frozen=True)
 class RanPACConfig:
-    projections: int = 0
+    projections: int = field(default=0, metadata={"in_checks": 64})
     """M, the number of random features; 0: eight for each dimension of the tower. The paper takes 10,000 for a width of
     768, thirteen for each; the work grows with M³."""
     held_out: float = 0.2

@@ -14,7 +14,7 @@ together so that nothing has to be set for a dataset or a backbone:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -33,7 +33,7 @@ from clipcil.settings import within
 
 @dataclass(frozen=True)
 class StrataConfig:
-    random_features: int = 2048
+    random_features: int = field(default=2048, metadata={"in_checks": 64})
     """Random ReLU features beside the linear ones. On held-out pictures of CIFAR-100 with 400 to learn per class 1,024,
     2,048 and 4,096 gave 68.3, 69.0 and 69.4 %; the work grows with their square."""
     rows_per_dim: int = 2

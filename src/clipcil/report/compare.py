@@ -106,10 +106,12 @@ def _labels(runs: Sequence[RunResult]) -> list[str]:
     A value that more than half of three or more variants have goes without saying: a sweep of one setting after the
     other has one row with the title alone, and the others name what they change.
     """
+    families: dict[Any, list[dict[str, Any]]] = {}
+    for run in runs:
+        families.setdefault((run.method, run.stream), []).append(flatten(run.settings))
     labels = []
     for run in runs:
-        family = [flatten(other.settings) for other in runs if (other.method, other.stream) == (run.method, run.stream)]
-        own, words = flatten(run.settings), []
+        family, own, words = families[run.method, run.stream], flatten(run.settings), []
         for key in sorted({key for settings in family for key in settings}):
             alike = sum(settings.get(key) == own.get(key) for settings in family)
             if alike < len(family) and (len(family) < 3 or 2 * alike <= len(family)):

@@ -53,7 +53,7 @@ def _said(entries: Sequence[Entry], tables: Sequence[str]) -> str:
     group = entries[0].group
     said = ["Accuracies in percent. A<sub>B</sub>: at the end, mean over tasks; Ā: mean over all stages."]
     if any("=" in entry.group.label for entry in entries):
-        said.append("In brackets: the settings in which a variant of a method differs from most of its variants.")
+        said.append("In brackets: settings in which variants of a method differ; what most of them have is left out.")
     if any(len(entry.group.runs) > 1 for entry in entries):
         said.append("Mean ± standard deviation over class orders and seeds.")
         said.append("Interval: bootstrap over runs and test pictures.")
