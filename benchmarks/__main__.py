@@ -33,6 +33,7 @@ BENCHMARKS = {
     "S8": "s8_serve_load",
     "S9": "s9_stage_cache",
     "S10": "s10_training_steps",
+    "S11": "s11_freed_memory",
 }
 
 

@@ -42,7 +42,9 @@ def run(
     from clipcil.experiment.folder import finished_run, fresh_folder
     from clipcil.network import allow_downloads
     from clipcil.settings import parse_words
+    from clipcil.training.freed_memory import keep_freed_memory
 
+    keep_freed_memory()
     chosen = {**given(options), "settings": parse_words(set)}
     if "data_options" in chosen:
         chosen["data_options"] = parse_words(chosen["data_options"])

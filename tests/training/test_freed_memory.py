@@ -1,0 +1,41 @@
+"""Freed memory is kept for the next tensor, unless the environment says otherwise."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from clipcil.training.freed_memory import SETTINGS_OF_GLIBC
+
+PROGRAM = """
+import resource, sys, torch
+from clipcil.training.freed_memory import keep_freed_memory
+
+done = keep_freed_memory() if sys.argv[1] == "keep" else None
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(20):
+    torch.ones(2**24)
+print(done, resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+def faults(side: str, **environment: str) -> tuple[str, int]:
+    """What `keep_freed_memory` returned in a process of its own, and the page faults of 20 tensors of 64 MiB there."""
+    clean = {key: value for key, value in os.environ.items() if key not in SETTINGS_OF_GLIBC}
+    command = [sys.executable, "-c", PROGRAM, side]
+    done = subprocess.run(command, env=clean | environment, capture_output=True, text=True, timeout=120, check=True)
+    answer, count = done.stdout.split()
+    return answer, int(count)
+
+
+@pytest.mark.skipif("CS_GNU_LIBC_VERSION" not in os.confstr_names, reason="another C library than glibc")
+def test_large_tensors_are_taken_from_the_kernel_once() -> None:
+    _, usual = faults("default")
+    assert usual >= 20 * 32  # pages of 2 MiB at most: every tensor is new memory
+    answer, kept = faults("keep")
+    assert answer == "True"
+    assert kept * 5 < usual
+    assert faults("keep", MALLOC_TRIM_THRESHOLD_="1000000")[0] == "False"
