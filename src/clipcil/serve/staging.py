@@ -64,10 +64,8 @@ class Staging:
         """
         name, digest = class_name(name), hashlib.sha256(content).hexdigest()
         with self._lock:
-            self._refuse_too_much(name, len(content))
-            for item in self._items.values():
-                if item.digest == digest and same_name(item.name) == same_name(name):
-                    return item
+            if (known := self._admit(name, digest, len(content))) is not None:
+                return known
         item = Waiting(secrets.token_hex(12), name, _title(title), None, len(content), digest)
         try:
             image = decode_bounded(content, self.limits.pixels)
@@ -76,9 +74,22 @@ class Staging:
         else:
             self.thumbnail(item.id).write_bytes(jpeg(image, THUMBNAIL))
             self.file(item.id).write_bytes(content)
-        with self._lock:
-            self._items[item.id] = item
-        return item
+        kept = None
+        try:
+            with self._lock:  # others may have come while this one was decoded
+                kept = self._admit(name, digest, len(content)) or self._items.setdefault(item.id, item)
+        finally:
+            if kept is not item:
+                self._delete(item)
+        return kept
+
+    def _admit(self, name: str, digest: str, size: int) -> Waiting | None:
+        """The entry of the same picture in the same class, if it waits already; refuses what would be too much."""
+        self._refuse_too_much(name, size)
+        for item in self._items.values():
+            if item.digest == digest and same_name(item.name) == same_name(name):
+                return item
+        return None
 
     def _refuse_too_much(self, name: str, size: int) -> None:
         if len(self._items) >= self.limits.waiting_pictures:

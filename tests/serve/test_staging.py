@@ -1,0 +1,48 @@
+"""Pictures that arrive while another one is decoded."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from clipcil.errors import UserError
+from clipcil.serve import staging
+from clipcil.serve.limits import Limits
+from clipcil.serve.staging import Staging
+
+
+def picture(red: int) -> bytes:
+    out = io.BytesIO()
+    Image.new("RGB", (8, 8), (red, 0, 0)).save(out, "PNG")
+    return out.getvalue()
+
+
+def add_meanwhile(waiting: Staging, content: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let `content` come as a picture of the class b while the next picture is decoded."""
+    decode = staging.decode_bounded
+
+    def slow(*words: object) -> Image.Image:
+        monkeypatch.setattr(staging, "decode_bounded", decode)
+        waiting.add("b", "other.png", content)
+        return decode(*words)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(staging, "decode_bounded", slow)
+
+
+def test_the_limit_holds_for_pictures_that_are_decoded_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    waiting = Staging(tmp_path, Limits(waiting_pictures=1))
+    add_meanwhile(waiting, picture(1), monkeypatch)
+    with pytest.raises(UserError, match="1 pictures are waiting already"):
+        waiting.add("b", "one.png", picture(2))
+    assert [item.title for items in waiting.classes().values() for item in items] == ["other.png"]
+    assert len(list(tmp_path.iterdir())) == 2  # the picture that waits and its thumbnail
+
+
+def test_the_same_picture_twice_at_once_waits_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    waiting = Staging(tmp_path, Limits())
+    add_meanwhile(waiting, picture(1), monkeypatch)
+    assert waiting.add("b", "one.png", picture(1)).title == "other.png"
+    assert len(list(tmp_path.iterdir())) == 2
