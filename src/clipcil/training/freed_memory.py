@@ -13,7 +13,7 @@ SETTINGS_OF_GLIBC = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "MALLOC
 
 
 def keep_freed_memory() -> bool:
-    """Let this process keep up to 2 GiB of freed memory; whether that was possible.
+    """Let this process keep freed memory, up to 2 GiB of it at the end of the heap; whether that was possible.
 
     By default glibc takes every tensor above 32 MiB from the kernel and gives it back when it is freed, so that each
     training step begins with memory the kernel has to fill with zeros, page by page. Results do not change. Nothing is
