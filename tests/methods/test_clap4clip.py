@@ -93,13 +93,13 @@ def test_adapter_starts_from_the_texts() -> None:
     biases = adapter.mean.bias.clone(), adapter.spread.bias.clone()
     adapter.start_from(sentences)
     hidden = torch.randn(2, 6)
-    mean, spread = adapter(hidden)
+    mean, spread = adapter.mean(hidden), adapter.deviation(hidden)
     centre = sentences.mean(1)
     torch.testing.assert_close(mean, hidden @ (centre.T @ centre / 6).T + biases[0])
     variance = ((sentences - centre[:, None]) ** 2).sum(1) / 2
     torch.testing.assert_close(spread, 0.001 + 0.999 * softplus(hidden @ (variance.T @ variance / 6).T + biases[1]))
     adapter.start_from(sentences[:, :1])  # one template has no spread, and no NaN either
-    assert torch.isfinite(adapter(hidden)[1]).all()
+    assert torch.isfinite(adapter.deviation(hidden)).all()
 
 
 def test_kl_is_torch_distributions_kl() -> None:
@@ -121,16 +121,19 @@ def test_scores_are_those_of_sampled_weights(tiny_clip: CLIP) -> None:
     method = learn_all(make(tiny_clip), make_tasks(tiny_clip, [2, 1]))
     assert isinstance(method, CLAP4CLIP)
     unit = normalize(make_test(tiny_clip, 3, per_class=1).features, dim=-1)
-    found = method.residuals(unit)
-    mean, deviation = method.score(unit, found)
-    z = found.mean + found.spread * torch.randn(20000, *found.mean.shape)
-    drawn = tiny_clip.scale * torch.einsum("bd,mcbd->mbc", unit, found.hidden + z)
+    hidden = method.hidden(unit)
+    spreads = method.spreads(hidden)
+    mean, deviation = method.mean_scores(unit, hidden), method.score_deviations(unit, spreads)
+    centres = torch.cat([adapter.mean(part) for adapter, part in zip(method.adapters, hidden.split([2, 1]))])
+    z = centres + torch.cat(spreads) * torch.randn(20000, *hidden.shape)
+    drawn = tiny_clip.scale * torch.einsum("bd,mcbd->mbc", unit, hidden + z)
     torch.testing.assert_close(drawn.mean(0), mean, atol=0.35, rtol=0.01)
     torch.testing.assert_close(drawn.std(0), deviation, atol=0, rtol=0.03)
     texts = normalize(method.sentences.mean(1), dim=-1)
     blocked = torch.tensor([[False, False, True], [False, False, True], [True, True, False]])
-    torch.testing.assert_close(found.hidden, texts[:, None] + method.attention(texts, blocked, unit))
-    torch.testing.assert_close(found.mean[2], method.adapters[1](found.hidden[2])[0])
+    torch.testing.assert_close(hidden, texts[:, None] + method.attention(texts, blocked, unit))
+    exact = torch.einsum("bd,cbd->bc", unit, hidden + centres)
+    torch.testing.assert_close(mean, tiny_clip.scale * exact)
 
 
 def test_learns_and_judges_pictures_one_by_one(tiny_clip: CLIP, monkeypatch: pytest.MonkeyPatch) -> None:

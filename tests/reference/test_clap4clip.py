@@ -87,8 +87,9 @@ def test_score_is_the_mean_over_the_reference_draws(tiny_clip: CLIP) -> None:
     torch.manual_seed(1)
     with torch.no_grad():
         expected, _ = literal(method, tiny_clip, normalize(feature[0], dim=0), [], noise=True)
-        found = method.residuals(normalize(feature, dim=1))
-        mean, deviation = method.score(normalize(feature, dim=1), found)
+        unit = normalize(feature, dim=1)
+        hidden = method.hidden(unit)
+        mean, deviation = method.mean_scores(unit, hidden), method.score_deviations(unit, method.spreads(hidden))
     assert ((mean[0] - expected).abs() < 5 * deviation[0] / 200).all()  # five standard errors of 40,000 draws
 
 

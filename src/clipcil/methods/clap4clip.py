@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -135,8 +135,15 @@ class Adapter(nn.Module):
         super().__init__()
         self.mean, self.spread = nn.Linear(dim, dim), nn.Linear(dim, dim)
 
-    def forward(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        return self.mean(hidden), 0.001 + 0.999 * softplus(self.spread(hidden))
+    def deviation(self, hidden: Tensor) -> Tensor:
+        """σ(h), of the shape of h."""
+        return 0.001 + 0.999 * softplus(self.spread(hidden))
+
+    def project(self, unit: Tensor, hidden: Tensor) -> Tensor:
+        """v̂·(h + μ(h)) of pictures (B, d) and h (C, B, d), (B, C), without μ(h): (v̂ + Aᵀv̂)·h + v̂·a, which takes B
+        products with A in place of C · B."""
+        query = unit + unit @ self.mean.weight
+        return torch.einsum("bd,cbd->bc", query, hidden) + (unit @ self.mean.bias)[:, None]
 
     @torch.no_grad()
     def start_from(self, sentences: Tensor) -> None:
@@ -146,14 +153,6 @@ class Adapter(nn.Module):
         spreads = sentences.var(1) if sentences.shape[1] > 1 else torch.zeros_like(sentences[:, 0])
         for linear_map, texts in ((self.mean, sentences.mean(1)), (self.spread, spreads)):
             linear_map.weight.copy_(texts.T @ texts / texts.shape[1])
-
-
-class Residuals(NamedTuple):
-    """What `CLAP4CLIP.residuals` gives for B pictures: each (C, B, d), so that the rows of a task lie together."""
-
-    hidden: Tensor  # h = t̂ + VGA
-    mean: Tensor  # μ(h)
-    spread: Tensor  # σ(h)
 
 
 @register
@@ -205,40 +204,52 @@ class CLAP4CLIP(Method):
         unit = normalize(features, dim=-1)
 
         def loss(rows: Tensor) -> Tensor:
-            found = self.residuals(unit[rows])
-            mean, deviation = self.score(unit[rows], found)
+            hidden = self.hidden(unit[rows])
+            spreads = self.spreads(hidden)
+            mean, deviation = self.mean_scores(unit[rows], hidden), self.score_deviations(unit[rows], spreads)
             draws = torch.randn(self.config.samples, *mean.shape, device=mean.device)
             scores = mean + deviation * draws  # (M, B, C)
             value = cross_entropy(scores.flatten(0, 1), labels[rows].repeat(self.config.samples))
-            return value + self.regulariser(found, first)
+            return value + self.regulariser(hidden, spreads, first)
 
         self.session.fit(stage, trained, len(labels), loss, how)
 
-    def regulariser(self, found: Residuals, first: int) -> Tensor:
+    def regulariser(self, hidden: Tensor, spreads: Sequence[Tensor], first: int) -> Tensor:
         """Σ over the tasks from `first` on of kl · KL + language · L_lang, each taken within its task."""
-        value = found.mean.new_zeros(())
-        means, spreads = (torch.split(part, self.sizes) for part in (found.mean, found.spread))
+        value = hidden.new_zeros(())
         texts = torch.split(self.sentences.mean(1), self.sizes)
-        for text, mean, spread in zip(texts[first:], means[first:], spreads[first:], strict=True):
+        for text, (adapter, part), spread in list(zip(texts, self.by_task(hidden), spreads, strict=True))[first:]:
+            mean = adapter.mean(part)
             language = language_loss(text, mean, spread, self.config.samples)
             value = value + self.config.kl * gaussian_kl(mean, spread) + self.config.language * language
         return value
 
-    def residuals(self, unit: Tensor) -> Residuals:
-        """h, μ, σ for unit features (B, d) and all classes seen."""
+    def hidden(self, unit: Tensor) -> Tensor:
+        """h of all classes seen for unit features (B, d); (C, B, d), so that the rows of a task lie together."""
         texts = ensemble(self.sentences)
         sizes = torch.tensor(self.sizes, device=texts.device)
         tasks = torch.repeat_interleave(torch.arange(len(sizes), device=texts.device), sizes)
-        hidden = texts[:, None] + self.attention(texts, tasks[:, None] != tasks, unit)  # (C, B, d)
-        parts = [adapter(part) for adapter, part in zip(self.adapters, torch.split(hidden, self.sizes), strict=True)]
-        mean, spread = (torch.cat(group) for group in zip(*parts, strict=True))
-        return Residuals(hidden, mean, spread)
+        around: Tensor = self.attention(texts, tasks[:, None] != tasks, unit)
+        return texts[:, None] + around
 
-    def score(self, unit: Tensor, found: Residuals) -> tuple[Tensor, Tensor]:
-        """Mean s·v̂·(h + μ) and standard deviation s·√(Σ v̂² σ²) of the scores, each (B, C)."""
-        mean = torch.einsum("bd,cbd->bc", unit, found.hidden + found.mean)
-        variance = torch.einsum("bd,cbd->bc", unit.square(), found.spread.square())
-        return self.clip.scale * mean, self.clip.scale * variance.sqrt()
+    def by_task(self, hidden: Tensor) -> list[tuple[Adapter, Tensor]]:
+        """The adapter of each task, with its classes' part of h (C, B, d)."""
+        parts = zip(self.adapters, torch.split(hidden, self.sizes), strict=True)
+        return [(cast(Adapter, adapter), part) for adapter, part in parts]
+
+    def spreads(self, hidden: Tensor) -> list[Tensor]:
+        """σ(h) of h (C, B, d), task by task."""
+        return [adapter.deviation(part) for adapter, part in self.by_task(hidden)]
+
+    def mean_scores(self, unit: Tensor, hidden: Tensor) -> Tensor:
+        """Mean of the scores over z, s·v̂·(h + μ), (B, C), for unit features (B, d) and their h (C, B, d)."""
+        scores = [adapter.project(unit, part) for adapter, part in self.by_task(hidden)]
+        return self.clip.scale * torch.cat(scores, dim=1)
+
+    def score_deviations(self, unit: Tensor, spreads: Sequence[Tensor]) -> Tensor:
+        """Standard deviation of the scores over z, s·√(Σ v̂² σ²), (B, C)."""
+        variance = torch.einsum("bd,cbd->bc", unit.square(), torch.cat(list(spreads)).square())
+        return self.clip.scale * variance.sqrt()
 
     def logits(self, batch: Batch) -> Tensor:
         unit = normalize(batch.features, dim=-1)
@@ -247,10 +258,12 @@ class CLAP4CLIP(Method):
         return torch.cat([self._logits(part, noise) for part in torch.split(unit, size)])
 
     def _logits(self, unit: Tensor, noise: Tensor | None) -> Tensor:
-        found = self.residuals(unit)
-        if noise is not None:
-            found = found._replace(mean=found.mean + found.spread * noise[:, None])
-        return self.score(unit, found)[0]
+        hidden = self.hidden(unit)
+        scores = self.mean_scores(unit, hidden)
+        if noise is None:
+            return scores
+        drawn = torch.cat(self.spreads(hidden)) * noise[:, None]
+        return scores + self.clip.scale * torch.einsum("bd,cbd->bc", unit, drawn)
 
     def test_noise(self) -> Tensor:
         """Mean of the test samples' standard normal draws, (C, d). A task's draws depend on its place alone, so they
