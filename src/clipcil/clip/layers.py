@@ -56,11 +56,18 @@ class Attention(nn.Module):
             batch = keys.shape[0]
             keys = torch.cat([prefix[0].expand(batch, -1, -1), keys], dim=1)
             values = torch.cat([prefix[1].expand(batch, -1, -1), values], dim=1)
-        mixed = F.scaled_dot_product_attention(
-            self._split(self.q_proj(queries)), self._split(keys), self._split(values), attn_mask=mask, is_causal=causal
-        )  # (B, heads, Q, width / heads)
-        out: Tensor = self.out_proj(mixed.transpose(1, 2).flatten(2))
+        out: Tensor = self.out_proj(self.mix(self.q_proj(queries), keys, values, causal, mask))
         return out
+
+    def mix(
+        self, queries: Tensor, keys: Tensor, values: Tensor, causal: bool = False, mask: Tensor | None = None
+    ) -> Tensor:
+        """The same between the projections: projected queries (B, Q, width), keys and values (B, T, width) → (B, Q,
+        width)."""
+        mixed = F.scaled_dot_product_attention(
+            self._split(queries), self._split(keys), self._split(values), attn_mask=mask, is_causal=causal
+        )  # (B, heads, Q, width / heads)
+        return mixed.transpose(1, 2).flatten(2)
 
     def _split(self, hidden: Tensor) -> Tensor:
         """(B, T, width) → (B, heads, T, width / heads), a view."""
