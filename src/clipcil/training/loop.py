@@ -235,16 +235,24 @@ class Session:
     def _update(
         self, value: Tensor, trained: list[nn.Parameter], optimizer: torch.optim.Optimizer, clip_norm: float
     ) -> None:
-        """One step of the optimizer."""
+        """One step of the optimizer. With 16-mixed the loss is scaled for the backward pass: gradients are scaled back
+        before they are used, and a step at which one of them is infinite is left out and lowers the scale."""
         optimizer.zero_grad(set_to_none=True)
+        scaler = getattr(self.fabric._precision, "scaler", None) if self.fabric is not None else None
         if self.fabric is None:
             value.backward()  # type: ignore[no-untyped-call]
         else:
             self.fabric.backward(value)
         average_gradients(trained)
+        if scaler is not None:
+            scaler.unscale_(optimizer)
         if clip_norm:
             nn.utils.clip_grad_norm_(trained, clip_norm)
-        optimizer.step()
+        if scaler is None:
+            optimizer.step()
+        else:
+            scaler.step(optimizer)
+            scaler.update()
 
 
 class LossCheck:

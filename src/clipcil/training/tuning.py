@@ -80,7 +80,7 @@ def _choose(tower: VisionTower, what: Tuned, blocks: int) -> list[nn.Parameter]:
     if what == "blocks":
         depth = tower.config.layers
         if not 1 <= blocks <= depth:
-            raise UserError(f"setting 'tuned_blocks' is {blocks}; this tower has {depth} blocks")
+            raise UserError(f"{blocks} blocks are to be tuned; this tower has {depth}, of which 1 to {depth} can be")
         last = tuple(f"vision_model.encoder.layers.{i}." for i in range(depth - blocks, depth))
         after = ("vision_model.post_layernorm", "visual_projection")
         return [p for name, p in named.items() if name.startswith(last + after)]
