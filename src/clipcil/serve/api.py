@@ -11,6 +11,7 @@ from typing import Any
 
 import anyio.to_thread
 from anyio import CapacityLimiter
+from python_multipart.multipart import parse_options_header
 from starlette.background import BackgroundTask
 from starlette.datastructures import UploadFile
 from starlette.exceptions import HTTPException
@@ -81,13 +82,15 @@ class Api:
         form = await self._form(request)
         name = class_name(_text(form.get("name")))
         items = []
-        for title, content in await self._pictures(form):
-            if len(content) > self.limits.picture_bytes:
-                items.append({"id": None, "title": title, "broken": self._too_large()})
-                continue
-            add = lambda title=title, content=content: self.staging.add(name, title, content)  # noqa: E731
-            items.append((await anyio.to_thread.run_sync(add, limiter=self._decoders)).as_json())
-        self.hub.publish("waiting", {})
+        try:
+            for title, content in await self._pictures(form):
+                if len(content) > self.limits.picture_bytes:
+                    items.append({"id": None, "title": title, "broken": self._too_large()})
+                    continue
+                add = lambda title=title, content=content: self.staging.add(name, title, content)  # noqa: E731
+                items.append((await anyio.to_thread.run_sync(add, limiter=self._decoders)).as_json())
+        finally:  # where one of them is refused, those before it wait all the same
+            self.hub.publish("waiting", {})
         return JSONResponse({"name": name, "pictures": items}, 201)
 
     async def remove_waiting(self, request: Request) -> Response:
@@ -109,7 +112,10 @@ class Api:
         item = self.staging.find(request.query_params.get("id", ""))
         if item is None or item.broken is not None:
             raise HTTPException(404, "no such picture is waiting")
-        return FileResponse(self.staging.thumbnail(item.id), media_type="image/jpeg")
+        try:
+            return Response(self.staging.thumbnail(item.id).read_bytes(), media_type="image/jpeg")
+        except FileNotFoundError:  # taken out in this moment
+            raise HTTPException(404, "no such picture is waiting") from None
 
     async def lesson(self, request: Request) -> Response:
         """The lesson under way, or the result of the last one."""
@@ -129,8 +135,8 @@ class Api:
         """Server-sent events: `lesson` with its progress, `model` and `waiting` when they have changed."""
         if self.hub.full:
             raise HTTPException(503, "too many pages listen already; close one", {"Retry-After": "5"})
-        first = {"lesson": self.lessons.state} if self.lessons.state else {}
-        return StreamingResponse(self.hub.listen(first), media_type="text/event-stream")
+        # None before the first lesson: a page that has seen the server die in the middle of one learns that it is gone.
+        return StreamingResponse(self.hub.listen({"lesson": self.lessons.state}), media_type="text/event-stream")
 
     async def rename_class(self, request: Request) -> Response:
         """Rename the class `name`; predictions change only in the name."""
@@ -157,7 +163,7 @@ class Api:
         return JSONResponse({})
 
     async def undo(self, request: Request) -> Response:
-        """Go back to the model before the last lesson or change; doing it twice changes nothing."""
+        """Go back to the model before the last lesson or change; doing it again brings back what was undone."""
         await self._change(self.keeper.undo)
         return JSONResponse({})
 
@@ -244,6 +250,9 @@ class Api:
     async def _form(self, request: Request) -> Any:
         if not request.headers.get("content-type", "").startswith("multipart/form-data"):
             raise HTTPException(415, "send a form (multipart/form-data) with fields 'pictures'")
+        charset = parse_options_header(request.headers["content-type"])[1].get(b"charset", b"utf-8")
+        if charset.lower() not in (b"utf-8", b"utf8"):  # some make text of it that no answer could be written with
+            raise HTTPException(415, "send the texts of the form as UTF-8")
         return await request.form(max_files=self.limits.request_pictures, max_fields=4, max_part_size=4096)
 
     async def _pictures(self, form: Any) -> list[tuple[str, bytes]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -21,6 +22,7 @@ from clipcil.serve.guard import Guard
 from clipcil.serve.openapi import document
 
 STATIC = Path(__file__).parent / "static"
+FULL = "the disk of the machine that runs clipcil is full; make room on it and try again"
 
 
 def api_routes(api: Api) -> list[Route]:
@@ -82,6 +84,7 @@ def build_app(api: Api, host: str, port: int, token: str | None) -> ASGIApp:
         exception_handlers={
             HTTPException: _http_error,
             UserError: _user_error,
+            OSError: _disk_error,
             ClientDisconnect: _gone,
             Exception: _unexpected,
         },
@@ -96,7 +99,22 @@ async def _http_error(request: Request, error: Exception) -> Response:
 
 
 async def _user_error(request: Request, error: Exception) -> Response:
+    if _is_full(error):
+        return JSONResponse({"error": FULL}, 507)
     return JSONResponse({"error": " ".join(str(error).split())}, 400)
+
+
+async def _disk_error(request: Request, error: Exception) -> Response:
+    if _is_full(error):
+        return JSONResponse({"error": FULL}, 507)
+    raise error
+
+
+def _is_full(error: BaseException | None) -> bool:
+    """Whether an error, or what led to it, is that of a full disk or a used-up quota."""
+    while error is not None and not isinstance(error, OSError):
+        error = error.__cause__
+    return error is not None and error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 async def _gone(request: Request, error: Exception) -> Response:

@@ -54,10 +54,10 @@ class Hub:
         self._listeners.add(listener)
         try:
             while not self.closed:
+                listener.wake.clear()  # before they are told: whatever comes meanwhile, the end too, wakes it again
                 while listener.pending:
                     kind = next(iter(listener.pending))
                     yield f"event: {kind}\ndata: {listener.pending.pop(kind)}\n\n"
-                listener.wake.clear()
                 try:
                     await asyncio.wait_for(listener.wake.wait(), ALIVE_SECONDS)
                 except TimeoutError:

@@ -141,15 +141,15 @@ class Guard:
         if self._buffered + expected > self.limits.buffered_bytes:
             await _busy("too many uploads at once; try again in a moment")(scope, receive, send)
             return
-        read = 0
+        read, more = 0, expected > 0
 
         async def receive_counted() -> Message:
-            nonlocal read
+            nonlocal read, more
             try:
-                message = await (asyncio.wait_for(receive(), SILENCE_SECONDS) if read < expected else receive())
+                message = await (asyncio.wait_for(receive(), SILENCE_SECONDS) if more else receive())
             except TimeoutError:
                 raise HTTPException(408, "the request stopped in the middle") from None
-            read += len(message.get("body", b""))
+            read, more = read + len(message.get("body", b"")), message.get("more_body", False)
             if read > most:
                 raise HTTPException(413, f"the request is too large; at most {most} bytes are taken here")
             return message

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 import threading
 import time
@@ -13,7 +14,6 @@ from starlette.exceptions import HTTPException
 
 from clipcil.classifier.lesson import Lesson, LessonStoppedError
 from clipcil.classifier.small_pictures import MOST, SmallPictures
-from clipcil.data.names import same_name
 from clipcil.errors import UserError
 from clipcil.serve.events import Hub
 from clipcil.serve.keeper import Keeper
@@ -85,7 +85,7 @@ class Lessons:
             self._tell(state="cancelled")
         except (UserError, HTTPException) as error:
             self._staging.put_back(taken)
-            self._tell(state="failed", error=self._with_titles(str(getattr(error, "detail", error)), taken))
+            self._tell(state="failed", error=self._with_titles([str(getattr(error, "detail", error))], taken)[0])
         except BaseException as error:
             self._staging.put_back(taken)
             self._tell(state="failed", error=f"unexpected error ({type(error).__name__}); the terminal has the details")
@@ -102,29 +102,29 @@ class Lessons:
         spelt: dict[str, str] = {}
         for item in taken:
             if item.broken is None:
-                classes.setdefault(spelt.setdefault(same_name(item.name), item.name), []).append(item)
+                classes.setdefault(spelt.setdefault(item.key, item.name), []).append(item)
         source = {name: [self._staging.file(item.id) for item in items] for name, items in classes.items()}
         before = self._keeper.model.class_facts if self._keeper.model is not None else []
         with self._keeper.changing() as model:
             lesson = model.learn(source, on_progress=_Progress(self._tell), should_stop=self._stop.is_set)
             self._tell(stage="saving", done=0, total=0, seconds_left=None)
         if self._small.on:
-            self._small.follow(before)  # what an undone lesson left is no longer needed
             try:
+                self._small.follow(before)  # what an undone lesson left is no longer needed
                 for name, items in classes.items():
                     self._small.add(name, [self._staging.thumbnail(item.id).read_bytes() for item in items[-MOST:]])
             except (UserError, OSError) as error:  # the model is written and counts, whatever becomes of these
                 lesson.warnings.append(f"no small pictures are kept of this lesson: {error}")
-        for told in (lesson.warnings, lesson.repeated, lesson.left_out):
-            told[:] = [self._with_titles(line, taken) for line in told]
+        for told in (lesson.warnings, lesson.left_out):
+            told[:] = self._with_titles(told, taken)
         broken = [f"{item.title}: {item.broken}" for item in taken if item.broken is not None]
         return lesson_json(lesson, broken)
 
-    def _with_titles(self, line: str, taken: list[Waiting]) -> str:
-        """The line with the pictures called as the person knows them: where they wait is nobody's business."""
-        for item in taken:
-            line = line.replace(str(self._staging.file(item.id)), item.title or "a picture")
-        return line
+    def _with_titles(self, lines: list[str], taken: list[Waiting]) -> list[str]:
+        """The lines with the pictures called as the person knows them: where they wait is nobody's business."""
+        titles = {item.id: item.title or "a picture" for item in taken}
+        file = re.compile(re.escape(f"{self._staging.folder}/") + r"([0-9a-f]+)\.picture")
+        return [file.sub(lambda found: titles.get(found[1], "a picture"), line) for line in lines]
 
     def _tell(self, **news: Any) -> None:
         self.state = {**(self.state or {}), **news}

@@ -13,7 +13,8 @@ import shutil
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,11 @@ class Waiting:
     bytes: int = 0
     digest: str = ""
 
+    @cached_property
+    def key(self) -> str:
+        """Equal for names that mean one class."""
+        return same_name(self.name)
+
     def as_json(self) -> dict[str, Any]:
         return {"id": self.id, "title": self.title, "broken": self.broken}
 
@@ -68,14 +74,15 @@ class Staging:
                 return known
         item = Waiting(secrets.token_hex(12), name, _title(title), None, len(content), digest)
         try:
-            image = decode_bounded(content, self.limits.pixels)
+            image: Image.Image | None = decode_bounded(content, self.limits.pixels)
         except UserError as error:
             item = Waiting(item.id, name, item.title, str(error))
-        else:
-            self.thumbnail(item.id).write_bytes(jpeg(image, THUMBNAIL))
-            self.file(item.id).write_bytes(content)
+            image = None
         kept = None
         try:
+            if image is not None:
+                self.thumbnail(item.id).write_bytes(jpeg(image, THUMBNAIL))
+                self.file(item.id).write_bytes(content)
             with self._lock:  # others may have come while this one was decoded
                 kept = self._admit(name, digest, len(content)) or self._items.setdefault(item.id, item)
         finally:
@@ -85,19 +92,20 @@ class Staging:
 
     def _admit(self, name: str, digest: str, size: int) -> Waiting | None:
         """The entry of the same picture in the same class, if it waits already; refuses what would be too much."""
-        self._refuse_too_much(name, size)
+        key = same_name(name)
+        self._refuse_too_much(key, size)
         for item in self._items.values():
-            if item.digest == digest and same_name(item.name) == same_name(name):
+            if item.digest == digest and item.key == key:
                 return item
         return None
 
-    def _refuse_too_much(self, name: str, size: int) -> None:
+    def _refuse_too_much(self, key: str, size: int) -> None:
         if len(self._items) >= self.limits.waiting_pictures:
             raise UserError(f"{len(self._items)} pictures are waiting already; teach them first")
         if sum(item.bytes for item in self._items.values()) + size > self.limits.waiting_bytes:
             raise UserError("the pictures that wait take up all the room there is for them; teach them first")
-        names = {same_name(item.name) for item in self._items.values()}
-        if same_name(name) not in names and len(names) >= self.limits.waiting_classes:
+        names = {item.key for item in self._items.values()}
+        if key not in names and len(names) >= self.limits.waiting_classes:
             raise UserError(f"pictures of {len(names)} classes are waiting already; teach them first")
 
     def file(self, id: str) -> Path:
@@ -121,7 +129,7 @@ class Staging:
     def remove_class(self, name: str) -> None:
         key = same_name(clean_name(name))
         with self._lock:
-            ids = [item.id for item in self._items.values() if same_name(item.name) == key]
+            ids = [item.id for item in self._items.values() if item.key == key]
         self.remove(*ids)
 
     def rename_class(self, old: str, new: str) -> None:
@@ -129,8 +137,8 @@ class Staging:
         key, new = same_name(clean_name(old)), class_name(new)
         with self._lock:
             for id, item in self._items.items():
-                if same_name(item.name) == key:
-                    self._items[id] = Waiting(item.id, new, item.title, item.broken, item.bytes, item.digest)
+                if item.key == key:
+                    self._items[id] = replace(item, name=new)
 
     def take(self) -> list[Waiting]:
         """All that waits, the broken ones too, out of the list; `put_back` or `discard` them. None if none is whole."""
@@ -155,7 +163,7 @@ class Staging:
         spelt: dict[str, str] = {}
         with self._lock:
             for item in self._items.values():
-                found.setdefault(spelt.setdefault(same_name(item.name), item.name), []).append(item)
+                found.setdefault(spelt.setdefault(item.key, item.name), []).append(item)
         return found
 
     def _delete(self, item: Waiting) -> None:

@@ -9,7 +9,7 @@ import zlib
 from pathlib import Path
 
 from clipcil.classifier.export import Format, export
-from clipcil.classifier.model_folder import CARD, MODEL, read_model
+from clipcil.classifier.model_folder import CARD, COPY, MODEL, read_model
 from clipcil.errors import UserError
 from clipcil.serve.keeper import Keeper
 
@@ -29,9 +29,24 @@ DAMAGED = (
 
 
 def pack_model(folder: Path, into: Path) -> Path:
-    """Put the model in `folder` into a zip file: what it needs to run, and nothing else that lies beside it."""
-    names = [MODEL, CARD, Path(read_model(folder).weights).name]
-    return _zip(into, [path for name in names if (path := folder / name).is_file()])
+    """Put the model in `folder` into a zip file: what it needs to run, and nothing else that lies beside it.
+
+    Where a lesson replaces the model meanwhile, the new one is packed: half of each would be none.
+
+    Raises:
+        UserError: The model is damaged, or keeps changing.
+    """
+    for _ in range(20):
+        weights = read_model(folder).weights
+        try:
+            card = [folder / CARD] if (folder / CARD).is_file() else []
+            _zip(into, [folder / MODEL, *card, folder / weights])
+        except FileNotFoundError as error:
+            if read_model(folder).weights == weights:
+                raise UserError(f"{folder / weights} is missing; {COPY}") from error
+        if read_model(folder).weights == weights:
+            return into
+    raise UserError(f"{folder} keeps changing; try again later")
 
 
 def unpack_model(archive: Path, folder: Path, most: int) -> None:

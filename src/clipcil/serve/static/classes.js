@@ -5,11 +5,11 @@ import { closeCamera, frame, isOpen, openCamera, whileHeld } from "./camera.js";
 import { ask } from "./dialog.js";
 import { attempt, byId, colour, day, h, icon, plural, setText, show, sync, tell } from "./dom.js";
 import { byClass, chosenFiles, picturesOf, send, takesDrops } from "./files.js";
-import { allClasses, changed, loadWaiting, same, store, watch } from "./store.js";
+import { allClasses, changed, cleaned, loadWaiting, same, store, watch } from "./store.js";
 
 const SHOWN = 40; // thumbnails of a class before "more"
 const MANY = 12; // classes from which on they can be searched
-const cards = new Map();
+const cards = new Map(); // by the name they show
 
 export function startClasses() {
   byId("new-class").addEventListener("submit", (event) => { event.preventDefault(); addNamed(); });
@@ -22,12 +22,12 @@ export function startClasses() {
 }
 
 function addNamed() {
-  const input = byId("new-name"), name = input.value.trim();
+  const input = byId("new-name"), name = cleaned(input.value);
   if (!name) return input.focus();
   input.value = "";
   if (!allClasses().some((each) => same(each.name, name))) store.added.push(name);
   changed();
-  const card = cards.get(name.toLowerCase());
+  const card = cards.get(allClasses().find((each) => same(each.name, name)).name);
   card?.add.focus();
   card?.root.scrollIntoView({ block: "nearest" });
 }
@@ -40,7 +40,7 @@ async function takeMany(found) {
         || await ask({ title: `What ${files.length === 1 ? "does this picture" : `do these ${files.length} pictures`} show?`, label: "Name of the class", yes: "Add" });
       byId("new-name").value = "";
     }
-    if (name) send(name.replaceAll("_", " "), files);
+    if (cleaned(name ?? "")) send(cleaned(name), files);
   }
 }
 
@@ -49,15 +49,14 @@ function render() {
   byId("filter-row").hidden = classes.length < MANY && !wanted;
   setText(byId("classes-count"), classes.length ? `${plural(classes.length, "class", "classes")}` : "");
   byId("start-hint").hidden = classes.length > 0;
-  for (const [key, card] of cards) if (!classes.some((each) => each.name.toLowerCase() === key)) { card.close(); cards.delete(key); }
+  for (const [key, card] of cards) if (!classes.some((each) => each.name === key)) { card.close(); cards.delete(key); }
   // The newest first, and never in another order: a card that moved would take focus and camera away from the person.
   const sorted = classes.filter((each) => each.name.toLowerCase().includes(wanted)).reverse();
-  sync(list, sorted, (each) => each.name.toLowerCase(), (each) => {
-    const key = each.name.toLowerCase();
-    if (!cards.has(key)) cards.set(key, makeCard(each.name));
-    return cards.get(key).root;
+  sync(list, sorted, (each) => each.name, (each) => {
+    if (!cards.has(each.name)) cards.set(each.name, makeCard(each.name));
+    return cards.get(each.name).root;
   });
-  for (const each of sorted) cards.get(each.name.toLowerCase()).update(each);
+  for (const each of sorted) cards.get(each.name).update(each);
 }
 
 function makeCard(name) {

@@ -7,11 +7,14 @@ const watchers = [];
 export const watch = (watcher) => watchers.push(watcher);
 export const changed = () => watchers.forEach((watcher) => watcher(store));
 
-const key = (name) => name.toLowerCase();
+/** A name as the server will have it: single blanks, also in place of underscores. */
+export const cleaned = (name) => name.normalize("NFC").replace(/[_\s\p{Cc}]+/gu, " ").trim();
+const key = (name) => cleaned(name).toLowerCase();
 export const same = (a, b) => key(a) === key(b);
 
 export async function loadModel() {
   store.model = await call("GET", "/api/model");
+  store.added = store.added.filter((name) => !store.model.classes.some((each) => same(each.name, name))); // renamed or forgotten later, it is gone
   changed();
 }
 

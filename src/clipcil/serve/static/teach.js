@@ -6,8 +6,8 @@ import { attempt, byId, colour, day, h, percent, plural, s, setText, show, tell 
 import { colourIndex, store, watch } from "./store.js";
 
 const STAGES = {
-  starting: "Getting ready", "check pictures": "Looking at the pictures", "preprocess pictures": "Reading the pictures",
-  "encode pictures": "Looking at the pictures", measuring: "Measuring on held-out pictures", saving: "Saving the model",
+  starting: "Getting ready", "comparing with pictures taught before": "Comparing with pictures taught before", preprocess: "Reading the pictures",
+  encode: "Looking at the pictures", measuring: "Measuring on held-out pictures", saving: "Saving the model",
 };
 let shownOutcome = null;
 let seen = false; // whether a lesson was under way while this page was open: an older outcome is shown, but not announced
@@ -66,7 +66,7 @@ function renderOutcome(lesson) {
   if (!mark) return;
   if (lesson.state === "done") outcome.replaceChildren(...learnt(lesson.result));
   else if (lesson.state === "cancelled") outcome.replaceChildren(h("p", { class: "note" }, "The lesson was cancelled. The model is as it was, and the pictures wait again."));
-  else outcome.replaceChildren(h("p", { class: "note bad" }, `The lesson failed: ${lesson.error}. The model is as it was.`));
+  else outcome.replaceChildren(h("p", { class: "note bad", role: "alert" }, `The lesson failed: ${lesson.error}. The model is as it was.`));
   if (had) outcome.focus({ preventScroll: true });
   if (fresh && lesson.state === "done") tell(lesson.result.accuracy === null ? "Learnt." : `Learnt. ${percent(lesson.result.accuracy)} of held-out pictures are classified correctly.`);
 }
@@ -82,7 +82,8 @@ function learnt(result) {
       h("span", { class: "dot", "aria-hidden": "true" }), `${name} · ${kind === "new" ? plural(count, "picture") : `${count} more`}`)), names.length > 30 ? h("li", { class: "chip" }, `and ${names.length - 30} more`) : null),
     result.confused.length ? h("div", {}, h("h3", {}, "Now confused"), h("ul", { class: "confused" }, result.confused.slice(0, 6).map((pair) =>
       h("li", {}, h("strong", {}, pair.name), h("span", { class: "quiet" }, "mistaken for"), h("strong", {}, pair.taken_for), h("span", { class: "quiet" }, `${pair.pictures}×`))))) : null,
-    result.warnings.map((text) => h("p", { class: "note" }, `${text[0].toUpperCase()}${text.slice(1)}.`)),
+    result.warnings.slice(0, 10).map((text) => h("p", { class: "note" }, `${text[0].toUpperCase()}${text.slice(1)}.`)),
+    result.warnings.length > 10 ? h("p", { class: "note" }, `And ${result.warnings.length - 10} more notes of this kind.`) : null,
     result.repeated ? h("p", { class: "note" }, `${plural(result.repeated, "picture")} left out: taught before.`) : null,
     result.left_out.length ? h("p", { class: "note" }, `Left out: ${result.left_out.slice(0, 5).join("; ")}`) : null,
   ].flat().filter(Boolean);

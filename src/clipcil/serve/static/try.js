@@ -4,7 +4,7 @@ import { call, callPatiently } from "./api.js";
 import { closeCamera, frame, isOpen, openCamera } from "./camera.js";
 import { attempt, byId, colour, h, percent, show, tell } from "./dom.js";
 import { droppedFiles, send, takesDrops } from "./files.js";
-import { allClasses, colourIndex, same, store, watch } from "./store.js";
+import { allClasses, cleaned, colourIndex, same, store, watch } from "./store.js";
 
 let picture = null; // what is shown and was asked about
 let answeredBy = null; // the model that answered, to ask again when there is a new one
@@ -37,6 +37,8 @@ async function tryPicture(file) {
   byId("try-stage").classList.add("filled");
   byId("try-hint").hidden = true;
   picture = file;
+  show(byId("answer")); // what was said of the picture before it is not said of this one
+  byId("correct").hidden = true;
   await askAgain();
 }
 
@@ -105,6 +107,6 @@ function renderCorrect(prediction) {
 
 function put(name) {
   const file = picture instanceof File ? picture : new File([picture], "pasted.png", { type: picture.type });
-  send(name, [file]);
+  send(cleaned(name), [file]);
   tell(`Put with ${name}; it will be learnt in the next lesson`);
 }

@@ -1,0 +1,216 @@
+"""Single requests to the application, without a server: full disks, pictures that vanish, lessons that fail late."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import re
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+from server_process import form, png
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from clipcil.classifier.lesson import Lesson
+from clipcil.classifier.model_folder import Facts, Known, write_model
+from clipcil.errors import UserError
+from clipcil.serve import guard, transfer
+from clipcil.serve.api import Api
+from clipcil.serve.app import build_app
+from clipcil.serve.events import Hub
+from clipcil.serve.guard import Guard
+from clipcil.serve.lessons import Lessons
+from clipcil.serve.limits import Limits
+from clipcil.serve.staging import Staging, Waiting
+
+NO_ROOM = OSError(errno.ENOSPC, "No space left on device")
+PICTURES = [("a.png", png(Image.new("RGB", (8, 8), "red"))), ("b.png", png(Image.new("RGB", (8, 8), "blue")))]
+
+
+def make(folder: Path, **keeper: Any) -> Api:
+    """The API of a model that does not exist."""
+    (folder / "waiting").mkdir()
+    kept: Any = SimpleNamespace(**{"folder": folder / "model", "model": None, **keeper})
+    return Api(kept, Staging(folder / "waiting", Limits(waiting_pictures=2)), Limits())
+
+
+def ask(api: Api, method: str, path: str, body: bytes = b"", kind: str = "", until: str = "") -> tuple[int, bytes]:
+    """Status and body of the answer; a stream is ended once it has said `until`."""
+    app, (path, _, query) = build_app(api, "127.0.0.1", 7860, None), path.partition("?")
+    headers = [(b"host", b"127.0.0.1:7860"), (b"content-type", kind.encode()), (b"content-length", b"%d" % len(body))]
+    scope = {"type": "http", "method": method, "path": path, "query_string": query.encode(), "headers": headers}
+    scope |= {"http_version": "1.1", "scheme": "http", "server": ("127.0.0.1", 7860), "root_path": ""}
+    parts: list[Message] = []
+
+    async def send(message: Message) -> None:
+        parts.append(message)
+        if until and until in message.get("body", b"").decode():
+            api.hub.closed = True
+            api.hub._wake()
+
+    async def call() -> None:
+        asked = False
+
+        async def receive() -> Message:
+            nonlocal asked
+            if asked:
+                await asyncio.sleep(60)
+            asked = True
+            return {"type": "http.request", "body": body, "more_body": False}
+
+        await asyncio.wait_for(app(scope, receive, send), 60)
+
+    asyncio.run(call())
+    return parts[0]["status"], b"".join(part.get("body", b"") for part in parts)
+
+
+def test_a_full_disk_is_one_plain_sentence_and_nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    api, write = make(tmp_path), Path.write_bytes
+
+    def full(path: Path, data: bytes) -> int:
+        if path.suffix == ".picture":  # the thumbnail found room
+            raise NO_ROOM
+        return write(path, data)
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    status, body = ask(api, "POST", "/api/waiting", *form("fox", PICTURES))
+    assert status == 507 and b"is full; make room" in body
+    assert not list(api.staging.folder.iterdir()) and not api.staging.classes()
+
+
+def test_a_change_that_finds_no_room_says_the_same(tmp_path: Path) -> None:
+    @contextmanager
+    def changing(**how: Any) -> Iterator[None]:
+        raise UserError("cannot write model.toml: No space left on device") from NO_ROOM
+        yield
+
+    assert ask(make(tmp_path, changing=changing), "DELETE", "/api/classes?name=fox")[0] == 507
+
+
+def test_another_trouble_of_the_disk_is_not_called_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(path: Path, data: bytes) -> int:
+        raise OSError(errno.EIO, "Input/output error")
+
+    api = make(tmp_path)
+    monkeypatch.setattr(Path, "write_bytes", broken)
+    with pytest.raises(OSError, match="Input/output"):  # for the terminal; the client has its answer by then
+        ask(api, "POST", "/api/waiting", *form("fox", PICTURES))
+
+
+def test_those_before_a_refused_picture_are_told_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    api, told = make(tmp_path), []
+    monkeypatch.setattr(api.hub, "publish", lambda kind, value: told.append(kind))
+    more = ("c.png", png(Image.new("RGB", (8, 8), "green")))
+    assert ask(api, "POST", "/api/waiting", *form("fox", [*PICTURES, more]))[0] == 400
+    assert len(api.staging.classes()["fox"]) == 2 and told == ["waiting"]
+
+
+@pytest.mark.parametrize("charset", ["unicode_escape", "punycode", "undefined", "utf-16"])
+def test_texts_of_a_form_are_utf8(charset: str, tmp_path: Path) -> None:
+    api = make(tmp_path)
+    body, kind = form(r"fox\ud800", PICTURES)
+    assert ask(api, "POST", "/api/waiting", body, f"{kind}; charset={charset}")[0] == 415
+    assert ask(api, "POST", "/api/waiting", body, f"{kind}; charset=UTF-8")[0] == 201
+    assert ask(api, "GET", "/api/waiting")[0] == 200
+
+
+def test_a_thumbnail_that_is_taken_out_in_this_moment(tmp_path: Path) -> None:
+    api = make(tmp_path)
+    item = api.staging.add("fox", *PICTURES[0])
+    assert ask(api, "GET", f"/api/waiting/thumbnail?id={item.id}")[0] == 200
+    api.staging.thumbnail(item.id).unlink()
+    assert ask(api, "GET", f"/api/waiting/thumbnail?id={item.id}")[0] == 404
+
+
+def test_whoever_listens_hears_that_there_is_no_lesson(tmp_path: Path) -> None:
+    """A page that was open when the server died in the middle of a lesson would wait for its end for ever."""
+    status, body = ask(make(tmp_path), "GET", "/api/events", until="lesson")
+    assert status == 200 and body == b"event: lesson\ndata: null\n\n"
+
+
+def test_a_whole_request_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its length was not said, and whoever answers listens for the client to go away."""
+    monkeypatch.setattr(guard, "SILENCE_SECONDS", 0.05)
+    told: list[str] = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        assert (await receive())["body"] == b"x"
+        told.append((await receive())["type"])
+
+    async def receive() -> Message:
+        if not told and not sent:
+            sent.append(True)
+            return {"type": "http.request", "body": b"x", "more_body": False}
+        await asyncio.sleep(0.2)
+        return {"type": "http.disconnect"}
+
+    async def send(message: Message) -> None:
+        raise AssertionError(message)
+
+    sent: list[bool] = []
+    guarded: ASGIApp = Guard(app, "127.0.0.1", 7860, None, Limits())
+    headers = [(b"host", b"127.0.0.1:7860"), (b"transfer-encoding", b"chunked")]
+    scope = {"type": "http", "method": "POST", "path": "/api/predict", "query_string": b"", "headers": headers}
+    asyncio.run(guarded(scope, receive, send))
+    assert told == ["http.disconnect"]
+
+
+def taught(folder: Path, small: Any, lesson: Lesson, waiting: int = 1) -> tuple[Lessons, list[Waiting]]:
+    """A lesson that ends well, and what waited for it."""
+
+    @contextmanager
+    def changing() -> Iterator[Any]:
+        yield SimpleNamespace(learn=lambda source, **how: lesson)
+
+    keeper: Any = SimpleNamespace(model=None, changing=changing)
+    items = [Waiting(f"{number:024x}", "fox", f"{number}.png") for number in range(waiting)]
+    return Lessons(keeper, Staging(folder, Limits()), small, Hub(1)), items
+
+
+def test_a_lesson_that_was_learnt_is_not_called_failed(tmp_path: Path) -> None:
+    def follow(before: object) -> None:
+        raise PermissionError("small pictures cannot be deleted")
+
+    lessons, items = taught(tmp_path, SimpleNamespace(on=True, follow=follow), Lesson())
+    lessons._run(items)
+    assert lessons.state is not None and lessons.state["state"] == "done"
+    assert "cannot be deleted" in lessons.state["result"]["warnings"][0]
+
+
+def test_many_notes_about_many_pictures_take_a_moment(tmp_path: Path) -> None:
+    lessons, items = taught(tmp_path, SimpleNamespace(on=False), lesson := Lesson(), waiting=3000)
+    lesson.warnings += [f"{tmp_path}/{item.id}.picture is taught as 'fox' and as 'owl'" for item in items]
+    start = time.process_time()
+    lessons._run(items)
+    assert time.process_time() - start < 10  # a minute and more, where each is looked for in each
+    assert (
+        lessons.state is not None and lessons.state["result"]["warnings"][7] == "7.png is taught as 'fox' and as 'owl'"
+    )
+
+
+def test_a_download_is_of_one_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A lesson ends while the model is packed."""
+    known = [Known("fox", "fox", "2026-01-31", 2, "2026-01-31")]
+    facts, pack, folder = (
+        Facts("simplecil", {}, "mini", "", 0, ("a {}.",), 1, [1], known),
+        transfer._zip,
+        tmp_path / "m",
+    )
+    write_model(folder, facts, {"x": torch.zeros(1)})
+
+    def meanwhile(into: Path, files: list[Path]) -> Path:
+        monkeypatch.setattr(transfer, "_zip", pack)
+        write_model(folder, facts, {"x": torch.ones(1)})
+        return pack(into, files)
+
+    monkeypatch.setattr(transfer, "_zip", meanwhile)
+    transfer.unpack_model(transfer.pack_model(folder, tmp_path / "m.zip"), tmp_path / "unpacked", 2**20)
+    names = {path.name for path in (tmp_path / "unpacked").iterdir()}
+    assert re.findall('weights = "(.*)"', (tmp_path / "unpacked" / "model.toml").read_text())[0] in names

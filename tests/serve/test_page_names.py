@@ -1,0 +1,53 @@
+"""What the page takes for one class, run by Node.js without a browser."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from clipcil.data import reader
+from clipcil.serve.app import STATIC
+
+NODE = shutil.which("node")
+SCRIPT = """
+import { allClasses, cleaned, loadModel, same, store } from "./store.js";
+const said = {};
+said.cleaned = ["my_dog", "  a \\t b_ ", "cafe\\u0301", "_"].map(cleaned);
+said.same = [same("My_Dog", "my dog"), same("a  b", "a b"), same("a", "b")];
+store.added = ["my dog", "new one"];
+globalThis.fetch = async () => ({ ok: true, json: async () => ({ classes: [{ name: "My dog" }] }) });
+await loadModel();
+said.known = allClasses().map((each) => each.name);
+globalThis.fetch = async () => ({ ok: true, json: async () => ({ classes: [{ name: "our cat" }] }) });
+await loadModel();
+said.renamed = allClasses().map((each) => each.name);
+console.log(JSON.stringify(said));
+"""
+
+
+@pytest.mark.skipif(NODE is None, reason="needs Node.js")
+def test_names_as_the_server_has_them(tmp_path: Path) -> None:
+    for name in ("api.js", "store.js"):
+        shutil.copy(STATIC / name, tmp_path)
+    (tmp_path / "package.json").write_text('{"type": "module"}')
+    (tmp_path / "run.js").write_text(SCRIPT)
+    done = subprocess.run([str(NODE), "run.js"], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=True)
+    said = json.loads(done.stdout)
+    assert said["cleaned"] == ["my dog", "a b", "café", ""]
+    assert said["same"] == [True, True, False]
+    assert said["known"] == ["My dog", "new one"]
+    assert said["renamed"] == ["our cat", "new one"], "the card of the old name is gone"
+
+
+def test_every_stage_of_reading_has_words() -> None:
+    """The stages that readers of pictures report are told in words on the page."""
+    words = (STATIC / "teach.js").read_text(encoding="utf-8")
+    found = set(re.findall(r'on_progress\("(\w+)"', Path(str(reader.__file__)).read_text(encoding="utf-8")))
+    assert found == {"preprocess", "encode"}
+    for stage in found:
+        assert re.search(rf"\b{stage}: \"", words), stage
