@@ -47,7 +47,7 @@ def whole_file(path: Path) -> Iterator[Path]:
     A crash at any moment leaves either the old file or the new one, never a part of either. The new file has the
     permissions that the umask leaves it.
     """
-    part = path.with_name(f".{path.name[:100]}.{secrets.token_hex(6)}.part")
+    part = path.with_name(f".{_cut(path.name, 100)}.{secrets.token_hex(6)}.part")
     made = False
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -64,6 +64,11 @@ def whole_file(path: Path) -> Iterator[Path]:
         if made:
             with suppress(OSError):
                 part.unlink(missing_ok=True)
+
+
+def _cut(text: str, most: int) -> str:
+    """The beginning of a text, of at most `most` bytes."""
+    return text.encode(errors="surrogateescape")[:most].decode(errors="ignore")
 
 
 def sweep_parts(folder: Path, owns: Callable[[str], bool]) -> None:
@@ -233,7 +238,7 @@ def _hold(folder: Path, who: str) -> Iterator[None]:
     except OSError as error:
         raise UserError(f"cannot write to {folder}: {error.strerror or error}") from error
     with file:
-        if not _HELD.fullmatch(file.read(400)):
+        if not _HELD.fullmatch(file.read(1000)):
             raise UserError(f"{folder / LOCK} is not a lock of clipcil; name another folder")
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -243,9 +248,8 @@ def _hold(folder: Path, who: str) -> Iterator[None]:
             raise InUseError(f"{folder} is in use by {_holder(file)}; wait for it, or take another folder") from error
         with suppress(OSError):  # a full disk: the lock holds all the same
             file.truncate(0)
-            os.pwrite(
-                file.fileno(), f"process {os.getpid()} ({who[:150]}, since {time.strftime('%H:%M')})\n".encode(), 0
-            )
+            held = f"process {os.getpid()} ({_cut(who, 150)}, since {time.strftime('%H:%M')})\n"
+            os.pwrite(file.fileno(), held.encode(), 0)
         try:
             yield
         finally:

@@ -95,6 +95,7 @@ def test_pictures_inside_parquet_files(ray: Any, model: Path, source: Path, tmp_
         (lambda root: root / "nothing", "is not there"),
         (lambda root: (root / "empty").mkdir() or root / "empty", "there are no pictures"),
         (lambda root: (root / "x.parquet").write_bytes(b"no") and root / "x.parquet", "not a parquet file"),
+        (lambda root: (root / "a.jpg").write_bytes(b"\xff\xd8") and root / "a.jpg", "not a list of paths"),
     ],
 )
 def test_a_source_without_pictures(make: Any, message: str, model: Path, tmp_path: Path) -> None:

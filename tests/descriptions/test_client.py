@@ -245,6 +245,8 @@ def test_a_file_that_holds_something_else_is_left_alone(server: StandIn, tmp_pat
     [
         ({"url": "localhost:8000"}, "not an address"),
         ({"url": "file:///etc/hosts"}, "not an address"),
+        ({"url": f"http://{'a' * 64}/v1"}, "not an address"),
+        ({"url": "http://local..host/v1"}, "not an address"),
         ({"key": "two words"}, "key has blanks"),
     ],
 )

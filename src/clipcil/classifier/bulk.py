@@ -22,7 +22,7 @@ from clipcil.classifier.predicting import Prediction
 from clipcil.cluster import connect
 from clipcil.data.parquet import open_parquet
 from clipcil.data.tree import list_files
-from clipcil.errors import UserError
+from clipcil.errors import UserError, printable
 from clipcil.files import run_lock, sha256, whole_file, write_json
 from clipcil.reading import read_json, typed
 
@@ -230,15 +230,23 @@ def _write_manifest(source: Path, path: Path) -> None:
     if source.is_dir():
         paths: Iterator[str] = (str(file.resolve()) for file in list_files(source))
     elif source.is_file():
-        with source.open(encoding="utf-8") as lines:
-            paths = iter([line.strip() for line in lines if line.strip()])
+        try:
+            with source.open(encoding="utf-8") as lines:
+                paths = iter([line.strip() for line in lines if line.strip()])
+        except UnicodeDecodeError as error:
+            raise UserError(
+                f"{source} is not a list of paths (UTF-8 text); give such a list, a folder of pictures or parquet files"
+            ) from error
     else:
         raise UserError(f"{source} is not there; give a folder of pictures, parquet files, or a list of paths")
     schema = pa.schema([("path", pa.string())])
     written = 0
     with whole_file(path) as part, pq.ParquetWriter(part, schema) as writer:
         while rows := list(islice(paths, PART)):
-            writer.write_table(pa.table({"path": rows}, schema=schema), row_group_size=PART)
+            try:
+                writer.write_table(pa.table({"path": rows}, schema=schema), row_group_size=PART)
+            except UnicodeEncodeError as error:
+                raise UserError(f"the name '{printable(error.object)}' is not UTF-8; rename the file") from error
             written += len(rows)
     if not written:
         path.unlink()

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
 
 def model_card(facts: Facts) -> str:
     """Markdown: what the model knows, how it was made, what it holds of pictures, how to use it."""
+    from clipcil.classifier.wording import why_never_unknown
     from clipcil.methods.registry import find_method
 
     kind = find_method(facts.method)
@@ -17,7 +18,7 @@ def model_card(facts: Facts) -> str:
     pictures = sum(known.pictures for known in facts.known)
     rows = [f"| {_cell(known.name)} | {known.learnt} | {known.pictures} |" for known in facts.known]
     if unknown.threshold is None:
-        threshold = "No picture is called unknown: there were too few pictures to set a threshold on."
+        threshold = f"No picture is called unknown: {why_never_unknown(unknown)}."
     else:
         probability = f"whose likeliest class has less than {unknown.threshold:.1%}"
         how = probability if unknown.novelty is None else "that is unlike every class"

@@ -303,7 +303,7 @@ class Classifier(TaughtModel):
             UserError: There is no class `old`, or there is another class `new`.
         """
         index, taken = self._need(old), self._find(new)
-        if not new.strip():
+        if not clean_name(new):
             raise UserError("the new name is empty; give the class a name")
         if taken is not None and taken != index:
             raise UserError(f"there is a class '{self._known[taken].name}' already; forget one of the two first")
@@ -344,13 +344,11 @@ class Classifier(TaughtModel):
         """`save` for a caller that holds the lock of `folder`; `keep_previous` keeps the model there for an undo."""
         if not self._known:
             raise UserError("the model has learnt nothing yet; teach it before saving it")
-        if self._source is not None and self._source[0] == folder.resolve():
-            lies_there = read_model(folder).sha256
-            if lies_there != self._source[1]:
-                raise UserError(f"{folder} was changed by another since it was loaded; save to another folder")
+        if self._source is not None and self._source[0] == folder.resolve() and read_model(folder) != self._source[1]:
+            raise UserError(f"{folder} was changed by another since it was loaded; save to another folder")
         facts, tensors = self._state()
         write_model(folder, facts, tensors, keep_previous=keep_previous)
-        self._source = (folder.resolve(), facts.sha256)
+        self._source = (folder.resolve(), facts)
 
 
 def load(
@@ -389,5 +387,5 @@ def load(
     model._check_backbone(str(folder), facts.fingerprint)
     model._set_state((facts, tensors))
     model._check(folder)
-    model._source = (folder.resolve(), facts.sha256)
+    model._source = (folder.resolve(), facts)
     return model

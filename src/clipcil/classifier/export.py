@@ -80,7 +80,12 @@ def export(model: Classifier, out: Path, form: Format = "pt2") -> Path:
         "preprocess": dataclasses.asdict(steps),
         "inputs": "pictures (B, 3, height, width): RGB, resized, × rescale, − mean, ÷ std",
         "outputs": "logits (B, classes), features (B, dim); probabilities are softmax(temperature × logits)",
-        "unknown": "none of the classes where the highest probability < threshold",
+        "unknown": "none of the classes where the highest probability < threshold"
+        + (
+            "; clipcil itself goes by a distance that is not exported, so that its verdicts can differ"
+            if model.calibration.novelty is not None
+            else ""
+        ),
         "sha256": {name: hashlib.sha256(data).hexdigest() for name, data in files.items()},
     }
     with uninterrupted():

@@ -156,4 +156,4 @@ class HeldOut:
                 raise UserError(f"the held-out pictures of the model are damaged ({name}); restore its folder")
         if count and not 0 <= int(own["labels"].min()) <= int(own["labels"].max()) < classes:
             raise UserError("the held-out pictures of the model are damaged (a class that it does not know)")
-        return cls(**own)
+        return cls(**{name: own[name] for name in vars(found)})

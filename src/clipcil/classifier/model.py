@@ -65,7 +65,7 @@ class TaughtModel:
         self.make_reader: Callable[..., Reader] = Reader
         session = Session(make_fabric(device, "32-true") if device != "cpu" else None, self._monitor)
         self._learner = Learner(kind, config, clip, session, seed)
-        self._source: tuple[Path, str] | None = None  # the folder it was loaded from, and the weights that lay there
+        self._source: tuple[Path, Facts] | None = None  # the folder it was loaded from, and what lay there
         self._previous: State | None = None
         self._templates: tuple[str, ...] = (TEMPLATE,)
         self._known: list[Known] = []
@@ -81,8 +81,8 @@ class TaughtModel:
         text = f"Classifier({self._method.name!r}, {self._backbone!r}): {known}"
         if not self._history:
             return text
-        last = self._history[-1]
-        told = "" if last.accuracy is None else f", accuracy {last.accuracy:.0%} of {counted(last.held_out, 'picture')}"
+        right, total = sum(known.right for known in self._known), sum(known.held_out for known in self._known)
+        told = f", accuracy {right / total:.0%} of {counted(total, 'picture')}" if total else ""
         return f"{text} from {counted(len(self._history), 'lesson')}{told}"
 
     def _repr_html_(self) -> str:
@@ -283,7 +283,7 @@ class TaughtModel:
         facts, tensors = copy.deepcopy(state[0]), dict(state[1])
         self._templates, self._known, self._history = facts.templates, facts.known, facts.history
         self._lessons, self.calibration = facts.lessons, facts.calibration
-        self._taught = TaughtPictures.take(tensors)
+        self._taught = TaughtPictures.take(tensors, len(self._known))
         self._held = HeldOut.take(tensors, len(self._known), self._clip.config.dim, sum(self._clip.vision.level_sizes))
         names = [known.text for known in self._known]
         with torch.random.fork_rng(devices=[]):

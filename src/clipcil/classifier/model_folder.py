@@ -39,10 +39,9 @@ from clipcil.files import (
     toml_bytes,
     uninterrupted,
     whole_file,
-    write_bytes,
-    write_text,
 )
 from clipcil.reading import (
+    MOST_TENSORS,
     Between,
     Count,
     MissingFileError,
@@ -106,7 +105,7 @@ class Facts:
     """Of the backbone's weights and of its preprocessing."""
     seed: Annotated[int, Between(0, 2**63 - 1)]
     templates: Annotated[tuple[Text, ...], Between(1, 1000)]
-    lessons: Count = 0
+    lessons: Annotated[int, Between(0, 1_000_000)] = 0
     """How often it was taught; the seed of a lesson follows from it."""
     sizes: list[Annotated[int, Between(1, 1_000_000)]] = field(default_factory=list)
     """Classes of each task."""
@@ -216,6 +215,8 @@ def _is_own_weights(path: Path) -> bool:
     """Whether a file is weights that `write_model` wrote: its name is made of its own checksum."""
     if not _WEIGHTS.fullmatch(path.name) or path.is_symlink() or not path.is_file():
         return False
+    if path.stat().st_size > MOST_TENSORS:  # a file with holes can claim any size, and take days to read
+        return False
     return sha256(path)[:12] == path.name[8:20]
 
 
@@ -239,23 +240,35 @@ def write_model(folder: Path, facts: Facts, tensors: dict[str, Tensor], *, keep_
     table = toml_bytes(folder / MODEL, to_table(facts))
     if _facts(parse_toml(table.decode(), MODEL)) != facts:
         raise UserError(f"{folder / MODEL} is not written: it could not be read back as it is")
-    files = {facts.weights: data, CARD: model_card(facts).encode("utf-8", "backslashreplace"), MODEL: table}
+    files = {facts.weights: data, CARD: _card(facts), MODEL: table}
     if keep_previous and (folder / MODEL).is_file():
         files = {PREVIOUS: read_bytes(folder / MODEL), **files}
     with uninterrupted():
         try:
-            # All of them are written before the first takes its place, so that a full disk leaves everything as it is.
-            # They take their places in the order of `files`: the last one that is entered is the first to end.
-            with ExitStack() as ends:
-                parts = {name: ends.enter_context(whole_file(folder / name)) for name in reversed(files)}
-                for name, content in files.items():
-                    parts[name].write_bytes(content)
-                    if parts[name].read_bytes() != content:
-                        raise OSError("what was written cannot be read back")
+            with _replacing(folder, files):
                 if not keep_previous:  # before the new model is there: a process killed now leaves less, not more
                     (folder / PREVIOUS).unlink(missing_ok=True)
         finally:
             sweep(folder)
+
+
+@contextmanager
+def _replacing(folder: Path, files: dict[str, bytes]) -> Iterator[None]:
+    """Write `files`, all of them before the first takes its place, so that a full disk leaves everything as it is.
+
+    They take their places after the block, in their order: the last one that is entered is the first to end.
+    """
+    with ExitStack() as ends:
+        parts = {name: ends.enter_context(whole_file(folder / name)) for name in reversed(files)}
+        for name, content in files.items():
+            parts[name].write_bytes(content)
+            if parts[name].read_bytes() != content:
+                raise OSError("what was written cannot be read back")
+        yield
+
+
+def _card(facts: Facts) -> bytes:
+    return model_card(facts).encode("utf-8", "backslashreplace")
 
 
 def read_previous(folder: Path) -> Facts | None:
@@ -267,16 +280,15 @@ def read_previous(folder: Path) -> Facts | None:
 
 
 def restore_previous(folder: Path) -> Facts:
-    """Bring back the model before the last change; doing it twice changes nothing. The caller holds the lock."""
+    """Bring back the model before the last change; doing it again brings back what was undone. The caller
+    holds the lock."""
     facts = read_previous(folder)
     if facts is None:
         raise UserError(f"{folder} keeps no model before this one; nothing can be undone")
     read_weights(folder, facts)
-    with uninterrupted():
-        newer = read_bytes(folder / MODEL)
-        write_bytes(folder / MODEL, read_bytes(folder / PREVIOUS))
-        write_bytes(folder / PREVIOUS, newer)
-        write_text(folder / CARD, model_card(facts))
+    files = {MODEL: read_bytes(folder / PREVIOUS), PREVIOUS: read_bytes(folder / MODEL), CARD: _card(facts)}
+    with uninterrupted(), _replacing(folder, files):
+        pass
     return facts
 
 
@@ -319,9 +331,18 @@ def _facts(table: dict[str, Any]) -> Facts:
         raise UserError(f"'weights' is '{printable(facts.weights)[:60]}', which is no name of weights")
     Between(1e-6, 1e6).check(facts.calibration.temperature, "unknown.temperature")
     Between(0, 1).check(facts.calibration.threshold or 0.0, "unknown.threshold")
+    for known in facts.known:
+        _check_share(known.right, known.held_out)
+    for lesson in facts.history:
+        _check_share(lesson.right, lesson.held_out)
     for template in facts.templates:
         check_template(template)
     return facts
+
+
+def _check_share(right: int, total: int) -> None:
+    if not 0 <= right <= total:
+        raise UserError(f"'right' is {right} of {total} pictures")
 
 
 def read_weights(folder: Path, facts: Facts) -> dict[str, Tensor]:

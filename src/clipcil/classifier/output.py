@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import re
 import sys
 from pathlib import Path
 from typing import Any, TextIO
@@ -14,6 +13,21 @@ from clipcil.errors import printable
 
 SMALLEST = 0.005
 """Probabilities below this would be printed as 0 %; only the likeliest class is named all the same."""
+
+
+def json_text(value: Any, out: TextIO | None = None, indent: int | None = None) -> str:
+    """JSON as `out` (default: stdout) can be given: what a terminal takes for a command and what its encoding lacks is
+    escaped as JSON does it."""
+    text = json.dumps(value, ensure_ascii=False, indent=indent)
+    encoding = getattr(out or sys.stdout, "encoding", None) or "utf-8"
+
+    def shown(letter: str) -> str:
+        if letter == "\n":  # between the lines; inside a text JSON has escaped it
+            return letter
+        plain = printable(letter) == letter and letter.encode(encoding, "ignore")
+        return letter if plain else json.dumps(letter)[1:-1]
+
+    return text if text.isascii() and "\x7f" not in text else "".join(map(shown, text))
 
 
 class Printer:
@@ -44,12 +58,7 @@ class JsonPrinter(Printer):
             pairs = zip(prediction.names, prediction.probabilities, strict=True)
             value |= {"name": prediction.name, "unknown": prediction.unknown}
             value["classes"] = [{"name": name, "probability": round(p, 6)} for name, p in pairs]
-        # JSON escapes control characters below a blank; terminals know some above it too.
-        text = json.dumps(value, ensure_ascii=False)
-        print(
-            re.sub("[\x7f-\x9f\u2028-\u202e\u2066-\u2069]", lambda found: f"\\u{ord(found[0]):04x}", text),
-            file=self.out,
-        )
+        print(json_text(value, self.out), file=self.out)
 
 
 class CsvPrinter(Printer):

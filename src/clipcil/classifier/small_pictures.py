@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import base64
-import binascii
 import hashlib
-import json
+import re
 import shutil
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -13,10 +12,14 @@ from pathlib import Path
 from clipcil.classifier.model_folder import Known, read_model, read_previous
 from clipcil.data.names import same_name
 from clipcil.errors import UserError
-from clipcil.files import write_json
+from clipcil.files import refuse_links, write_json
+from clipcil.reading import read_json
 
 MOST = 6
 """Small pictures kept of one class."""
+LARGEST = 2**20
+"""Maximum bytes of the file of a class; six small pictures take less than a tenth of it."""
+_OWN = re.compile(r"[0-9a-f]{24}\.json")
 
 
 class SmallPictures:
@@ -27,10 +30,11 @@ class SmallPictures:
 
     @property
     def on(self) -> bool:
-        return self.folder.is_dir()
+        return self.folder.is_dir() and not self.folder.is_symlink()
 
     def switch(self, on: bool) -> None:
         """Begin to keep them, or stop and delete all of them."""
+        refuse_links(self.folder)
         if not on:
             shutil.rmtree(self.folder, ignore_errors=True)
             return
@@ -51,7 +55,7 @@ class SmallPictures:
     @property
     def count(self) -> int:
         """How many there are, of all classes."""
-        return sum(len(_read(path)) for path in self.folder.glob("*.json"))
+        return sum(len(_read(path)) for path in self._files())
 
     def follow(self, before: Sequence[Known]) -> None:
         """Rename and delete as the model in the folder has changed; what belongs to the one kept for undo stays.
@@ -78,9 +82,13 @@ class SmallPictures:
     def _keep_only(self, names: Iterable[str]) -> None:
         """Delete the pictures of every other class."""
         wanted = {self._file(name).name for name in names}
-        for path in self.folder.glob("*.json"):
+        for path in self._files():
             if path.name not in wanted:
                 path.unlink(missing_ok=True)
+
+    def _files(self) -> list[Path]:
+        """The files of all classes; other things that lie there, or behind a link, are not ours."""
+        return [path for path in self.folder.iterdir() if _OWN.fullmatch(path.name)] if self.on else []
 
     def _file(self, name: str) -> Path:
         return self.folder / f"{hashlib.sha256(same_name(name).encode()).hexdigest()[:24]}.json"
@@ -88,6 +96,6 @@ class SmallPictures:
 
 def _read(path: Path) -> list[bytes]:
     try:
-        return [base64.b64decode(text) for text in json.loads(path.read_text(encoding="utf-8"))][:MOST]
-    except (OSError, ValueError, TypeError, binascii.Error):
+        return [base64.b64decode(text) for text in read_json(path, LARGEST)][:MOST]
+    except (UserError, ValueError, TypeError):
         return []

@@ -13,18 +13,25 @@ from torch.nn.functional import cosine_similarity
 
 from clipcil.classifier.evaluation import wilson_interval
 from clipcil.classifier.held_out import PREFIX
-from clipcil.classifier.model_folder import Facts, load_model, read_model, size_on_disk
+from clipcil.classifier.model_folder import COPY, Facts, load_model, read_model, size_on_disk
 from clipcil.classifier.small_pictures import SmallPictures
 from clipcil.classifier.wording import counted, say, unknown_sentence
-from clipcil.errors import printable, quoted
+from clipcil.errors import UserError, printable, quoted
 from clipcil.memory.gaussians import GaussianMemory
 from clipcil.methods.registry import find_method
 
 
 def summarise(folder: Path) -> dict[str, Any]:
-    """The whole summary as values that JSON can hold."""
+    """The whole summary as values that JSON can hold.
+
+    Raises:
+        UserError: There is no model, or it is damaged.
+    """
     facts, tensors = load_model(folder)
-    moved = carried(tensors)
+    try:
+        moved, kept = _moved(facts, tensors), _kept(facts, tensors)
+    except Exception as error:  # untrusted weights can be of any shape, under any name
+        raise UserError(f"the weights in {folder} do not fit its model ({type(error).__name__}); {COPY}") from error
     tasks = [task for task, size in enumerate(facts.sizes) for _ in range(size)]
     classes = [
         {
@@ -36,11 +43,12 @@ def summarise(folder: Path) -> dict[str, Any]:
             "measured_on": known.held_out,
             "right": known.right,
             "task": task + 1,
-            "moved": None if moved is None else round(float(moved[place]), 6),
+            "moved": None if moved is None else round(moved[place], 6),
         }
         for place, (known, task) in enumerate(zip(facts.known, tasks, strict=True))
     ]
     unknown = facts.calibration
+    right, measured = sum(known.right for known in facts.known), sum(known.held_out for known in facts.known)
     return {
         "method": facts.method,
         "backbone": facts.backbone,
@@ -50,16 +58,32 @@ def summarise(folder: Path) -> dict[str, Any]:
         "tasks": len(facts.sizes),
         "bytes": size_on_disk(folder),
         "pictures_kept": SmallPictures(folder).count,
-        "exemplars_kept": exemplars(facts, tensors),
-        "features_kept": len(tensors.get(f"{PREFIX}labels", ())),
-        "features_carried": int(tensors[f"{PREFIX}carried"].sum()) if f"{PREFIX}carried" in tensors else 0,
-        "accuracy": facts.history[-1].accuracy if facts.history else None,
+        **kept,
+        "accuracy": right / measured if measured else None,
         "history": [asdict(lesson) for lesson in facts.history],
         "threshold": unknown.threshold,
         "novelty": unknown.novelty,
         "false_alarms": unknown.false_alarms,
         "held_out": unknown.pictures,
         "classes": classes,
+    }
+
+
+def _moved(facts: Facts, tensors: dict[str, Tensor]) -> list[float] | None:
+    moved = carried(tensors)
+    if moved is None:
+        return None
+    if len(moved) != len(facts.known) or not bool(moved.isfinite().all()):
+        raise ValueError("means that are not those of the classes")
+    return [float(value) for value in moved]
+
+
+def _kept(facts: Facts, tensors: dict[str, Tensor]) -> dict[str, int]:
+    """Of how many pictures the weights hold features."""
+    return {
+        "exemplars_kept": exemplars(facts, tensors),
+        "features_kept": len(tensors.get(f"{PREFIX}labels", ())),
+        "features_carried": int(tensors[f"{PREFIX}carried"].sum()) if f"{PREFIX}carried" in tensors else 0,
     }
 
 

@@ -110,10 +110,11 @@ class TaughtPictures:
         return {LABELS: self.labels, CHECKSUMS: self.checksums}
 
     @classmethod
-    def take(cls, tensors: dict[str, Tensor]) -> TaughtPictures:
-        """Take them out of the weights of a model; none for a model of version 0.1."""
+    def take(cls, tensors: dict[str, Tensor], classes: int) -> TaughtPictures:
+        """Take them out of the weights of a model, checked; none for a model of version 0.1."""
         nothing = cls.empty()
         labels, numbers = tensors.pop(LABELS, nothing.labels), tensors.pop(CHECKSUMS, nothing.checksums)
-        if labels.ndim != 1 or labels.shape != numbers.shape or labels.dtype != torch.int64 != numbers.dtype:
+        fits = labels.ndim == 1 and labels.shape == numbers.shape and labels.dtype == numbers.dtype == torch.int64
+        if not fits or (len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < classes):
             raise UserError("the checksums of the model's pictures are damaged; restore the folder from a copy")
         return cls(labels, numbers)

@@ -17,6 +17,7 @@ from clipcil.classifier.classifier import Classifier, load
 from clipcil.classifier.layout import check_swapped, describe_passed_over, passed_over
 from clipcil.classifier.lesson import Lesson
 from clipcil.classifier.model_folder import MODEL, hold_model, refuse_other_folders
+from clipcil.classifier.small_pictures import SmallPictures
 from clipcil.classifier.sources import read_source
 from clipcil.classifier.wording import accuracy_sentence, confusion_sentence, counted, say, unknown_sentence
 from clipcil.data.broken import drop_broken
@@ -68,6 +69,7 @@ def teach(request: Request) -> Lesson:
             from clipcil.classifier.ray_reader import RayReader
 
             model.make_reader = partial(RayReader, address=request.ray.address, actors=request.ray.actors)
+        before = model.class_facts
         if not request.quiet:
             print_plan(model, dataset, request.folder)
         with progress_bar(request.quiet) as on_progress:
@@ -78,6 +80,7 @@ def teach(request: Request) -> Lesson:
             except BrokenPictureError as error:
                 raise UserError(f"{error}, or leave out all such pictures with --skip-broken") from error
         model.write(request.model, keep_previous=True)
+        SmallPictures(request.model).follow(before)
     report(model, lesson, request.model)
     return lesson
 

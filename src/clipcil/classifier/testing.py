@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
-
 from rich.console import Console
 from rich.table import Table
 
 from clipcil.classifier.classifier import Classifier
 from clipcil.classifier.evaluation import Evaluation
-from clipcil.classifier.wording import accuracy_sentence, confusion_sentence, counted, say
+from clipcil.classifier.output import json_text
+from clipcil.classifier.wording import accuracy_sentence, confusion_sentence, counted, say, why_never_unknown
 from clipcil.errors import nearest, printable
 
 
@@ -35,7 +34,7 @@ def print_test(model: Classifier, found: Evaluation) -> None:
 
 def _print_verdicts(model: Classifier, found: Evaluation) -> None:
     if model.calibration.threshold is None:
-        say("'none of these' is never predicted: the model has too few pictures kept for evaluation")
+        say(f"'none of these' is never predicted: {why_never_unknown(model.calibration)}")
     elif found.pictures:
         alarms, share = found.false_alarms, found.false_alarms / found.pictures
         say(f"false alarms: {counted(alarms, 'picture')} of known classes called 'none of these' ({share:.1%})")
@@ -75,4 +74,4 @@ def print_json(model: Classifier, found: Evaluation) -> None:
             for one in found.mistakes
         ],
     }
-    print(json.dumps(value, indent=1, ensure_ascii=False))
+    print(json_text(value, indent=1))

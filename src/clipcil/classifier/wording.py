@@ -8,7 +8,7 @@ import textwrap
 from typing import TextIO
 
 from clipcil.classifier.evaluation import Evaluation
-from clipcil.classifier.unknown import Calibration
+from clipcil.classifier.unknown import ENOUGH, Calibration
 from clipcil.errors import printable
 
 
@@ -49,10 +49,16 @@ def unknown_sentence(how: Calibration) -> str:
     """When a picture is called "none of these", and how often that is a false alarm."""
     share = f"{how.false_alarms or 0:.1%} of new pictures of known classes"
     if how.threshold is None:
-        return "nothing is called 'none of these': too few pictures are kept for evaluation"
+        return f"nothing is called 'none of these': {why_never_unknown(how)}"
     if how.novelty is not None:
         return f"'none of these' where a picture is unlike every class; to be expected for {share}"
     return f"'none of these' where the likeliest class is below {how.threshold:.1%}; to be expected for {share}"
+
+
+def why_never_unknown(how: Calibration) -> str:
+    """Why there is no threshold for "none of these"."""
+    few = how.pictures < ENOUGH
+    return "too few pictures are kept for evaluation" if few else "the model knows one class"
 
 
 def confusion_sentence(found: Evaluation, most: int = 3) -> str:

@@ -118,6 +118,7 @@ def predict_many(
     from clipcil.errors import UserError
     from clipcil.settings import within
 
+    within("top", top, 1, 1_000_000)
     within("actors", actors, 1, 100_000)
     if len(sources) != 1 or out is None:
         raise UserError("with --on ray give one folder, parquet file or list of paths, and --out for the answers")

@@ -16,11 +16,10 @@ def show(model: Model, json: Flag = False) -> None:
         model: Folder of the model.
         json: Print it as JSON.
     """
+    from clipcil.classifier.output import json_text
     from clipcil.classifier.summary import print_summary, summarise
 
     if json:
-        from json import dumps
-
-        print(dumps(summarise(model), indent=1, ensure_ascii=False))
+        print(json_text(summarise(model), indent=1))
     else:
         print_summary(model)

@@ -71,6 +71,7 @@ class Endpoint:
         try:
             parts = urlsplit(self.url)
             good = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+            (parts.hostname or "").encode("idna")  # as the lookup will do, where a part is too long or empty
         except ValueError:
             good = False
         if not good or not (self.url.isascii() and self.url.isprintable() and " " not in self.url):

@@ -1,0 +1,168 @@
+"""Folders of models that were made by hand, read and changed without a backbone."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import io
+import json
+import os
+from pathlib import Path
+
+import pytest
+import tomli_w
+import torch
+
+from clipcil.classifier import model_folder
+from clipcil.classifier.held_out import PREFIX, HeldOut
+from clipcil.classifier.lesson import LessonRecord
+from clipcil.classifier.model_folder import Facts, Known, read_model, restore_previous, write_model
+from clipcil.classifier.output import json_text
+from clipcil.classifier.small_pictures import SmallPictures
+from clipcil.classifier.summary import print_summary, summarise
+from clipcil.classifier.taught import CHECKSUMS, LABELS, TaughtPictures
+from clipcil.classifier.unknown import Calibration
+from clipcil.errors import UserError
+from clipcil.reading import read_toml
+
+
+def facts(*names: str) -> Facts:
+    known = [Known(name, name, "2026-01-31", 2, "2026-01-31", 4, 3) for name in names]
+    return Facts("simplecil", {}, "mini", "none", 0, ("a {}.",), 1, [len(known)], known)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    write_model(tmp_path / "m", facts("red", "blue"), {"x": torch.zeros(1)})
+    return tmp_path / "m"
+
+
+def edit(folder: Path, change: dict[str, object]) -> None:
+    (folder / "model.toml").write_text(tomli_w.dumps({**read_toml(folder / "model.toml"), **change}))
+
+
+def test_small_pictures_behind_a_link_are_not_ours(folder: Path, tmp_path: Path) -> None:
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    (mine / "notes.json").write_text("[]")
+    (mine / f"{'0' * 24}.json").write_text("[]")
+    (folder / "small-pictures").symlink_to(mine)
+    small = SmallPictures(folder)
+    small.follow([])
+    assert not small.on and small.count == 0 and len(list(mine.iterdir())) == 2
+    for on in (True, False):
+        with pytest.raises(UserError, match="symbolic link"):
+            small.switch(on)
+
+
+def test_of_small_pictures_only_our_own_files_are_read_and_deleted(folder: Path) -> None:
+    small = SmallPictures(folder)
+    small.switch(True)
+    small.add("red", [b"picture"])
+    small.add("gone", [b"picture"])
+    (small.folder / "notes.json").write_text("[]")
+    os.mkfifo(small.folder / f"{'1' * 24}.json")  # to be read from, it would have to be written to
+    (small.folder / f"{'2' * 24}.json").write_text("[" * 100_000)
+    assert small.count == 2
+    small.follow([])
+    assert small.of("red") == [b"picture"] and small.of("gone") == []
+    assert (small.folder / "notes.json").exists() and len(list(small.folder.iterdir())) == 2
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"lessons": 2**53},
+        {
+            "classes": [
+                {"name": "red", "text": "red", "learnt": "", "pictures": 1, "newest": "", "held_out": 1, "right": 9}
+            ]
+        },
+        {"history": [vars(LessonRecord("now", 1, 0, 1, 1, held_out=0, right=1))]},
+        {"history": [vars(LessonRecord("now", 1, 0, 1, 1, held_out=1, right=-1))]},
+    ],
+)
+def test_numbers_that_cannot_be_are_refused(folder: Path, change: dict[str, object]) -> None:
+    edit(folder, {**change, "sizes": [1 if "classes" in change else 2]})
+    with pytest.raises(UserError, match="is damaged"):
+        read_model(folder)
+
+
+@pytest.mark.parametrize("key", [f"{PREFIX}labels", "memory.labels"])
+def test_showing_weights_of_any_shape_is_one_line(folder: Path, key: str) -> None:
+    told = facts("red")
+    told.method = "coop"  # keeps exemplars
+    write_model(folder, told, {key: torch.tensor(1)})
+    with pytest.raises(UserError, match="do not fit its model"):
+        summarise(folder)
+
+
+def test_the_accuracy_shown_is_that_of_the_classes_there_are(folder: Path) -> None:
+    edit(folder, {"history": [vars(LessonRecord("now", 3, 0, 9, 3, held_out=12, right=2))]})  # before one was forgotten
+    assert summarise(folder)["accuracy"] == 6 / 8
+
+
+def test_one_class_is_not_blamed_on_too_few_pictures(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    told = facts("red")
+    told.calibration = Calibration(1.0, None, pictures=100)
+    write_model(folder, told, {"x": torch.zeros(1)})
+    print_summary(folder)
+    assert "'none of these': the model knows one class" in capsys.readouterr().out
+    assert "the model knows one class" in (folder / "README.md").read_text()
+
+
+def test_what_later_versions_keep_of_held_out_pictures_is_passed_over() -> None:
+    tensors = {**HeldOut.empty(2, 3).tensors(), f"{PREFIX}later": torch.zeros(1)}
+    assert len(HeldOut.take(tensors, 1, 2, 3)) == 0 and not tensors
+
+
+@pytest.mark.parametrize(
+    ("labels", "numbers"),
+    [
+        (torch.zeros(2), torch.zeros(2, dtype=torch.int64)),
+        (torch.zeros(2, dtype=torch.int64), torch.zeros(2)),
+        (torch.tensor([0, 2]), torch.zeros(2, dtype=torch.int64)),
+        (torch.tensor([0, -1]), torch.zeros(2, dtype=torch.int64)),
+    ],
+)
+def test_checksums_that_are_damaged_are_refused(labels: torch.Tensor, numbers: torch.Tensor) -> None:
+    with pytest.raises(UserError, match="checksums"):
+        TaughtPictures.take({LABELS: labels, CHECKSUMS: numbers}, classes=2)
+
+
+def test_without_room_an_undo_changes_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_model(folder, facts("red"), {"x": torch.ones(1)}, keep_previous=True)
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    write = Path.write_bytes
+
+    def full(path: Path, data: bytes) -> int:
+        if "previous" in path.name:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(path, data)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "write_bytes", full)
+        with pytest.raises(UserError, match="No space left"):
+            restore_previous(folder)
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+    assert [known.name for known in restore_previous(folder).known] == ["red", "blue"]
+
+
+def test_weights_that_claim_terabytes_are_not_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    huge = folder / "weights-0123456789ab.safetensors"
+    with huge.open("wb") as file, contextlib.suppress(OSError):
+        file.truncate(2**42)  # a hole
+    monkeypatch.setattr(model_folder, "sha256", lambda path: pytest.fail(f"{path} is read"))
+    model_folder.sweep(folder)
+    assert huge.exists()
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
+@pytest.mark.parametrize("indent", [None, 1])
+def test_json_is_json_on_every_terminal(encoding: str, indent: int | None) -> None:
+    value = {"name": "é 😀 \u202e\x9b\u200f\x7f\n\U000e0001", "path": "\udcff"}
+    out = io.TextIOWrapper(io.BytesIO(), encoding, errors="backslashreplace")
+    text = json_text(value, out, indent)
+    assert json.loads(text.encode(encoding).decode(encoding)) == value
+    assert not set("\u202e\x9b\u200f\x7f\U000e0001\udcff") & set(text)
+    assert ("é" in text) == (encoding != "ascii")
