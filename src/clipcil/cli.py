@@ -136,14 +136,16 @@ def _later(function: Callable[..., None], brief: bool) -> Callable[..., Callable
 
 
 def _gather(words: list[str], *flags: str) -> list[str]:
-    """`--set a=1 --set b=2` → `--set a=1 b=2`: a flag given twice adds instead of replacing."""
+    """`--set a=1 --set=b=2` → `--set a=1 b=2`: a flag given twice adds instead of replacing."""
     for flag in flags:
         values: list[str] = []
         rest: list[str] = []
         taking = False
         for word in words:
-            if word == flag:
+            name, equals, value = word.partition("=")
+            if name.replace("_", "-") == flag:  # tyro takes --data_options, too
                 taking = True
+                values += [value] if equals else []
             elif taking and "=" in word and not word.startswith("-"):
                 values.append(word)
             else:

@@ -6,6 +6,7 @@ An unknown key, a wrong type or a value out of range is one line that names it.
 from __future__ import annotations
 
 import dataclasses
+import math
 import types
 import typing
 from collections.abc import Iterable, Mapping
@@ -133,9 +134,10 @@ def within(name: str, value: float, low: float, high: float = float("inf")) -> N
 def _convert(value: Any, hint: Any, where: str) -> Any:
     origin, options = typing.get_origin(hint), typing.get_args(hint)
     if origin is typing.Literal:
-        if value not in options:
+        found = [option for option in options if str(option) == str(value)]  # 1 stands for "1"
+        if not found:
             raise UserError(f"setting '{where}' is '{value}'{nearest(str(value), map(str, options))}")
-        return value
+        return found[0]
     if origin in (typing.Union, types.UnionType):
         if value is None or (isinstance(value, str) and value.lower() == "none"):
             return None
@@ -154,12 +156,17 @@ def _scalar(value: Any, hint: Any, where: str) -> Any:
         if hint is bool:
             return value if isinstance(value, bool) else words[str(value).lower()]
         if hint is Path:
+            if value == "":  # Path("") is the current folder
+                raise ValueError
             return Path(value)
         if isinstance(value, bool) and hint is not str:
             raise ValueError
         if hint is int and isinstance(value, float) and value != int(value):
             raise ValueError
-        return hint(value.strip() if isinstance(value, str) else value)
+        found = hint(value.strip() if isinstance(value, str) else value)
+        if hint is float and math.isinf(found):  # no file of a run can hold it; `within` refuses NaN
+            raise ValueError
+        return found
     except (ValueError, KeyError, TypeError, OverflowError) as error:
-        kinds = {bool: "true or false", int: "a whole number", float: "a number"}
+        kinds = {bool: "true or false", int: "a whole number", float: "a number", Path: "a path"}
         raise UserError(f"setting '{where}' is '{value}'; it must be {kinds.get(hint, hint.__name__)}") from error

@@ -58,6 +58,17 @@ def test_several_files_are_one_part(tmp_path: Path) -> None:
     assert [data.train.image(i).size for i in range(3)] == [(8, 8)] * 3
 
 
+def test_a_file_without_rows_adds_nothing(tmp_path: Path) -> None:
+    first = write(tmp_path / "train-0.parquet", [0, 1], ["a", "b"])
+    pq.write_table(pq.read_table(first).slice(0, 0), tmp_path / "train-1.parquet")
+    write(tmp_path / "test-0.parquet", [0, 1], ["a", "b"])
+    assert opened(tmp_path).train.labels.tolist() == [0, 1]
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "train-1.parquet").rename(tmp_path / "empty" / "all.parquet")
+    data = opened(tmp_path / "empty", names=write_lines(tmp_path / "names.txt", ["a", "b"]))
+    assert data.classes == ["a", "b"] and len(data.train) == len(data.test) == 0
+
+
 def test_text_labels_of_both_parts_make_one_list(tmp_path: Path) -> None:
     write(tmp_path / "train.parquet", ["owl", "cat", "dog"])
     write(tmp_path / "test.parquet", ["owl", "dog"])

@@ -170,3 +170,15 @@ def test_a_broken_picture_stops_and_is_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="picture 1 of made is not a picture"):
         store.read(made, torch.arange(2), lambda done, total: None)
     assert store.read(made, torch.tensor([0]), lambda done, total: None).shape == (1, 3, 8, 8)
+
+
+def test_an_identity_with_a_dot_does_not_mix_up_preprocessings(tmp_path: Path) -> None:
+    """`PictureSet.identity` is the caller's word: a version in it is no ending of a file."""
+    pictures = PictureSet("mine", [encoded(0)], torch.zeros(1, dtype=torch.int64), "mine-1.0")
+    other = Small()
+    other.fingerprint = "other"
+    for preprocess in (Small(), other):
+        PixelStore(pictures, preprocess, tmp_path).read(pictures, torch.tensor([0]), lambda done, total: None)  # type: ignore[arg-type]
+        assert preprocess.done == 1
+    names = {path.name for path in (tmp_path / "pixels").iterdir()}
+    assert names == {f"mine-1.0-{kind}.{end}" for kind in ("small", "other") for end in ("f16", "crc")}

@@ -37,20 +37,29 @@ def fail(capsys: pytest.CaptureFixture[str], *words: str) -> str:
         (("run", "--shots", "0"), "setting 'shots' is 0; it must be at least 1"),
         (("run", "simplecil", "--tasks", "101"), "tasks is 101; it must lie between 1 and the 100 classes"),
         (("run", "simplecil", "--tasks", "5", "--increment", "5"), "the number of tasks or the increment, not both"),
+        (("run", "simplecil", "--tasks", "10", "--increment", "1"), "the number of tasks or the increment, not both"),
+        (("bench", "--tasks", "10", "--increment", "1"), "the number of tasks or the increment, not both"),
+        (("run", "simplecil", "--data", ""), "there is no dataset ''"),
+        (("run", "simplecil", "--data", "folder", "--data-root", ""), "setting 'data_root' is ''; it must be a path"),
+        (("run", "simplecil", "--order", f"seed:{'1' * 5000}"), "write seed:N with a whole number N below 2^32"),
         (("run", "simplecil", "--order", "seed:x"), "class order 'seed:x': write seed:N"),
         (("run", "simplecil", "--order", "nothing.txt"), "'nothing.txt' is neither natural"),
         (("run", "simplecil", "--device", "gpu9"), "device 'gpu9'"),
         (("run", "simplecil", "--precision", "8"), "precision '8'"),
+        (("run", "simplecil", "--precision", "bf16-true"), "'bf16-true': the precision must be one of 32-true, bf16-"),
         (("run", "simplecil", "--backbone", "nothing"), "no backbone 'nothing'"),
         (("run", "simplecil", "--data-options", "split=x"), "there is no setting 'split'"),
         (("run", "--set", "stage1.lrr=1"), "there is no setting 'stage1.lrr'; did you mean 'lr'?"),
         (("run", "--set", "stage1.lr=fast"), "setting 'stage1.lr' is 'fast'; it must be a number"),
         (("run", "--set", "stage1.lr=nan"), "setting 'lr' is nan; it must be at least 0"),
+        (("run", "--set", "stage1.clip_norm=1e400"), "setting 'stage1.clip_norm' is '1e400'; it must be a number"),
+        (("run", "--set=beta=-1", "--set", "ortho=0.2"), "setting 'beta' is -1.0; it must be at least 0"),
         (("run", "--set", "stage1.epochs=1.5"), "setting 'stage1.epochs' is '1.5'; it must be a whole number"),
         (("run", "--set", "stage1.batch_size=99999999999999999999"), "must be between 1 and 1e+09"),
         (("run", "--set", "stage1.optimizer=adamx"), "did you mean 'adam"),
         (("run", "--set", "stage1=3"), "stage1"),
         (("run", "--set", "stage1.lr=1", "stage1=2"), "stage1"),
+        (("run", "--resume", "nothing", "--out", "other"), "give --out for a new run or --resume to go on with one"),
         (("run", "--resume", "nothing"), "nothing holds no run (there is no config.toml in it)"),
     ],
 )
@@ -129,6 +138,7 @@ def test_a_finished_run_that_is_resumed_says_so_and_prints_its_numbers(
     assert "its run.seed is 1, not 0" in fail(capsys, "run", "--resume", out, "--seed", "0")
     assert "its run.method is zero-shot, not dmc-ot" in fail(capsys, "run", "dmc-ot", "--resume", out)
     assert "its run.tasks is 2, not 10" in fail(capsys, "run", "--resume", out, "--tasks", "10")
+    assert "its run.increment is None, not 50" in fail(capsys, "run", "--resume", out, "--increment", "50")
 
 
 def test_the_version_and_the_wait_policy(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -149,5 +149,30 @@ def test_the_default_number_of_tasks_is_ten_and_auto_is_a_device() -> None:
     assert table["device"] in ("cpu", "cuda", "mps")
 
 
+def test_a_number_stands_for_the_word_of_a_choice() -> None:
+    options = Experiment("simplecil", data="ucf101", data_options={"split": 2, "classes": 101}).spec.data_options
+    assert (options["split"], options["classes"]) == ("2", "101")
+
+
+def test_an_evaluation_that_was_interrupted_counts_as_none(
+    data: Dataset, mini: CLIP, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    short = {"stage1.epochs": 0, "stage2.epochs": 0, "stage2.steps": 0}
+    experiment = Experiment("dmc-ot", data=data, backbone=mini, tasks=3, **short)
+    for task in experiment:
+        experiment.learn(task)
+        if task.index == 1:
+            with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+                patch.setattr("clipcil.experiment.experiment.measure_drift", _stopped)
+                experiment.evaluate()
+    results = experiment.evaluate()
+    assert [len(results.records), len(results.drift)] == [3, 3]
+    assert results.drift[0] is None and results.drift[1] is not None
+
+
+def _stopped(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
 def test_fewer_classes_than_the_default_number_of_tasks(data: Dataset, mini: CLIP) -> None:
     assert Experiment("simplecil", data=data, backbone=mini).stream.sizes == [1] * 6

@@ -11,6 +11,7 @@ import pytest
 from rich.console import Console
 
 from clipcil.cli import main
+from clipcil.data.dataset import REGISTRY, datasets
 from clipcil.experiment.board import Board
 from clipcil.experiment.evaluate import Record
 from clipcil.experiment.grid import plan
@@ -44,6 +45,12 @@ def test_groups_of_settings_have_their_reasons(capsys: pytest.CaptureFixture[str
 def test_options_of_a_dataset(capsys: pytest.CaptureFixture[str]) -> None:
     assert "a folder for each class" in rows(capsys, "datasets")["folder"]
     assert "0.2" in rows(capsys, "datasets", "folder")["test_share"]
+
+
+def test_square_brackets_are_no_markup(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    entry = replace(datasets()["folder"], needs="pip install mine[video] [/nothing]")
+    monkeypatch.setitem(REGISTRY, "mine", entry)
+    assert "mine[video] [/nothing]" in rows(capsys, "datasets")["mine"]
 
 
 def test_the_board_shows_each_run_where_it_stands(tmp_path: Path) -> None:

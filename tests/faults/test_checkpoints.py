@@ -12,8 +12,9 @@ import torch
 from short_runs import Killed, Runner, Told, digest, stop_after
 
 from clipcil.errors import UserError
-from clipcil.experiment.checkpoint import load_tensors, save_tensors
+from clipcil.experiment.checkpoint import CheckpointFolder, SnapshotFolder, load_tensors, save_tensors
 from clipcil.files import sha256
+from clipcil.training.loop import Snapshot
 
 
 @pytest.fixture(scope="module")
@@ -175,3 +176,23 @@ def test_nothing_a_run_writes_is_ever_unpickled() -> None:
     assert "def find_class" in texts.get("cifar_pickle.py", "def find_class")
     for text in texts.values():
         assert text.count("torch.load(") <= text.count("weights_only=True")
+
+
+def test_snapshots_of_more_than_ten_thousand_epochs_are_found_and_dropped(tmp_path: Path) -> None:
+    snapshots = SnapshotFolder(tmp_path, lambda line: None)
+    for epoch in (9_998, 9_999, 10_000, 10_001):
+        snapshots.save(0, 0, "train", Snapshot(epoch, {"weight": torch.zeros(1)}), log_size=epoch)
+        found = snapshots.load(0, 0)
+        assert found is not None and (found[0].epoch, found[1]) == (epoch, epoch)
+    kept = {path.name for path in (tmp_path / "stages-0000").glob("*.safetensors")}
+    assert kept == {"00-train-10000.safetensors", "00-train-10001.safetensors"}
+    snapshots.save(0, 0, "train", Snapshot(9_999, {"weight": torch.zeros(1)}), log_size=0)  # trained again from here
+    assert [path.name for path in (tmp_path / "stages-0000").glob("*.safetensors")] == ["00-train-9999.safetensors"]
+
+
+def test_checkpoints_of_more_than_ten_thousand_tasks_are_found_newest_first(tmp_path: Path) -> None:
+    for task in (9_999, 10_000, 10_001):
+        (tmp_path / f"task-{task}.json").touch()
+    (tmp_path / "task-notes.txt").touch()
+    found = [path.stem for path in CheckpointFolder(tmp_path, {})._paths()]
+    assert found == ["task-10001", "task-10000", "task-9999"]

@@ -255,6 +255,33 @@ def test_a_lock_says_who_holds_it_and_a_users_file_is_not_taken_for_one(tmp_path
     assert (tmp_path / LOCK).read_text() == "mine"
 
 
+def test_who_holds_a_lock_may_have_a_long_name_and_be_killed(tmp_path: Path) -> None:
+    with run_lock(tmp_path / "m", "鳥" * 150):
+        left = (tmp_path / "m" / LOCK).read_bytes()
+    for held in (left, f"process 7 ({'鳥' * 150}, since 12:00)\n".encode()):  # as it was written before
+        (tmp_path / "m").mkdir(exist_ok=True)
+        (tmp_path / "m" / LOCK).write_bytes(held)
+        with run_lock(tmp_path / "m"):
+            pass
+    assert len(left) < 250
+
+
+def test_a_name_as_long_as_names_can_be_is_written(tmp_path: Path) -> None:
+    path = tmp_path / f"{'鳥' * 83}.png"
+    write_text(path, "x")
+    assert path.read_text() == "x" and len(list(tmp_path.iterdir())) == 1
+
+
+def test_another_name_given_meanwhile_is_not_lost(saved: Path) -> None:
+    one, other = clipcil.load(saved), clipcil.load(saved)
+    other.rename("red", "crimson")
+    other.save(saved)
+    with pytest.raises(UserError, match="changed by another"):
+        one.save(saved)
+    other.save(saved)
+    assert clipcil.load(saved).classes == ["crimson", "blue"]
+
+
 def test_nothing_but_numbers_is_written(saved: Path) -> None:
     facts, tensors = load_model(saved)
     before = tree(saved)

@@ -135,6 +135,16 @@ def test_any_boxed_message_becomes_one_line(text: str) -> None:
     assert len(" ".join(line.split()).splitlines()) == 1
 
 
+@pytest.mark.parametrize(
+    "words",
+    [["--set=a=1", "--set", "b=2"], ["--set", "a=1", "--set=b=2"], ["--set=a=1", "b=2"], ["--set=a=1", "--set=b=2"]],
+)
+def test_a_flag_joined_to_its_value_adds_to_the_others(words: list[str]) -> None:
+    assert _gather(["run", *words, "--seed", "3"], "--set") == ["run", "--seed", "3", "--set", "a=1", "b=2"]
+    other = [word.replace("--set", "--data_options") for word in words]  # as tyro spells it, too
+    assert _gather(["run", *other], "--data-options") == ["run", "--data-options", "a=1", "b=2"]
+
+
 @given(st.lists(st.sampled_from(["--set", "--data-options", "a=1", "b=2", "--seed", "3", "run"]), max_size=8))
 def test_gathering_flags_loses_no_value(words: list[str]) -> None:
     gathered = _gather(list(words), "--set", "--data-options")

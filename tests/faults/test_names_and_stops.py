@@ -45,6 +45,13 @@ def test_a_renamed_class_is_found_again_by_its_folder(made: clipcil.Classifier, 
     assert not lesson.new and model.classes == ["dark red", "blue"]
 
 
+@pytest.mark.parametrize("name", ["_", " _ ", "\x00", ""])
+def test_a_name_of_which_nothing_is_left_is_refused(name: str, made: clipcil.Classifier) -> None:
+    with pytest.raises(UserError, match="the new name is empty"):
+        made.rename("red", name)
+    assert made.classes == ["red", "blue"]
+
+
 def test_a_model_is_read_while_another_replaces_it(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from clipcil.classifier import model_folder
 
@@ -117,7 +124,7 @@ def test_any_name_can_be_printed(saved: Path, tmp_path: Path) -> None:
 def test_a_long_prompt_is_blamed_on_its_length(mini: clipcil.CLIP) -> None:
     from clipcil.prompts.text import PromptTexts
 
-    with pytest.raises(UserError, match="lower prompt_length"):
+    with pytest.raises(UserError, match="take fewer"):
         PromptTexts(mini, [""], 100)
 
 

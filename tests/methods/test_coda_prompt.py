@@ -133,6 +133,16 @@ def test_layers_the_tower_lacks_are_left_out_and_noted(mini: CLIP) -> None:
     assert method.notes() == ["the tower has 3 layers: no prompts at layer 3, 4"]
 
 
+def test_a_tower_without_any_of_the_layers_is_read_without_prompts() -> None:
+    clip = make_tower()
+    source = make_stream(clip)
+    method = learnt(CODAPrompt, replace(CONFIG, layers=(9,)), clip, source)
+    assert isinstance(method, CODAPrompt)
+    pictures = all_tests(source)
+    with torch.no_grad():
+        torch.testing.assert_close(method.logits(pictures), method.head(pictures.features))
+
+
 def test_an_odd_length_is_refused() -> None:
     with pytest.raises(UserError, match="'length' is 5; it must be even"):
         CODAPromptConfig(length=5)

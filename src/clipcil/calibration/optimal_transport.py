@@ -61,7 +61,7 @@ def wasserstein2_to_samples(mean: Tensor, cov: Tensor, features: Tensor) -> Tens
         W₂² = ‖μ_a − μ_b‖² + Tr(Σ_a + Σ_b − 2(Σ_a^{1/2} Σ_b Σ_a^{1/2})^{1/2})
 
     Σ^{1/2} BᵀB Σ^{1/2} and B Σ Bᵀ share their non-zero eigenvalues, so the trace of the root needs an n×n eigenproblem
-    only: cheap enough to measure the drift of every stored class against its test pictures after every task.
+    only: cheap enough to measure the drift of every stored class against its old training pictures after every task.
     """
     features, cov = features.double(), _symmetric(cov.double())
     centre = features.mean(0)

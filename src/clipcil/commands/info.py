@@ -77,7 +77,7 @@ def _print(header: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> None:
     table = Table(*header, box=None)
     for row in rows:
         table.add_row(*row)
-    Console().print(table)
+    Console(markup=False).print(table)  # [video] in a text is no markup
 
 
 def _settings(config: Any, prefix: str = "", reason: str = "") -> list[tuple[str, str, str]]:

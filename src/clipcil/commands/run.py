@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from clipcil.commands.types import Download, Flag, Folder, RunOptions, Words, given
-from clipcil.errors import printable, quoted
+from clipcil.errors import UserError, printable, quoted
 
 
 def run(
@@ -45,6 +45,8 @@ def run(
     from clipcil.training.freed_memory import keep_freed_memory
 
     keep_freed_memory()
+    if out is not None and resume is not None:
+        raise UserError("give --out for a new run or --resume to go on with one, not both")
     chosen = {**given(options), "settings": parse_words(set)}
     if "data_options" in chosen:
         chosen["data_options"] = parse_words(chosen["data_options"])

@@ -22,7 +22,7 @@ def class_order(spec: str, classes: list[str]) -> list[int]:
     if spec == "natural":
         return list(range(count))
     if spec.startswith("seed:"):
-        if not (spec[5:].isascii() and spec[5:].isdigit() and int(spec[5:]) < 2**32):
+        if not (_is_number(spec[5:]) and int(spec[5:]) < 2**32):
             raise UserError(f"class order '{spec}': write seed:N with a whole number N below 2^32, such as seed:1993")
         # The legacy generator, on purpose: its permutations are what published class orders are.
         return [int(i) for i in np.random.RandomState(int(spec[5:])).permutation(count)]
@@ -43,7 +43,7 @@ def _from_file(path: Path, classes: list[str]) -> list[int]:
         # A whole line may be a name with a comma or a hyphen in it; else it is a list, also as YAML and JSON write it.
         words = [line.strip()] if line.strip() in place else re.split(r"[,\[\]]|^\s*-\s+", line)
         for word in filter(None, (word.strip().strip("'\"") for word in words)):
-            index = place.get(word, int(word) if word.isascii() and word.isdigit() else -1)
+            index = place.get(word, int(word) if _is_number(word) else -1)
             if not 0 <= index < len(classes):
                 raise UserError(f"{path}: '{word[:60]}' is neither a class name nor an index below {len(classes)}")
             order.append(index)
@@ -52,6 +52,11 @@ def _from_file(path: Path, classes: list[str]) -> list[int]:
         times = f"'{classes[wrong]}' ({wrong}) stands there {order.count(wrong)} times"
         raise UserError(f"{path}: every one of the {len(classes)} classes must stand there once; {times}")
     return order
+
+
+def _is_number(word: str) -> bool:
+    """Whether `word` is a whole number; one of more than 20 digits is none here, and Python would not read any."""
+    return word.isascii() and word.isdigit() and len(word) <= 20
 
 
 ICARL = (

@@ -54,9 +54,8 @@ def pages(file: BinaryIO, metadata: Any) -> Iterator[Page]:
     for group in range(metadata.num_row_groups):
         for number in range(metadata.num_columns):
             column = metadata.row_group(group).column(number)
-            offset, dictionary = column.data_page_offset, column.dictionary_page_offset or 0
-            if 0 < dictionary < offset:
-                offset = dictionary
+            places = (column.data_page_offset, column.dictionary_page_offset or 0)
+            offset = min((place for place in places if place > 0), default=0)  # a column without rows has no data page
             end = offset + column.total_compressed_size
             while offset < end:
                 fields, length = _header(file, offset)

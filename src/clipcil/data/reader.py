@@ -1,7 +1,7 @@
 """From pictures to tensors, each step done once.
 
-A picture is decoded and preprocessed once per machine (a memory-mapped file on disk) and encoded once per version of
-the vision tower (in memory; on disk too, where runs share trained towers). A batch gives its `pixels` or its
+A picture is decoded and preprocessed once per machine (a file on disk) and encoded once per version of the vision
+tower (in memory; on disk too, where runs share trained towers). A batch gives its `pixels` or its
 `features` when asked, so a method with a frozen tower never decodes a picture twice and never encodes one twice.
 """
 

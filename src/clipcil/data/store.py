@@ -39,11 +39,11 @@ class PixelStore:
         if folder is None:
             self._temporary = tempfile.TemporaryDirectory(prefix="clipcil-")
             folder = Path(self._temporary.name)
-        stem = folder / "pixels" / f"{pictures.identity}-{preprocess.fingerprint}"
+        stem = f"{pictures.identity}-{preprocess.fingerprint}"
         self._shape = tuple(preprocess.shape)
         advice = _ADVICE if self._temporary is None else _TEMPORARY_ADVICE
-        self._data = _Rows(stem.with_suffix(".f16"), count, 2 * math.prod(self._shape), advice)
-        self._sums = _Rows(stem.with_suffix(".crc"), count, 4, advice)
+        self._data = _Rows(folder / "pixels" / f"{stem}.f16", count, 2 * math.prod(self._shape), advice)
+        self._sums = _Rows(folder / "pixels" / f"{stem}.crc", count, 4, advice)
 
     def read(self, pictures: PictureSet, rows: Tensor, on_progress: Callable[[int, int], None]) -> Tensor:
         """(B, C, H, W) float32: the pictures at `rows` of `pictures` (a subset of this store's set)."""

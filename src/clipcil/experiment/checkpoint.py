@@ -158,8 +158,8 @@ class CheckpointFolder:
 
     def _paths(self) -> list[Path]:
         """Newest first. A checkpoint of which one of the two files is gone counts, so that it is named."""
-        found = {path.with_suffix(".safetensors") for path in self.folder.glob("task-????.*")}
-        return sorted((path for path in found if re.fullmatch(r"task-\d{4}", path.stem)), reverse=True)
+        found = {path.with_suffix(".safetensors") for path in self.folder.glob("task-*.*")}
+        return sorted((path for path in found if re.fullmatch(r"task-\d{4,}", path.stem)), key=_number, reverse=True)
 
 
 class SnapshotFolder:
@@ -178,8 +178,8 @@ class SnapshotFolder:
     def save(self, task: int, place: int, stage: str, snapshot: Snapshot, log_size: int) -> None:
         path = self._folder(task) / f"{place:02d}-{_plain(stage)}-{snapshot.epoch:04d}.safetensors"
         save_tensors(path, snapshot.tensors, {"epoch": snapshot.epoch, "log_size": log_size, "mark": self.mark})
-        whole = [old for old in self._paths(task, place) if old <= path]
-        later = [old for old in self._folder(task).glob("*.safetensors") if old.name > path.name]
+        whole = [old for old in self._paths(task, place) if _place_and_epoch(old) <= (place, snapshot.epoch)]
+        later = [old for old in self._paths(task) if _place_and_epoch(old) > (place, snapshot.epoch)]
         for old in (*whole[KEEP:], *later):  # only now: a process killed before this line still has the older ones
             drop_tensors(old)
 
@@ -205,8 +205,11 @@ class SnapshotFolder:
     def _folder(self, task: int) -> Path:
         return self.folder / f"stages-{task:04d}"
 
-    def _paths(self, task: int, place: int) -> list[Path]:
-        return sorted(self._folder(task).glob(f"{place:02d}-*-????.safetensors"), reverse=True)
+    def _paths(self, task: int, place: int | None = None) -> list[Path]:
+        """Those of a task, or of the stage at one place in it, newest first."""
+        found = [path for path in self._folder(task).glob("*.safetensors") if _SNAPSHOT.fullmatch(path.stem)]
+        own = [path for path in found if place is None or _place_and_epoch(path)[0] == place]
+        return sorted(own, key=_place_and_epoch, reverse=True)
 
 
 RUN_FILES = (
@@ -220,7 +223,8 @@ RUN_FILES = (
     "error.txt",
 )
 """The files of a run, beside the folder `checkpoint`."""
-_CHECKPOINT = re.compile(r"(task-\d{4}|\d{2,}-[\w.]+-\d{4,})\.(safetensors|json)")
+_SNAPSHOT = re.compile(r"\d{2,}-[\w.]+-\d{4,}")
+_CHECKPOINT = re.compile(rf"(task-\d{{4,}}|{_SNAPSHOT.pattern})\.(safetensors|json)")
 
 
 def sweep_run(out: Path) -> None:
@@ -256,6 +260,11 @@ def _show(value: Any) -> str:
 
 def _number(path: Path) -> int:
     return int(path.stem[5:])
+
+
+def _place_and_epoch(path: Path) -> tuple[int, int]:
+    """Of a snapshot: the place of its stage in the task, and its epoch, which may have more than four digits."""
+    return int(path.stem.partition("-")[0]), int(path.stem.rpartition("-")[2])
 
 
 def _plain(stage: str) -> str:

@@ -14,6 +14,8 @@ from clipcil.errors import UserError, first_line
 
 TIMEOUT = 1800
 """Seconds that a process waits for the others before the run ends with an error."""
+PRECISIONS = ("32-true", "bf16-mixed", "16-mixed")
+"""Those in which parameters stay in single precision; Fabric has others, for modules that it has set up itself."""
 
 
 def find_device(name: str) -> str:
@@ -43,6 +45,9 @@ def make_fabric(device: str, precision: str, devices: int = 1, nodes: int = 1) -
     from lightning_fabric import Fabric
     from lightning_fabric.strategies import DDPStrategy
 
+    if precision not in PRECISIONS:
+        known = ", ".join(PRECISIONS)
+        raise UserError(f"device '{device}' with precision '{precision}': the precision must be one of {known}")
     _check_started(devices, nodes)
     several: dict[str, Any] = {}
     if devices * nodes > 1:

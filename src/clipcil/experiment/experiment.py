@@ -54,8 +54,9 @@ class Experiment:
         preset: Start from the published values kept for this method and dataset.
         settings: Settings of the method as a mapping, for names that are also options of the experiment.
         shared: What several experiments in this process share.
-        **options: Options of `RunSpec` (tasks, increment, base, order, seed, shots, data_root, data_options,
-            skip_broken, device, precision), and settings of the method: `beta=0.2`, `**{"stage1.lr": 1e-5}`.
+        **options: Options of `RunSpec` (tasks, increment, base, order, seed, shots, hold_out, test_sample,
+            data_root, data_options, skip_broken, device, precision, devices, nodes), and settings of the method:
+            `beta=0.2`, `**{"stage1.lr": 1e-5}`.
 
     Raises:
         UserError: A name or value is wrong; the message says which and what would fit.
@@ -90,8 +91,6 @@ class Experiment:
         choices, own = split_options(options, kind)
         if not isinstance(data, str | Path | Dataset):
             raise UserError(f"data is of type {type(data).__name__}; give a name, a folder or a clipcil.Dataset")
-        if options.get("tasks") is not None and options.get("increment") is not None:
-            raise UserError("give the number of tasks or the increment, not both")
         choices |= {"method": kind.name, "data": data.name if isinstance(data, Dataset) else str(data)}
         choices |= {"backbone": backbone_name(backbone)}
         spec = build(RunSpec, choices)
@@ -128,7 +127,9 @@ class Experiment:
         """
         kept, given = read_config(Path(folder)), dict(given or {})
         settings = given.pop("settings", {})
-        spec = resolved(build(RunSpec, merge(kept["run"], given)))
+        other = {"tasks": "increment", "increment": "tasks"}  # the one given replaces the other one kept
+        run = {key: value for key, value in kept["run"].items() if other.get(key) not in given}
+        spec = resolved(build(RunSpec, merge(run, given)))
         compared = given.keys() - set(PROCESSES)
         before, now = ({key: table.get(key) for key in compared} for table in (kept["run"], to_dict(spec)))
         check_same(Path(folder), {"run": before}, {"run": now})  # first: the settings of another method do not fit
@@ -226,10 +227,12 @@ class Experiment:
             raise UserError("no task is learnt yet; learn one before evaluating")
         if len(self._records) <= newest:
             with monitor.phase("evaluation"):
-                self._records.append(evaluate(method, stream, newest, self.spec.test_sample))
+                record = evaluate(method, stream, newest, self.spec.test_sample)
             with monitor.phase("drift"):
                 before = self._before
-                self._drift.append(measure_drift(before, method, stream, newest) if before is not None else None)
+                drift = measure_drift(before, method, stream, newest) if before is not None else None
+            self._records.append(record)  # both or, where one was interrupted, neither
+            self._drift.append(drift)
         return self._results()
 
     def _results(self) -> Results:

@@ -78,6 +78,8 @@ class RunSpec:
             within("hold_out", self.hold_out, 1)
         if self.test_sample is not None:
             within("test_sample", self.test_sample, 1)
+        if self.tasks is not None and self.increment is not None:
+            raise UserError("give the number of tasks or the increment, not both")
         if self.tasks is None and self.increment is None:
             object.__setattr__(self, "tasks", TASKS)  # giving the default and leaving it out are the same setting
 
@@ -208,7 +210,7 @@ def resolved(spec: RunSpec) -> RunSpec:
     from clipcil.data.dataset import datasets, full_options
     from clipcil.experiment.device import find_device
 
-    if spec.data not in datasets() and is_folder(Path(spec.data)):
+    if spec.data and spec.data not in datasets() and is_folder(Path(spec.data)):  # Path("") is the current folder
         spec = replace(spec, data="folder", data_root=Path(spec.data))
     return replace(spec, data_options=full_options(spec.data, spec.data_options), device=find_device(spec.device))
 

@@ -9,7 +9,7 @@ and p(x) goes in front of the layer's keys (first half) and values (second half)
 of earlier tasks stay in the sum but no longer train. New rows of P (flattened), K and A start as unit vectors
 orthogonal to all earlier rows at their layer (Gram–Schmidt), so that a task begins where earlier ones have not been:
 
-    loss = CE(head(f(x; p)), y; classes of the current task) + λ Σ_{B∈{P,K,A}} mean((B Bᵀ − I)²)
+    loss = CE(head(f(x; p)), y; classes of the current task) + λ Σ_{B∈{P,K,A}} mean((B Bᵀ − I)²), summed over layers
 
 Trained: the task's components and its rows of the head. Kept of old pictures: nothing.
 
@@ -138,7 +138,7 @@ class CODAPrompt(Method):
             raise ValueError("no task has been learnt")
         prompts, keys, attention = components
         mixed = weights(queries, keys, attention) @ prompts  # (layers, B, L·width)
-        mixed = mixed.reshape(len(self.layers), len(pixels), self.config.length, -1)
+        mixed = mixed.reshape(len(self.layers), len(pixels), self.config.length, self.clip.config.vision.width)
         features: Tensor = self.clip.vision(pixels, prefixes=prefixes(self.layers, mixed), class_only=True).features
         return features
 

@@ -37,7 +37,7 @@ class PromptTexts(nn.Module):
         context = clip.config.text.context
         if length + 2 >= context:  # beside the marks of beginning and end there has to be room for a name
             raise UserError(
-                f"a prompt of {length} vectors does not fit the {context} tokens of the text tower; lower prompt_length"
+                f"a prompt of {length} vectors does not fit the {context} tokens of the text tower; take fewer"
             )
         for name, end in zip(names, ends.tolist(), strict=True):
             if end + length >= context:

@@ -85,7 +85,7 @@ def _same_names(tables: Sequence[ParquetTable], options: ParquetOptions, file: P
     """The class names of all parts together. Parts whose labels are text may each miss some classes."""
     if options.names is not None:
         names = [clean_name(line) for line in read_text(options.names, links=True).splitlines() if line.strip()]
-        top = max(int(table.pictures.labels.max()) for table in tables if len(table.pictures))
+        top = max((int(table.pictures.labels.max()) for table in tables if len(table.pictures)), default=-1)
         if top >= len(names):
             raise UserError(f"{options.names} has {len(names)} names, but there is a label {top}")
         return names
