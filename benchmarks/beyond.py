@@ -13,6 +13,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 
+from clipcil.errors import UserError
 from clipcil.experiment.claims import since_then
 from clipcil.paper import Row, read_table
 from clipcil.report.compare import group_runs
@@ -32,12 +33,20 @@ def name_of(run: RunResult) -> Stream:
 
 def collect(runs: Sequence[RunResult]) -> dict[Stream, dict[str, Scores]]:
     """A_B by stream, method, and class order and seed; of runs with the settings that their method has today, and that
-    the claims give it for a number of tasks."""
+    the claims give it for a number of tasks.
+
+    Raises:
+        UserError: Runs of one name differ in their backbone, their data or an option, so they are not to be compared.
+    """
     for_tasks = {row.method: row.for_tasks for row in read_table("claims").rows if row.for_tasks}
     found: dict[Stream, dict[str, Scores]] = defaultdict(lambda: defaultdict(dict))
+    first: dict[Stream, RunResult] = {}
     for group in group_runs(runs):
         method = group.first.method
         if since_then(group, Row(group.label, method, for_tasks=for_tasks.get(method, {}))) == {}:
+            other = first.setdefault(name_of(group.first), group.first)
+            if other.stream != group.stream:
+                raise UserError(f"{other.folder} and {group.first.folder} are not on the same stream of tasks")
             for run in group.runs:
                 found[name_of(run)][run.method][run.order, run.seed] = run.last
     return found
@@ -82,7 +91,10 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--best", default="strata", help="the method that the others are compared with")
     options = parser.parse_args()
-    print(table(collect(find_runs([options.folder])), options.best))
+    try:
+        print(table(collect(find_runs([options.folder])), options.best))
+    except UserError as error:
+        parser.error(str(error))
 
 
 if __name__ == "__main__":

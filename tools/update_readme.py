@@ -61,8 +61,12 @@ def _accuracies(rows: Sequence[Row], groups: Sequence[Group]) -> str:
 def _cell(group: Group | None) -> str:
     if group is None:
         return "–"
+    return f"{_accuracy(group)} ({group.average.mean:.1f})"
+
+
+def _accuracy(group: Group) -> str:
     spread = f" ± {group.last.std:.1f}" if group.last.std is not None else ""
-    return f"{group.last.mean:.1f}{spread} ({group.average.mean:.1f})"
+    return f"{group.last.mean:.1f}{spread}"
 
 
 def _orders(found: dict[tuple[Stream, str], Group], stream: Stream) -> str:
@@ -102,8 +106,7 @@ def choice_table(runs: Sequence[RunResult]) -> str:
         keys = [key for key in own[0] if len({repr(each.get(key)) for each in own}) > 1]
         for group, each in zip(groups, own, strict=True):
             chosen = ", ".join(f"`{key}={show(each.get(key))}`" for key in keys)
-            accuracy = f"{group.last.mean:.1f} ± {group.last.std or 0:.1f}"
-            lines.append([title_of(method), chosen, str(len(group.runs)), accuracy])
+            lines.append([title_of(method), chosen, str(len(group.runs)), _accuracy(group)])
     return markdown_table(["method", "settings", "folds", "accuracy"], lines)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,8 @@ from clipcil.experiment.grid import plan
 from clipcil.experiment.spec import Grid
 from clipcil.paper import read_table
 from clipcil.report.claims import Judged, decide, paper_difference
-from clipcil.report.claims_text import markdown, section
+from clipcil.report.claims_text import markdown, markdown_table, section
+from clipcil.report.keep import keep_runs
 from clipcil.report.runs import find_runs
 from clipcil.report.statistics import Interval
 
@@ -199,3 +201,107 @@ def test_the_command_writes_the_page_and_keeps_small_files(tmp_path: Path, capsy
     with pytest.raises(SystemExit):
         main(["claims", str(folder), "--out", str(tmp_path / "mine.md")])
     assert (tmp_path / "mine.md").read_text() == "my notes" and "no page of claims" in capsys.readouterr().err
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def change(folder: Path, part: str, **values: object) -> None:
+    found = json.loads((folder / "results.json").read_text())
+    found["config"][part] |= values
+    (folder / "results.json").write_text(json.dumps(found))
+
+
+def test_the_bench_names_the_folders_that_hold_its_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = write_claim_runs(tmp_path / "runs", {"ZS-CLIP": 0.3}, device="cpu")
+    keep_runs(find_runs([folder]), tmp_path / "kept runs")
+    words = ["bench", "claims", "--data", "emoji", "--only", "zero-shot", "--out", str(tmp_path / "new")]
+    main([*words, "--kept", str(tmp_path / "kept runs")])
+    assert f"; clipcil report '{tmp_path / 'kept runs'}' makes a page of them" in capsys.readouterr().out
+
+
+def test_keeping_replaces_nothing_but_the_same_run(tmp_path: Path) -> None:
+    first, second = (write_run(tmp_path / name / "run", data="folder", data_root=tmp_path) for name in "ab")
+    change(second, "run", seed=1)
+    with pytest.raises(UserError, match="are two runs of one name"):
+        keep_runs(find_runs([tmp_path]), tmp_path / "kept")
+    assert not (tmp_path / "kept").exists()
+    assert keep_runs(find_runs([first]), tmp_path / "kept") == 1
+    kept = contents(tmp_path / "kept")
+    with pytest.raises(UserError, match="does not hold the run in"):
+        keep_runs(find_runs([second]), tmp_path / "kept")
+    (tmp_path / "kept" / "run" / "results.json").unlink()  # as a killed process leaves it
+    assert keep_runs(find_runs([first]), tmp_path / "kept") == 1 and contents(tmp_path / "kept") == kept
+    assert keep_runs(find_runs([first, tmp_path / "kept"]), tmp_path / "kept") == 1  # the same run twice
+    before = contents(tmp_path / "a")
+    assert keep_runs(find_runs([first]), tmp_path / "a") == 1 and contents(tmp_path / "a") == before
+    (tmp_path / "mine" / "run").mkdir(parents=True)
+    (tmp_path / "mine" / "run" / "config.toml").write_text("mine = true")
+    for name in ("mine", "b"):  # somebody's folder; a whole run, which could not be resumed any more
+        before = contents(tmp_path / name)
+        with pytest.raises(UserError, match="does not hold the run in"):
+            keep_runs(find_runs([first]), tmp_path / name)
+        assert contents(tmp_path / name) == before
+
+
+def test_a_run_without_predictions_is_not_kept_in_part(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "a")
+    (folder / "predictions.csv").unlink()
+    with pytest.raises(UserError, match=r"holds no predictions\.csv"):
+        keep_runs(find_runs([folder]), tmp_path / "kept")
+    assert not (tmp_path / "kept").exists()
+
+
+def test_settings_of_strangers_can_be_kept(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "a")
+    change(folder, "method", strange=[None, {"deep": None, "x": 1}])
+    values = json.loads((folder / "results.json").read_text())
+    values["config"]["more"] = 3
+    (folder / "results.json").write_text(json.dumps(values))
+    assert keep_runs(find_runs([folder]), tmp_path / "kept") == 1 == len(find_runs([tmp_path / "kept"]))
+
+
+def test_the_name_of_a_dataset_does_not_command_the_terminal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = write_claim_runs(tmp_path, {"DMC": 0.5, "DMC-OT": 0.9})
+    for path in folder.iterdir():
+        change(path, "run", data="\x1b[2Jevil")
+        change(path, "method", max_replay=7)
+    main(["claims", str(folder)])
+    printed = capsys.readouterr().out
+    assert "\x1b" not in printed and "\\x1b[2Jevil" in printed and "note: " in printed
+
+
+def test_a_name_does_not_end_a_cell_of_a_markdown_table() -> None:
+    assert markdown_table(["a|b", "c\nd"], [["1", "2"]]).splitlines() == [
+        "| a\\|b | c d |",
+        "| --- | --- |",
+        "| 1 | 2 |",
+    ]
+
+
+def test_several_seeds_of_an_order_are_one_order_to_student_s_t(tmp_path: Path) -> None:
+    folder = write_claim_runs(tmp_path / "one", {"DMC": 0.5, "DMC-OT": 0.9})
+    for number, path in enumerate(sorted(folder.glob("*/results.json"))):
+        values = json.loads(path.read_text())
+        path.write_text(json.dumps({**values, "last": values["last"] + number}))
+    for path in folder.iterdir():
+        copy = tmp_path / "two" / path.name
+        shutil.copytree(path, copy)
+        change(copy, "run", seed=1)
+    one, two = (
+        of(judge_claims(find_runs(places)), "DMC-OT beats DMC at 10").parts[0]
+        for places in ([folder], [folder, tmp_path / "two"])
+    )
+    assert len(one.by_order) == 3 and len(two.by_order) == 6
+    assert one.over_orders is not None and two.over_orders is not None
+    assert two.over_orders == pytest.approx(one.over_orders) and one.over_orders.low < one.over_orders.high
+    assert two.difference == pytest.approx(one.difference)
+
+
+def test_of_two_devices_the_one_with_the_most_runs_is_judged(tmp_path: Path) -> None:
+    write_claim_runs(tmp_path / "a", {"DMC": 0.5, "DMC-OT": 0.9}, ORDERS[:1], device="cpu")
+    write_claim_runs(tmp_path / "b", {"DMC": 0.5, "DMC-OT": 0.9}, device="cuda")
+    assert of(judge_claims(find_runs([tmp_path])), "DMC-OT beats DMC at 10").verdict == "holds"

@@ -13,7 +13,9 @@ from clipcil.errors import UserError
 from clipcil.paper import Printed
 from clipcil.report.compare import group_runs, spread
 from clipcil.report.console import Line, print_comparison
+from clipcil.report.ranking import stream_titles
 from clipcil.report.runs import find_runs, read_run
+from clipcil.report.tensorboard import own_names
 
 
 def test_spread_is_mean_and_sample_deviation() -> None:
@@ -107,3 +109,47 @@ def test_the_terminal_table_can_be_read_at_80_columns(tmp_path: Path) -> None:
     ):
         assert words in said
     assert "DMC-OT without task" in said and " ± " in said
+
+
+def test_runs_on_another_device_or_in_another_precision_say_so(tmp_path: Path) -> None:
+    for name, choices in (("a", ("cpu", "32-true")), ("b", ("cuda", "32-true")), ("c", ("cuda", "bf16-mixed"))):
+        write_run(tmp_path / name, device=choices[0], precision=choices[1])
+    labels = {group.label for group in group_runs(find_runs([tmp_path]))}
+    assert labels == {"SimpleCIL (device=cpu)", "SimpleCIL", "SimpleCIL (precision=bf16-mixed)"}
+
+
+def test_kept_runs_on_folders_with_other_classes_are_other_streams(tmp_path: Path) -> None:
+    """The folder of the data is not kept, so its name does not tell them apart."""
+    for kind in ("bird", "tree"):
+        names = [f"{kind} {index}" for index in range(6)]
+        for seed in (0, 1):
+            write_run(tmp_path / f"{kind}{seed}", seed=seed, data="folder", names=names)
+    groups = group_runs(find_runs([tmp_path]))
+    assert [len(group.runs) for group in groups] == [2, 2]
+    assert stream_titles([group.stream for group in groups]) == [
+        "folder, 3 tasks, mini, classes bird 0 to bird 5 (6)",
+        "folder, 3 tasks, mini, classes tree 0 to tree 5 (6)",
+    ]
+
+
+@pytest.mark.parametrize("content", ["", '{"seconds": 3}', '{"seconds": {"loading": -1}}'])
+def test_damaged_times_are_named_and_not_the_results(tmp_path: Path, content: str) -> None:
+    folder = write_run(tmp_path / "a")
+    (folder / "timing.json").write_text(content)
+    with pytest.raises(UserError, match=r"timing\.json is not the times of a run \(.*\); remove it$"):
+        read_run(folder)
+
+
+@pytest.mark.parametrize("value", ["one", [1], 0, True])
+def test_a_number_of_held_out_pictures_that_is_none_is_named(tmp_path: Path, value: object) -> None:
+    folder = write_run(tmp_path / "a")
+    values = json.loads((folder / "results.json").read_text())
+    values["config"]["run"]["hold_out"] = value
+    (folder / "results.json").write_text(json.dumps(values))
+    with pytest.raises(UserError, match=r"'config\.run\.hold_out' is"):
+        read_run(folder)
+
+
+def test_runs_of_one_name_have_event_files_of_their_own(tmp_path: Path) -> None:
+    runs = [read_run(write_run(tmp_path / name / "run")) for name in "ab"]
+    assert own_names(runs) == ["run", "run-2"]

@@ -8,7 +8,10 @@ import io
 import json
 import re
 import shutil
+import subprocess
+from importlib import resources
 from pathlib import Path
+from typing import Any
 
 import pytest
 from finished_runs import write_run
@@ -19,7 +22,7 @@ from clipcil.report import figures
 from clipcil.report.answers import confused_pairs, read_predictions, write_packed
 from clipcil.report.compare import group_runs
 from clipcil.report.page import write_report
-from clipcil.report.ranking import rank
+from clipcil.report.ranking import finding, rank
 from clipcil.report.runs import find_runs
 from clipcil.report.strip import Strips, choose
 from clipcil.report.style import LOOKS, assign_looks, series_looks
@@ -249,3 +252,102 @@ def test_packed_predictions_that_are_damaged_are_named(tmp_path: Path, content: 
         assert read_predictions(tmp_path) == []
     except UserError as error:
         assert "predictions.csv.gz cannot be read" in str(error)
+
+
+def test_the_best_on_other_class_orders_is_not_called_better(tmp_path: Path) -> None:
+    """SimpleCIL ran on the easiest order alone, and is worse there."""
+    write_run(tmp_path / "simple", "simplecil", 0, 0.7, tasks=50, order="seed:1")
+    for order, right in (("seed:1", 1.0), ("seed:2", 0.1), ("seed:3", 0.1)):
+        write_run(tmp_path / order, "dmc-ot", 0, right, tasks=50, order=order)
+    for path in tmp_path.glob("*/results.json"):
+        values = json.loads(path.read_text())
+        values["last"] = 70.0 if path.parent.name == "simple" else 40.0
+        path.write_text(json.dumps(values))
+    entries = rank(group_runs(find_runs([tmp_path])))
+    best, other = sorted(entries, key=lambda entry: not entry.is_best)
+    assert best.group.label == "SimpleCIL" and other.behind is not None and other.behind.low > 0 and other.tied
+    said = finding(entries, "emoji")
+    assert "by more than the noise" not in said
+    assert said.endswith("it cannot be told from DMC-OT (40.0 %); where both ran with the same class order and seed, "
+                         "DMC-OT had more.")  # fmt: skip
+
+
+def test_folds_of_held_out_pictures_are_not_called_missing_predictions(tmp_path: Path) -> None:
+    for seed in (0, 1):
+        for method in ("simplecil", "dmc"):
+            folder = write_run(tmp_path / f"{method}{seed}", method, seed, hold_out=1)
+            lines = (folder / "predictions.csv").read_text().splitlines()
+            (folder / "predictions.csv").write_text("\n".join([lines[0], *lines[1 + seed :]]) + "\n")
+    said = finding(rank(group_runs(find_runs([tmp_path]))), "emoji")
+    assert said.endswith("cannot be told: predictions are missing, or not all of the same pictures.")
+
+
+@pytest.mark.parametrize(
+    ("drift", "points"),
+    [
+        ([None, {"other": 1.0}, None], 0),
+        ([None, {"cosine_before": 0.1}, {"w2_after": 0.1}], 2),  # where both runs have a number
+        (None, 8),  # the other run alone
+    ],
+)
+def test_drift_that_is_not_all_there_is_drawn_as_far_as_it_is(
+    tmp_path: Path, drift: list[Any] | None, points: int
+) -> None:
+    for seed in (0, 1):
+        folder = write_run(tmp_path / str(seed), "dmc-ot", seed)
+    values = json.loads((folder / "results.json").read_text())
+    values.pop("drift")
+    (folder / "results.json").write_text(json.dumps(values if drift is None else {**values, "drift": drift}))
+    (entry,) = rank(group_runs(find_runs([tmp_path])))
+    assert len(figures.drift([entry], "light").points) == points
+
+
+def test_numbers_that_no_axis_has_are_refused(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "a", "dmc-ot")
+    values = json.loads((folder / "results.json").read_text())
+    values["drift"][1]["w2_before"] = 1.7e308
+    (folder / "results.json").write_text(json.dumps(values))
+    with pytest.raises(UserError, match=r"drift\[1\]\.w2_before"):
+        find_runs([folder])
+
+
+def test_a_dollar_in_a_name_is_no_formula(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "a")
+    values = json.loads((folder / "results.json").read_text())
+    values["config"]["run"]["method"] = "$\\frac$"
+    (folder / "results.json").write_text(json.dumps(values))
+    entries = rank(group_runs(find_runs([folder])))
+    assert figures.accuracy(entries, "light").points[0][2].startswith("$\\frac$, after task 1")
+
+
+SORTING = """
+const clicks = [];
+const row = (words) => ({ cells: [{ dataset: {}, textContent: words }] });
+const body = { rows: WORDS.map(row), append(...rows) { this.rows = rows; } };
+const said = {};
+const head = {
+  querySelector: () => ({ addEventListener: (_, click) => clicks.push(click) }),
+  getAttribute: (name) => said[name] ?? null,
+  setAttribute: (name, value) => { said[name] = value; },
+  removeAttribute: (name) => { delete said[name]; },
+};
+const table = { tHead: { rows: [{ cells: [head] }] }, tBodies: [body] };
+globalThis.document = {
+  querySelectorAll: (which) => (which === "table.sortable" ? [table] : []),
+  createElement: () => ({}),
+  body: { append() {} },
+};
+eval(SCRIPT);
+const sorted = [1, 2].map(() => { clicks[0](); return body.rows.map((each) => each.cells[0].textContent); });
+console.log(JSON.stringify(sorted));
+"""
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="there is no node to run the page's script")
+def test_a_dash_stands_below_the_numbers_whichever_way_they_are_sorted() -> None:
+    script = (resources.files("clipcil.report") / "page.js").read_text(encoding="utf-8")
+    words = ["—", "+2.00 ± 0.10", "−3.00 [−4.00, −2.00]", "10.5", "—", "−20.0"]
+    code = f"const WORDS = {json.dumps(words)}; const SCRIPT = {json.dumps(script)};{SORTING}"
+    done = subprocess.run(["node", "-e", code], capture_output=True, text=True, check=True)
+    falling = [words[3], words[1], words[2], words[5]]
+    assert json.loads(done.stdout) == [[*falling, "—", "—"], [*falling[::-1], "—", "—"]]

@@ -10,7 +10,7 @@ import pytest
 from finished_runs import write_run
 
 from clipcil.report.runs import RunResult, find_runs
-from clipcil.report.statistics import Resampled, paired, t_interval
+from clipcil.report.statistics import Resampled, paired, t_interval, t_quantile
 
 
 def run_of(folder: Path, tasks: list[int], right: list[bool], order: str = "seed:1", last: float = 0.0) -> RunResult:
@@ -102,3 +102,37 @@ def test_how_often_the_interval_of_three_orders_holds_the_truth(spread: float) -
         hits["t"] += by_t.low <= 5 <= by_t.high
     assert 0.88 * trials <= hits["bootstrap"] <= trials, hits
     assert 0.85 * trials <= hits["t"] <= trials, hits
+
+
+def test_seeds_of_one_class_order_are_no_more_orders(tmp_path: Path) -> None:
+    """Four seeds that change nothing tell nothing new about orders: the interval is that of one seed."""
+    right = [[index % 10 < level for index in range(200)] for level in (5, 7, 9)]
+    once = [run_of(tmp_path / f"a{i}", [1] * 200, each, f"seed:{i}") for i, each in enumerate(right)]
+    more = [
+        run_of(tmp_path / f"b{i}{seed}", [1] * 200, each, f"seed:{i}")
+        for i, each in enumerate(right)
+        for seed in range(4)
+    ]
+    resampled = Resampled([*once, *more])
+    one, four = resampled.mean(once), resampled.mean(more)
+    assert one is not None and four is not None and four == pytest.approx(one)
+    by_seed = resampled.mean([run for run in more if run.order == "seed:0"])
+    assert by_seed is not None and by_seed.low < by_seed.mean < by_seed.high  # seeds of a single order are runs
+
+
+def test_few_pictures_that_are_all_right_give_no_interval_down_to_zero(tmp_path: Path) -> None:
+    run = run_of(tmp_path / "a", [1, 1, 2], [True, True, True])
+    assert Resampled([run]).mean([run]) == pytest.approx((100, 100, 100))
+
+
+def test_one_run_on_other_pictures_does_not_take_the_intervals_of_the_rest(tmp_path: Path) -> None:
+    odd, one, two = (
+        run_of(tmp_path / name, [1] * size, [True] * size) for name, size in (("o", 3), ("a", 4), ("b", 4))
+    )
+    resampled = Resampled([odd, one, two])
+    assert resampled.mean([odd]) is None and resampled.difference([(one, two)]) == (0, 0, 0)
+
+
+@pytest.mark.parametrize(("freedom", "quantile"), [(9, 2.262), (10, 2.228), (20, 2.086), (50, 2.009), (10**6, 1.960)])
+def test_quantiles_of_student_s_t(freedom: int, quantile: float) -> None:
+    assert t_quantile(freedom) == pytest.approx(quantile, abs=6e-4)

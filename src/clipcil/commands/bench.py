@@ -9,6 +9,8 @@ import tyro
 from clipcil.commands.types import BenchOptions, File, Flag, GridRunOptions, SweepOptions, given
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from clipcil.experiment.bench import Finished
     from clipcil.experiment.grid import Planned
     from clipcil.experiment.spec import Grid
@@ -51,7 +53,8 @@ def bench(options: BenchOptions, run: GridRunOptions, quiet: Flag = False, dry_r
     table = read_table(grid.table) if grid.table else None
     print_comparison(lines_of(finished, grid.table or ""), table.title if table else "", Console(markup=False))
     notes = [f"Note: {table.note}."] if table and table.note else []
-    where = f"Each run is a line of {grid.out / RESULTS}; clipcil report {quoted(grid.out)} makes a page of them"
+    folders = " ".join(map(quoted, _folders(finished, grid)))
+    where = f"Each run is a line of {grid.out / RESULTS}; clipcil report {folders} makes a page of them"
     _close(finished, grid, quiet, [*notes, where])
 
 
@@ -155,6 +158,12 @@ def _do(planned: list[Planned], grid: Grid, quiet: bool, about: str = "") -> lis
     tell(f"{len(planned)} runs, in {grid.out}{about}")
     live = console.is_terminal and not quiet
     return run_grid(planned, grid.out, tell, open_display if live else Display, grid, console if live else None)
+
+
+def _folders(finished: list[Finished], grid: Grid) -> list[Path]:
+    """Where the runs lie: in the folder of the grid, among the kept ones, or in both."""
+    kept = [each for each in finished if each.result is not None and each.result.folder != each.planned.folder]
+    return [*([grid.out] if len(kept) < len(finished) else []), *(grid.kept if kept else ())]
 
 
 def _close(finished: list[Finished], grid: Grid, quiet: bool, lines: list[str]) -> None:

@@ -27,12 +27,13 @@ def claims(
     Args:
         runs: Folders of runs, or folders that hold them.
         out: Write a Markdown page with every comparison. A file NOTES.md in the folder of runs becomes part of it.
-        keep: Copy what the judgement needs (results, settings, packed predictions; no weights) to this folder.
+        keep: Copy what the judgement needs (results, settings, packed predictions; no weights) to this folder, a
+            folder for each run. What is there already is replaced only by the same run.
     """
     from rich.console import Console
     from rich.table import Table
 
-    from clipcil.errors import UserError
+    from clipcil.errors import UserError, printable
     from clipcil.experiment.claims import judge_claims, outdated
     from clipcil.report.claims import summary
     from clipcil.report.claims_text import stream_namer
@@ -49,12 +50,12 @@ def claims(
     table.add_column("claim")
     table.add_column("verdict")
     for row in summary(judged, stream_namer(list(dict.fromkeys(each.stream for each in judged)))):
-        table.add_row(*row)
+        table.add_row(*map(printable, row))
     Console(highlight=False, markup=False).print(table)
     for line in outdated(found):
-        print(f"note: {line}")
+        print(printable(f"note: {line}"))
     if keep is not None:
-        print(f"{keep_runs(found, keep)} runs kept in {keep}")
+        print(printable(f"{keep_runs(found, keep)} runs kept in {keep}"))
     if out is not None:
         write_claims(judged, found, runs, out)
-        print(f"every comparison in {out}")
+        print(printable(f"every comparison in {out}"))

@@ -22,7 +22,8 @@ def judge_claims(runs: Sequence[RunResult]) -> list[Judged]:
 
 
 def find_rows(rows: Sequence[Row], groups: Sequence[Group]) -> dict[tuple[Stream, str], Group]:
-    """The group of each row on each stream of tasks; of several the one nearest to today's settings.
+    """The group of each row on each stream of tasks; of several the one nearest to today's settings, then the one with
+    the most runs (those of another device or precision are a group of their own).
 
     Rows that are compared must share the settings by which they do not differ. So a group that ran with other settings
     than today's is left out where another row on the stream ran with today's value of all of them.
@@ -31,7 +32,7 @@ def find_rows(rows: Sequence[Row], groups: Sequence[Group]) -> dict[tuple[Stream
     for group in groups:
         for row in rows:
             differ, place = since_then(group, row), (group.stream, row.label)
-            if differ is not None and (place not in found or len(differ) < len(found[place][1])):
+            if differ is not None and (place not in found or _nearer((group, differ), found[place])):
                 found[place] = group, differ
     current = [group for group, differ in found.values() if not differ]
 
@@ -40,6 +41,10 @@ def find_rows(rows: Sequence[Row], groups: Sequence[Group]) -> dict[tuple[Stream
         return bool(differ) and any(all(own.get(key) == now for key, (_, now) in differ.items()) for own in others)
 
     return {place: group for place, (group, differ) in found.items() if not superseded(place[0], differ)}
+
+
+def _nearer(one: tuple[Group, dict[str, Any]], other: tuple[Group, dict[str, Any]]) -> bool:
+    return (len(one[1]), -len(one[0].runs)) < (len(other[1]), -len(other[0].runs))
 
 
 def since_then(group: Group, row: Row) -> dict[str, tuple[Any, Any]] | None:

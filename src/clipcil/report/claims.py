@@ -24,7 +24,7 @@ class Part:
     difference: Interval | None
     """A_B of the better − A_B of the worse, by bootstrap over runs and test pictures; None without predictions."""
     over_orders: Interval | None
-    """The same by Student's t over the runs alone."""
+    """The same by Student's t over the class orders alone (the mean over the seeds of each)."""
     by_order: tuple[tuple[str, float], ...]
     """The difference in each run, by class order."""
     paper: float | None
@@ -92,11 +92,11 @@ def _part(
         return Part(rows[1].label, None, None, (), paper, is_mean, "not measured")
     by_order = tuple((one.order, one.last - other.last) for one, other in pairs)
     difference = resampled.difference(pairs)
-    orders = len({order for order, _ in by_order})
+    orders = {order: [value for own, value in by_order if own == order] for order, _ in by_order}
     verdict: Verdict = "cannot be told"
-    if difference is not None and orders >= FEWEST_ORDERS:
+    if difference is not None and len(orders) >= FEWEST_ORDERS:
         verdict = decide(difference, claim.margin)
-    over_orders = t_interval([value for _, value in by_order])
+    over_orders = t_interval([fmean(values) for values in orders.values()])
     return Part(rows[1].label, difference, over_orders, by_order, paper, is_mean, verdict)
 
 

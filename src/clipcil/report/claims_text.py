@@ -79,7 +79,7 @@ def _cells(part: Part) -> list[str]:
 
 
 def markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table in Markdown.
+    """A table in Markdown; a name may hold what would end a cell.
 
     Example:
         >>> print(markdown_table(["a", "b"], [["1", "2"]]))
@@ -87,8 +87,8 @@ def markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
         | --- | --- |
         | 1 | 2 |
     """
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    lines = [[" ".join(cell.split()).replace("|", "\\|") for cell in line] for line in (head, *rows)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in (lines[0], ["---"] * len(head), *lines[1:]))
 
 
 def stream_namer(streams: Sequence[Stream]) -> Callable[[Stream], str]:
@@ -111,7 +111,7 @@ def section(judged: Sequence[Judged]) -> str:
                 html.text(cell) for cell in (name(each.stream), f"{each.claim.better} − {part.worse}", *_cells(part))
             ]
             rows.append([html.text(each.claim.says), *cells])
-    head = ["Claim of the paper", "On", "Difference", "Mean", "95 %", "t over runs", "By order", "Paper", "Verdict"]
+    head = ["Claim of the paper", "On", "Difference", "Mean", "95 %", "t over orders", "By order", "Paper", "Verdict"]
     said = "Paired differences of A_B in percentage points; 95 %: bootstrap over class orders and test pictures."
     table = f'<div class="tall" tabindex="0">{html.table(head, rows, sortable=True)}</div>'
     return f'<h2 id="claims">The paper\'s claims</h2><p class="faint">{said}</p>{table}'

@@ -101,23 +101,28 @@ def title_of(method: str) -> str:
 
 
 def _labels(runs: Sequence[RunResult]) -> list[str]:
-    """The method's title, with the settings by which a variant differs from others of its method on the same stream.
+    """The method's title, with the settings by which a variant differs from others of its method on the same stream,
+    device and precision among them.
 
     A value that more than half of three or more variants have goes without saying: a sweep of one setting after the
     other has one row with the title alone, and the others name what they change.
     """
     families: dict[Any, list[dict[str, Any]]] = {}
     for run in runs:
-        families.setdefault((run.method, run.stream), []).append(flatten(run.settings))
+        families.setdefault((run.method, run.stream), []).append(_told_by(run))
     labels = []
     for run in runs:
-        family, own, words = families[run.method, run.stream], flatten(run.settings), []
+        family, own, words = families[run.method, run.stream], _told_by(run), []
         for key in sorted({key for settings in family for key in settings}):
             alike = sum(settings.get(key) == own.get(key) for settings in family)
             if alike < len(family) and (len(family) < 3 or 2 * alike <= len(family)):
                 words.append(f"{key}={show(own.get(key))}")
         labels.append(f"{title_of(run.method)} ({', '.join(words)})" if words else title_of(run.method))
     return labels
+
+
+def _told_by(run: RunResult) -> dict[str, Any]:
+    return {**{key: run.run.get(key) for key in ("device", "precision")}, **flatten(run.settings)}
 
 
 def flatten(table: dict[str, Any], before: str = "") -> dict[str, Any]:

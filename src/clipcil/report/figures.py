@@ -206,7 +206,8 @@ def _phases(group: Group) -> dict[str, float]:
 
 
 def _drift_line(group: Group, key: str) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    rows = [[step[key] if step else np.nan for step in run.values["drift"]] for run in group.runs]
+    found = [run.values["drift"] for run in group.runs if any(run.values.get("drift", []))]
+    rows = [[(step or {}).get(key, np.nan) for step in steps] for steps in found]
     mean = np.array(rows, dtype=np.float64).mean(0)
     known = ~np.isnan(mean)
     return np.arange(1, len(mean) + 1)[known], mean[known]

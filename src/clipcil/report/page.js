@@ -1,6 +1,7 @@
 "use strict";
 (() => {
-  // A click on a heading sorts its table: numbers by size (largest first), words by the alphabet.
+  // A click on a heading sorts its table: numbers by size (largest first), words by the alphabet, and words (such as a
+  // dash) below numbers either way.
   const keyOf = (row, column) => {
     const cell = row.cells[column];
     if (cell.dataset.value !== undefined) return Number(cell.dataset.value);
@@ -8,7 +9,10 @@
     const number = Number.parseFloat(words.replace("\u2212", "-"));
     return Number.isNaN(number) ? words : number;
   };
-  const compare = (a, b) => (typeof a === "number" && typeof b === "number" ? a - b : String(a).localeCompare(String(b)));
+  const compare = (a, b, sign) => {
+    const words = (typeof a === "string") - (typeof b === "string");
+    return words || sign * (typeof a === "string" ? a.localeCompare(b) : a - b);
+  };
   for (const table of document.querySelectorAll("table.sortable")) {
     const heads = [...table.tHead.rows[0].cells];
     heads.forEach((head, column) => head.querySelector("button").addEventListener("click", () => {
@@ -16,7 +20,7 @@
       const rows = [...body.rows].map((row) => [keyOf(row, column), row]);
       const before = head.getAttribute("aria-sort");
       const falls = before ? before === "ascending" : rows.some(([key]) => typeof key === "number");
-      rows.sort(([a], [b]) => (falls ? compare(b, a) : compare(a, b)));
+      rows.sort(([a], [b]) => compare(a, b, falls ? -1 : 1));
       heads.forEach((other) => other.removeAttribute("aria-sort"));
       head.setAttribute("aria-sort", falls ? "descending" : "ascending");
       body.append(...rows.map(([, row]) => row));

@@ -39,7 +39,8 @@ class Report:
         findings = [html.text(finding(entries, title)) for entries, title in zip(ranked, titles, strict=True)]
         days = sorted({run.finished for run in self.runs} - {""})
         when = f", {days[0]}" if len(days) == 1 else f", {days[0]} to {days[-1]}" if days else ""
-        count = f"{len(self.runs)} run{'s' * (len(self.runs) != 1)}"
+        number = sum(len(group.runs) for group in self.groups)  # a run that stands in two folders counts once
+        count = f"{number} run{'s' * (number != 1)}"
         parts = ["<h1>Class-incremental learning with CLIP</h1>"]
         if len(streams) > 1:
             links = "".join(f'<li><a href="#stream-{i}">{said}</a></li>' for i, said in enumerate(findings))

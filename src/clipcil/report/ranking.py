@@ -25,8 +25,8 @@ class Entry:
 
     @property
     def tied(self) -> bool:
-        """Whether it cannot be told from the best."""
-        return not self.is_best and (self.behind is None or not self.behind.apart)
+        """Whether the best is not better than it by more than the noise."""
+        return not self.is_best and (self.behind is None or self.behind.high >= 0)
 
 
 def rank(groups: Sequence[Group]) -> list[Entry]:
@@ -59,12 +59,15 @@ def finding(entries: Sequence[Entry], where: str) -> str:
     said = f"{group.label} has the highest A_B on {where}: {group.last.mean:.1f} %{noise}"
     tied = sorted((entry for entry in entries if entry.tied), key=lambda entry: -entry.group.last.mean)
     if interval is None:
-        return f"{said}; how much of its lead is noise cannot be told, for predictions are missing."
+        why = "predictions are missing, or not all of the same pictures"
+        return f"{said}; how much of its lead is noise cannot be told: {why}."
     if not tied:
         return f"{said}, ahead of the other {len(entries) - 1} by more than the noise."
     names = [f"{entry.group.label} ({entry.group.last.mean:.1f} %)" for entry in tied[:3]]
     rest = f" and {len(tied) - 3} more" if len(tied) > 3 else ""
-    return f"{said}, but it cannot be told from {', '.join(names)}{rest}."
+    ahead = [entry.group.label for entry in tied if entry.behind is not None and entry.behind.low > 0]
+    more = f"; where both ran with the same class order and seed, {', '.join(ahead)} had more" if ahead else ""
+    return f"{said}, but it cannot be told from {', '.join(names)}{rest}{more}."
 
 
 def stream_titles(streams: Sequence[tuple[str, int, str, str]]) -> list[str]:

@@ -94,6 +94,9 @@ class RunResult:
         ignored = ["method", "data", "backbone", "tasks", "seed", "order", "device", "precision"]
         ignored += [] if self.data in ANYTHING else ["data_root"]
         rest = {key: value for key, value in self.run.items() if key not in ignored}
+        if self.data in ANYTHING and not self.run.get("data_root"):  # a kept run: its folder was left out
+            names = sorted(self.values.get("per_class", {}))
+            rest["classes"] = f"{names[0]} to {names[-1]} ({len(names)})" if names else None
         return self.data, self.tasks, self.backbone, json.dumps(rest, sort_keys=True)
 
     @cached_property
@@ -112,6 +115,7 @@ class _Choices(TypedDict):
     seed: Annotated[int, Between(0, 2**63 - 1)]
     data_root: NotRequired[Text | None]
     data_options: NotRequired[dict[str, Any]]
+    hold_out: NotRequired[Annotated[int, Between(1, 10**9)] | None]
 
 
 class _Config(TypedDict):
@@ -137,7 +141,7 @@ class _Results(TypedDict):
     matrix: list[Percents]
     per_class: NotRequired[dict[str, Percent | None]]
     sizes: Annotated[list[Annotated[int, Between(1, 10**6)]], Between(1, 10_000)]
-    drift: NotRequired[list[dict[str, float] | None]]
+    drift: NotRequired[list[dict[str, Annotated[float, Between(-1e12, 1e12)]] | None]]
     between_tasks: list[list[Count]]
     notes: list[Text]
     config: _Config
@@ -160,12 +164,12 @@ def read_run(folder: Path) -> RunResult:
         square += [values["between_tasks"], *values["between_tasks"]]
         if any(len(part) != tasks for part in [*square, values.get("drift", square[0])]):
             raise UserError(f"its tables are not all of {tasks} tasks")
-        return RunResult(folder, values, _timing(folder))
     except MissingFileError as error:
         raise UserError(f"{folder} holds no finished run (there is no results.json)") from error
     except UserError as error:
         reason = str(error).removeprefix(f"{path} ")
         raise UserError(f"{path} is not the results of a run ({reason}); remove or redo it") from error
+    return RunResult(folder, values, _timing(folder))
 
 
 def find_runs(places: Iterable[Path]) -> list[RunResult]:
@@ -198,8 +202,12 @@ def _below(place: Path) -> Iterator[Path]:
 
 
 def _timing(folder: Path) -> dict[str, Any]:
+    path = folder / "timing.json"
     try:
-        timing: dict[str, Any] = typed(read_json(folder / "timing.json"), _Timing)
+        timing: dict[str, Any] = typed(read_json(path), _Timing)
     except MissingFileError:
         return {}
+    except UserError as error:
+        reason = str(error).removeprefix(f"{path} ")
+        raise UserError(f"{path} is not the times of a run ({reason}); remove it") from error
     return timing

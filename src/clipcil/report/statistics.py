@@ -1,13 +1,15 @@
 """Confidence intervals: 95 % intervals over runs (class orders and seeds) and test pictures.
 
 All runs on one stream are measured on the same test pictures, so both are resampled at once (the pigeonhole bootstrap,
-arXiv:0712.1111): in each draw a picture weighs the same in every run, and runs are drawn with replacement. The
-variance of a mean of n resampled runs is (n − 1)/n of what it should be; deviations between runs are scaled by
+arXiv:0712.1111): in each draw a picture weighs the same in every run, and runs are drawn with replacement. Runs of one
+class order with several seeds are drawn together: they share what is particular to the order, and are no more orders.
+The variance of a mean of n resampled runs is (n − 1)/n of what it should be; deviations between runs are scaled by
 √(n/(n − 1)) to undo that.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from functools import cached_property
 from math import sqrt
@@ -25,6 +27,8 @@ DRAWS = 2000
 CHUNK = 100
 T_975 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
 """97.5 % quantile of Student's t with 1…9 degrees of freedom."""
+Z_975 = 1.959964
+"""That of the normal distribution."""
 
 
 class Interval(NamedTuple):
@@ -63,17 +67,31 @@ def t_interval(values: Sequence[float]) -> Interval | None:
     count = len(values)
     if count < 2:
         return None
-    mean, quantile = fmean(values), T_975[count - 2] if count - 2 < len(T_975) else 1.96
-    half = quantile * stdev(values) / sqrt(count)
+    mean, half = fmean(values), t_quantile(count - 1) * stdev(values) / sqrt(count)
     return Interval(mean, mean - half, mean + half)
+
+
+def t_quantile(freedom: int) -> float:
+    """97.5 % quantile of Student's t; from ten degrees of freedom on by its expansion around the normal distribution's.
+
+    Example:
+        >>> [round(t_quantile(freedom), 3) for freedom in (2, 10, 30)]
+        [4.303, 2.228, 2.042]
+    """
+    if freedom <= len(T_975):
+        return T_975[freedom - 1]
+    z = Z_975
+    first, second = (z**3 + z) / 4, (5 * z**5 + 16 * z**3 + 3 * z) / 96
+    third = (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384
+    return z + first / freedom + second / freedom**2 + third / freedom**3
 
 
 class Resampled:
     """A_B of runs over the same test pictures, with its resampled values.
 
     Args:
-        runs: Finished runs on one dataset. Those whose predictions are missing or of other test pictures are left
-            out; `knows` tells.
+        runs: Finished runs on one dataset. Those whose predictions are missing, or of other test pictures than most
+            runs have, are left out; `knows` tells.
         draws: How often to resample.
     """
 
@@ -82,15 +100,16 @@ class Resampled:
         self._columns: dict[int, int] = {}
         self._weights: list[NDArray[np.float64]] = []
         self._right: list[NDArray[np.bool_]] = []
-        pictures: NDArray[np.int64] | None = None
+        found = []
         for run in runs:
             try:
                 rows, weight, right = _measured(run)
             except UserError:
                 continue
-            if pictures is None:
-                pictures = rows
-            if np.array_equal(rows, pictures):
+            found.append((run, rows.tobytes(), weight, right))
+        most = Counter(pictures for _, pictures, _, _ in found).most_common(1)
+        for run, pictures, weight, right in found:
+            if pictures == most[0][0]:
                 self._columns[id(run)] = len(self._weights)
                 self._weights.append(weight)
                 self._right.append(right)
@@ -109,30 +128,36 @@ class Resampled:
         for start in range(0, self.draws, CHUNK):
             # Poisson(1) counts: resampling with replacement where the number of pictures is large.
             counts = random.poisson(1.0, (min(CHUNK, self.draws - start), len(weights))).astype(np.float64)
-            parts.append(counts @ hits / np.maximum(counts @ weights, 1e-12))
+            counts[~counts.any(1)] = 1  # of one to three pictures a draw may hold none: it is no accuracy of 0
+            parts.append(counts @ hits / (counts @ weights))
         return 100 * np.concatenate(parts)
 
     def mean(self, runs: Sequence[RunResult]) -> Interval | None:
         """The mean of A_B over these runs; None where predictions are missing."""
         if not runs or not all(self.knows(run) for run in runs):
             return None
-        return self._interval(self._accuracy[:, [self._columns[id(run)] for run in runs]])
+        columns = [self._columns[id(run)] for run in runs]
+        return self._interval(self._accuracy[:, columns], [run.order for run in runs])
 
     def difference(self, pairs: Sequence[tuple[RunResult, RunResult]]) -> Interval | None:
         """The mean of A_B of the first − A_B of the second of each pair (same class order, same seed)."""
         if not pairs or not all(self.knows(run) for pair in pairs for run in pair):
             return None
         first, second = ([self._columns[id(run)] for run in side] for side in zip(*pairs, strict=True))
-        return self._interval(self._accuracy[:, first] - self._accuracy[:, second])
+        return self._interval(self._accuracy[:, first] - self._accuracy[:, second], [run.order for run, _ in pairs])
 
-    def _interval(self, values: NDArray[np.float64]) -> Interval:
-        """`values`: (draws + 1, n), the measured line first."""
-        count = values.shape[1]
+    def _interval(self, values: NDArray[np.float64], orders: Sequence[str] = ()) -> Interval:
+        """`values`: (draws + 1, n), the measured line first; `orders`: the class order of each of the n."""
+        own = np.eye(values.shape[1])
+        if len(set(orders)) > 1:
+            own = np.array([[each == order for order in dict.fromkeys(orders)] for each in orders], dtype=np.float64)
+        count = own.shape[1]
         random = np.random.default_rng(count)
         chosen = random.integers(0, count, (self.draws, count))
         drawn = values[1:]
         centre = drawn.mean(1)
-        moved = np.take_along_axis(drawn, chosen, axis=1).mean(1) - centre
+        total = np.take_along_axis(drawn @ own, chosen, axis=1).sum(1)
+        moved = total / own.sum(0)[chosen].sum(1) - centre
         low, high = np.quantile(centre + sqrt(count / max(1, count - 1)) * moved, (0.025, 0.975))
         return Interval(float(values[0].mean()), float(low), float(high))
 

@@ -130,6 +130,7 @@ def figure_style(theme: Theme) -> Iterator[Any]:
         "axes.spines.top": False, "axes.spines.right": False, "axes.titlelocation": "left", "axes.titlesize": 11,
         "font.size": 10, "figure.dpi": 160, "savefig.dpi": 160, "axes.axisbelow": True, "lines.linewidth": 1.8,
         "lines.markersize": 5, "legend.handlelength": 3.2, "figure.constrained_layout.use": True,
+        "text.parse_math": False,  # a label may hold dollar signs, which would be read as a formula
     }  # fmt: skip
     with matplotlib.rc_context(style):
         try:

@@ -74,13 +74,14 @@ def _behind(entry: Entry) -> str:
     if entry.is_best:
         return html.cell("highest", 0.0)
     if entry.behind is None:
-        return html.cell("—", -1000.0)
-    return html.cell(f"{'≈ ' if entry.tied else ''}{entry.behind.signed}", entry.behind.mean, "noise" * entry.tied)
+        return html.cell("—")
+    noise = not entry.behind.apart
+    return html.cell(f"{'≈ ' * noise}{entry.behind.signed}", entry.behind.mean, "noise" * noise)
 
 
 def _paper_cells(ours: Spread, theirs: float | None) -> list[str]:
     if theirs is None:
-        return [html.cell("—", -1000.0), html.cell("—", -1000.0)]
+        return [html.cell("—"), html.cell("—")]
     return [html.cell(f"{theirs:.2f}", theirs), html.cell(difference(ours, theirs), ours.mean - theirs)]
 
 
@@ -127,7 +128,7 @@ def _class_row(group: Group, name: str, predictions: Sequence[TestAnswer]) -> li
     cells = [html.text(name)]
     if _one_order(group):
         cells.append(html.cell(str(task := _task_of(group, name)), task))
-    cells.append(html.cell(f"{fmean(known):.1f}", fmean(known)) if known else html.cell("—", -1.0))
+    cells.append(html.cell(f"{fmean(known):.1f}", fmean(known)) if known else html.cell("—"))
     cells.append(html.cell(str(count := len(own) // len(group.runs)), count) if own else "—")
     wrong = Counter(each.guess for each in own if not each.right).most_common(1)
     return [*cells, f"{html.text(wrong[0][0])} ({100 * wrong[0][1] / len(own):.0f} %)" if wrong else ""]

@@ -17,8 +17,8 @@ def write_tensorboard(runs: Sequence[RunResult], folder: Path) -> None:
         raise UserError("--tensorboard needs the package tensorboard; pip install 'clipcil[tensorboard]'")
     from torch.utils.tensorboard import SummaryWriter
 
-    for run in runs:
-        writer = SummaryWriter(str(folder / run.folder.resolve().name))
+    for run, name in zip(runs, own_names(runs), strict=True):
+        writer = SummaryWriter(str(folder / name))
 
         def add(tag: str, value: float, step: int, writer: SummaryWriter = writer) -> None:
             writer.add_scalar(tag, value, step)
@@ -35,6 +35,17 @@ def write_tensorboard(runs: Sequence[RunResult], folder: Path) -> None:
         for step, (stage, loss) in enumerate(_losses(run.folder / "steps.jsonl")):
             add(f"loss/{stage}", loss, step)
         writer.close()
+
+
+def own_names(runs: Sequence[RunResult]) -> list[str]:
+    """The name of each run's folder; a number follows where another run has the same."""
+    names: list[str] = []
+    for run in runs:
+        name, number = run.folder.resolve().name, 1
+        while (unique := name if number == 1 else f"{name}-{number}") in names:
+            number += 1
+        names.append(unique)
+    return names
 
 
 def _losses(path: Path) -> list[tuple[str, float]]:
