@@ -110,6 +110,13 @@ def choice_table(runs: Sequence[RunResult]) -> str:
     return markdown_table(["method", "settings", "folds", "accuracy"], lines)
 
 
+def speed_table(folder: Path) -> str:
+    """What `python -m benchmarks --json` measured."""
+    from benchmarks.speed import speed_table as table
+
+    return table(folder)
+
+
 HELD_OUT = ("heads", "novelty")
 TABLES: dict[str, Callable[[Sequence[RunResult]], str]] = {
     "methods": methods_table,
@@ -131,10 +138,12 @@ def updated(text: str, root: Path) -> str:
         folder = root / (found[2] or "results")
         if found[1] in HELD_OUT:
             made = held_out_table(folder, found[1])
+        elif found[1] == "speed":
+            made = speed_table(folder)
         elif found[1] in TABLES:
             made = TABLES[found[1]](find_runs([folder]))
         else:
-            raise UserError(f"there is no table '{found[1]}' of results; known: {', '.join([*TABLES, *HELD_OUT])}")
+            raise UserError(f"there is no table '{found[1]}' of results; known: {', '.join([*TABLES, *HELD_OUT, 'speed'])}")
         return f"{found[0].splitlines()[0]}\n\n{made}\n\n<!-- /results -->"
 
     return MARKED.sub(table, text)

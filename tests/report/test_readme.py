@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import re
 from pathlib import Path
 from types import ModuleType
@@ -52,6 +53,15 @@ def test_a_table_can_be_that_of_a_folder(tool: ModuleType) -> None:
     text = tool.updated(f"{marker}\n<!-- /results -->", ROOT)
     assert text.startswith(f"{marker}\n\n|")
     assert tool.beyond_table(find_runs([OTHER])) in text and "cifar100" not in text
+
+
+def test_a_table_of_speed_can_be_made_of_what_was_measured(tool: ModuleType, tmp_path: Path) -> None:
+    machine = {"cores": 2, "threads": 2, "torch": "2.9", "instructions": "AVX2", "load before": 0.1, "quick": False}
+    row = {"name": "P1", "step": "prompts", "theirs": "9 s", "ours": "1 s", "result": "9.0×"}
+    (tmp_path / "speed").mkdir()
+    (tmp_path / "speed" / "here.json").write_text(json.dumps({"machine": machine, "rows": [row]}))
+    text = tool.updated("<!-- results:speed speed -->\n<!-- /results -->", tmp_path)
+    assert "| P1 | prompts | 9 s | 1 s | 9.0× |  |" in text
 
 
 def test_an_unknown_table_is_named(tool: ModuleType) -> None:
