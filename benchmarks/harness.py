@@ -21,7 +21,7 @@ class Row:
     """One line of the table."""
 
     name: str
-    """Which benchmark: P1 … P8 of the list of goals, S… for the smaller ones beside it."""
+    """Which benchmark: P1 … P9 of the list of goals, S… for the smaller ones beside it."""
     step: str
     theirs: str
     ours: str

@@ -143,7 +143,9 @@ def updated(text: str, root: Path) -> str:
         elif found[1] in TABLES:
             made = TABLES[found[1]](find_runs([folder]))
         else:
-            raise UserError(f"there is no table '{found[1]}' of results; known: {', '.join([*TABLES, *HELD_OUT, 'speed'])}")
+            raise UserError(
+                f"there is no table '{found[1]}' of results; known: {', '.join([*TABLES, *HELD_OUT, 'speed'])}"
+            )
         return f"{found[0].splitlines()[0]}\n\n{made}\n\n<!-- /results -->"
 
     return MARKED.sub(table, text)

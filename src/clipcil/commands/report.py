@@ -52,7 +52,7 @@ def report(
     with allow_downloads(allow_download):
         figures = write_report(found, path, section(judge_claims(found)))
     where = path.with_name(f"{path.stem}-figures")
-    print(printable(f"{path}: {len(found)} runs, {len(figures)} figures (also in {where})"))
+    print(printable(f"{path}: {len(found)} run{'s' * (len(found) != 1)}, {len(figures)} figures (also in {where})"))
     if tensorboard:
         from clipcil.report.tensorboard import write_tensorboard
 

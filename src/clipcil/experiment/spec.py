@@ -109,7 +109,8 @@ class Grid:
     out: Path = Path("runs/bench")
     """Folder that holds a folder for each run, and results.jsonl."""
     kept: tuple[Path, ...] = ()
-    """Folders of kept runs, such as results/ (`clipcil claims --keep` makes them): what is there is not run again."""
+    """Folders of kept runs, such as results/ (`clipcil claims --keep` makes them): what is there with the
+    same settings, data options and device is not run again."""
     jobs: int = 1
     """Runs at the same time, each in a process of its own with one thread; 1: one after the other in this process."""
     on: Literal["here", "ray"] = "here"
