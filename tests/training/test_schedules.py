@@ -60,3 +60,11 @@ def test_a_training_made_in_python_is_checked_like_one_of_the_command_line(given
     with pytest.raises(UserError, match=re.escape(message)):
         Training(**given)
     assert Training(epochs="3").epochs == 3  # type: ignore[arg-type]
+
+
+def test_warm_up_rises_to_the_rate_and_never_above_it() -> None:
+    for share in (0.1, 0.3, 0.5):
+        how = Training(epochs=1, schedule="constant", warmup=share)
+        for steps in range(1, 120):
+            rates = [how.rate(step, steps) for step in range(steps)]
+            assert max(rates) == 1.0 and rates == sorted(rates), (share, steps)

@@ -76,7 +76,7 @@ class Training:
         """Learning rate at `step` of `steps`, as a share of `lr`."""
         ramp = self.warmup * steps
         if step < ramp:
-            return (step + 1) / ramp if ramp > 1 else 1.0
+            return min(1.0, (step + 1) / ramp)
         epoch = step * self.epochs // max(1, steps)
         if self.schedule == "cosine":
             return 0.5 * (1 + math.cos(math.pi * (step - ramp) / max(1.0, steps - ramp)))
