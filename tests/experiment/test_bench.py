@@ -106,6 +106,16 @@ def test_a_grid_is_stopped_and_goes_on_and_nothing_is_done_twice(
     assert not again and len(read_log(tmp_path / RESULTS)) == 6
 
 
+def test_runs_that_differ_in_their_tasks_are_told_apart(pictures: Path, tmp_path: Path) -> None:
+    grid, told = small_grid(pictures, tmp_path, methods=("zero-shot",), seeds=1), []
+    other = replace(grid, run={"tasks": 3})
+    run_grid([*plan(grid), *plan(other)], tmp_path, told.append)
+    assert [line.split(":")[0] for line in told] == [
+        "[1/2] Zero-shot CLIP on folder in 2 tasks, seed 0",
+        "[2/2] Zero-shot CLIP on folder in 3 tasks, seed 0",
+    ]
+
+
 def test_a_failed_run_is_reported_and_the_rest_go_on(
     pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

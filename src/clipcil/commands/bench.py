@@ -155,7 +155,7 @@ def _do(planned: list[Planned], grid: Grid, quiet: bool, about: str = "") -> lis
     def tell(line: str) -> None:
         console.print(printable(line), markup=False)
 
-    tell(f"{len(planned)} runs, in {grid.out}{about}")
+    tell(f"{len({each.folder for each in planned})} runs, in {grid.out}{about}")  # two rows may be the same run
     live = console.is_terminal and not quiet
     return run_grid(planned, grid.out, tell, open_display if live else Display, grid, console if live else None)
 

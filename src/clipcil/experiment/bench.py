@@ -88,7 +88,8 @@ def run_grid(
         log.add(each, result, error)
         spec = each.spec
         order = f", {spec.order}" if len({run.spec.order for run in runs}) > 1 else ""
-        name = f"[{runs.index(each) + 1}/{len(runs)}] {each.label} on {spec.data}{order}, seed {spec.seed}"
+        tasks = f" in {spec.tasks} tasks" if len({run.spec.tasks for run in runs}) > 1 else ""
+        name = f"[{runs.index(each) + 1}/{len(runs)}] {each.label} on {spec.data}{tasks}{order}, seed {spec.seed}"
         if result is None:
             tell(f"{name}: FAILED: {error}")
         else:
