@@ -36,6 +36,8 @@ def test_names_are_cleaned(raw: str, options: dict[str, bool], said: str) -> Non
         (["cat", "   "], "class 1 has an empty name"),
         (["cat", "dog", "cat"], "'cat' stands there twice"),
         (["Cat", "dog", "cat"], "'cat' and 'Cat' differ only in case"),
+        (["cat", "\u200b"], "class 1 has an empty name"),
+        (["cat", "cat\u200b"], "differ only in case, blanks or invisible letters"),
         (["x" * 500], "(500 characters)' is too long"),
     ],
 )
@@ -49,6 +51,8 @@ def test_names_that_cannot_be_told_apart_are_refused_in_one_line(names: list[str
 
 def test_emoji_and_long_names_within_the_limit_are_let_through() -> None:
     check_names("mine", ["🐱", "🐶", "ß", "x" * LONGEST])
+    flags = [f"\U0001f3f4{''.join(chr(0xE0000 + ord(letter)) for letter in of)}\U000e007f" for of in ("gbeng", "gbsct")]
+    check_names("flags", flags)
 
 
 def test_a_label_outside_the_classes_is_refused() -> None:

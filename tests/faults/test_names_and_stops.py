@@ -31,7 +31,13 @@ from clipcil.terminal import stops_once
 
 
 @pytest.mark.parametrize(
-    ("one", "other"), [("green apple", "Green_Apple"), ("caf\u00e9", "cafe\u0301"), ("STRASSE", "straße")]
+    ("one", "other"),
+    [
+        ("green apple", "Green_Apple"),
+        ("caf\u00e9", "cafe\u0301"),
+        ("STRASSE", "straße"),
+        ("cat", "c\u00ada\u200bt\ufeff"),
+    ],
 )
 def test_names_that_mean_one_class(one: str, other: str) -> None:
     assert same_name(one) == same_name(other)

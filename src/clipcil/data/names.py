@@ -10,6 +10,8 @@ from clipcil.errors import UserError, printable
 
 LONGEST = 300
 """Characters in a name. 77 tokens hold no more than this of any language; the tokenizer says the exact limit later."""
+_INVISIBLE = re.compile("[\u00ad\u200b-\u200f\u202a-\u202e\u2060-\u2069\ufeff]")
+"""Zero-width letters and direction marks; not every format character of Unicode: tags make the flags of countries."""
 _HUMP = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 
 
@@ -26,12 +28,13 @@ def clean_name(raw: str, *, camel: bool = False, hyphens: bool = False) -> str:
 
 
 def same_name(name: str) -> str:
-    """A key that is equal for names that mean one class: in any case, with underscores or blanks, composed or not.
+    """A key that is equal for names that mean one class: in any case, with underscores or blanks, composed or not, with
+    or without invisible letters such as a zero-width space.
 
-    >>> same_name("Green_Apple") == same_name("green  apple")
+    >>> same_name("Green_Apple") == same_name("green  apple") == same_name("green apple\u200b")
     True
     """
-    return unicodedata.normalize("NFC", clean_name(name).casefold())
+    return unicodedata.normalize("NFC", clean_name(_INVISIBLE.sub("", name)).casefold())
 
 
 def need_text(name: object) -> str:
@@ -66,7 +69,7 @@ def check_names(dataset: str, names: Sequence[str]) -> None:
         raise UserError(f"{dataset} has no classes")
     seen: dict[str, str] = {}
     for place, name in enumerate(names):
-        if not need_text(name).strip():
+        if not same_name(need_text(name)):
             raise UserError(f"{dataset}: class {place} has an empty name; give it one")
         if len(name) > LONGEST:
             raise UserError(f"{dataset}: class name '{shorten(name)}' is too long for a prompt; shorten it")
@@ -74,7 +77,8 @@ def check_names(dataset: str, names: Sequence[str]) -> None:
             raise UserError(f"{dataset}: class name '{shorten(printable(name))}' is not UTF-8; rename its folder")
         key = same_name(name)
         if key in seen:
-            how = "stands there twice" if seen[key] == name else f"and '{shorten(seen[key])}' differ only in case"
+            other = f"and '{shorten(seen[key])}' differ only in case, blanks or invisible letters"
+            how = "stands there twice" if seen[key] == name else other
             raise UserError(
                 f"{dataset}: class name '{shorten(name)}' {how}, and CLIP would see one text; rename or merge them"
             )
