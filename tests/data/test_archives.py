@@ -11,6 +11,7 @@ from made_up import make_tar
 from clipcil.data import archives
 from clipcil.data.archives import unpack
 from clipcil.errors import UserError
+from clipcil.files import run_lock
 
 
 def test_unpacked_once_with_the_archives_times(tmp_path: Path, own_cache: Path) -> None:
@@ -26,6 +27,21 @@ def test_unpacked_once_with_the_archives_times(tmp_path: Path, own_cache: Path) 
     os.utime(archive, (5, 5))
     assert unpack(archive) != folder, "a changed archive is another archive"
     assert [path.name for path in folder.parent.iterdir() if path.name.startswith(".")] == []
+
+
+def test_what_a_killed_process_had_unpacked_is_deleted(tmp_path: Path, own_cache: Path) -> None:
+    archive, folder = make_tar(tmp_path / "a.tgz", [("x.txt", b"hello")]), own_cache / "unpacked"
+    for name in ("killed", "at-it", "just-begun"):
+        (folder / f".unpack-{name}" / "all").mkdir(parents=True)
+        os.utime(folder / f".unpack-{name}", (5, 5) if name != "just-begun" else None)
+    (folder / ".unpack-link").symlink_to(tmp_path)
+    with run_lock(folder / ".unpack-at-it"):
+        os.utime(folder / ".unpack-at-it", (5, 5))
+        made = unpack(archive)
+    assert {path.name for path in folder.iterdir()} == {
+        made.name, ".unpack-at-it", ".unpack-just-begun", ".unpack-link"
+    }  # fmt: skip
+    assert archive.exists()
 
 
 @pytest.mark.parametrize("name", ["../evil", "a/../../evil", "/tmp/evil", "a\\..\\evil", "C:/evil"])

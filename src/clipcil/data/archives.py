@@ -7,12 +7,13 @@ import os
 import shutil
 import tarfile
 import tempfile
+import time
 import zlib
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
 
 from clipcil.errors import UserError, first_line, printable
-from clipcil.files import cache_folder
+from clipcil.files import InUseError, cache_folder, run_lock
 
 MAX_FILES = 2_000_000
 MAX_BYTES = 64 * 2**30
@@ -22,6 +23,8 @@ MAX_GROWTH = 100
 MAX_HEADER = 2**20
 """Bytes of an extended header (a long name, PAX records), which tarfile reads into memory in one piece."""
 MAX_DEPTH = 100
+PART = ".unpack-"
+"""How the names of folders begin that are being unpacked into."""
 ENDINGS = (".tar", ".tgz", ".tar.gz", ".tar.bz2", ".tar.xz")
 
 
@@ -44,7 +47,8 @@ def unpack(archive: Path) -> Path:
         if target.is_dir():
             return target
         target.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".unpack-", dir=target.parent) as part:
+        _sweep(target.parent)
+        with tempfile.TemporaryDirectory(prefix=PART, dir=target.parent) as part, run_lock(Path(part)):
             _extract(archive, Path(part) / "all")
             try:
                 (Path(part) / "all").rename(target)
@@ -61,6 +65,16 @@ def unpack(archive: Path) -> Path:
                 " that can be written"
             ) from error
         raise UserError(f"{archive} is not a whole archive ({first_line(error)}); download it again") from error
+
+
+def _sweep(folder: Path) -> None:
+    """Delete what killed processes had begun to unpack. One that is still at it holds the lock of its folder, or has
+    made that folder within the last hour and will."""
+    for part in folder.glob(f"{PART}*"):
+        with suppress(OSError, InUseError):
+            if not part.is_symlink() and part.stat().st_mtime < time.time() - 3600:
+                with run_lock(part):
+                    shutil.rmtree(part)
 
 
 def _extract(archive: Path, into: Path) -> None:
