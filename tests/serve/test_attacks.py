@@ -14,6 +14,9 @@ import pytest
 from PIL import Image
 from server_process import Server, form, png, running
 
+from clipcil.errors import UserError
+from clipcil.serve.transfer import unpack_model
+
 SMALL = {
     "picture_bytes": 60_000,
     "request_bytes": 400_000,
@@ -284,6 +287,13 @@ def test_a_damaged_zip_file_is_named(server: Server, how: int) -> None:
     raw[50:70] = bytes(byte ^ 0x5A for byte in raw[50:70])
     answer = server.call("POST", "/api/model/upload", bytes(raw), "application/zip")
     assert answer.status == 400 and "not a zip file of a model" in answer.json["error"], answer.body
+
+
+def test_a_zip_file_that_is_only_a_directory_is_not_read_into_memory(tmp_path: Path) -> None:
+    names = {f"{number}{'x' * 60_000}": b"" for number in range(30)}  # a directory of 1.8 MB
+    (tmp_path / "m.zip").write_bytes(packed(names))
+    with pytest.raises(UserError, match="not a zip file of a model"):
+        unpack_model(tmp_path / "m.zip", tmp_path / "model", 2**20)
 
 
 def test_models_of_strangers(server: Server, emoji: dict[str, list[bytes]]) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import lzma
+import os
 import re
 import zipfile
 import zlib
@@ -57,7 +59,7 @@ def unpack_model(archive: Path, folder: Path, most: int) -> None:
     """
     folder.mkdir(mode=0o700)
     try:
-        with zipfile.ZipFile(archive) as packed:
+        with _InPieces(archive) as file, zipfile.ZipFile(file) as packed:
             entries = [entry for entry in packed.infolist() if not entry.is_dir()]
             names = [entry.filename for entry in entries]
             if len(set(names)) != len(names) or MODEL not in names or len(names) > 3:
@@ -79,6 +81,17 @@ def unpack_model(archive: Path, folder: Path, most: int) -> None:
         raise UserError(
             f"this is not a zip file of a model ({type(error).__name__}); upload one downloaded here"
         ) from error
+
+
+class _InPieces(io.FileIO):
+    """A file that is read at most `CHUNK` bytes at a time. A zip file's directory is read in one piece, before anything
+    in it can be looked at; one of a gigabyte would take several times that much memory."""
+
+    def read(self, size: int | None = -1) -> bytes:
+        left = os.fstat(self.fileno()).st_size - self.tell()
+        if min(left, left if size is None or size < 0 else size) > CHUNK:
+            raise zipfile.BadZipFile("its directory is too large")
+        return super().read(size) or b""
 
 
 def pack_export(keeper: Keeper, form: Format, into: Path) -> Path:
