@@ -11,6 +11,7 @@ import torch
 from clipcil import checks
 from clipcil.clip import CLIP
 from clipcil.data.dataset import Dataset
+from clipcil.errors import UserError
 from clipcil.methods.registry import methods
 
 SIZES = (4, 3, 1)  # uneven, with a task of one class at the end
@@ -56,6 +57,23 @@ def test_the_paper_s_methods_are_all_there() -> None:
 @pytest.mark.parametrize("name", ALL)
 def test_one_column_per_class_seen(name: str, mini: CLIP, data: Dataset, cache: Path) -> None:
     checks.check_columns(checks.set_up(methods()[name], mini, data, SIZES, cache))
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_names_it_cannot_learn_are_refused_before_the_first_task(
+    name: str, mini: CLIP, data: Dataset, cache: Path
+) -> None:
+    long = replace(data, classes=[*data.classes[:-1], " ".join("x" * 100)])  # more tokens than the text tower reads
+    fixture = checks.set_up(methods()[name], mini, long, (sum(SIZES) - 1, 1), cache)
+    fixture.method.check_names(data.classes)
+    try:
+        fixture.method.check_names(long.classes)
+    except UserError as error:
+        assert "shorten the" in str(error)
+        with pytest.raises(UserError, match="shorten the"):
+            fixture.learn()
+    else:
+        fixture.learn()
 
 
 @pytest.mark.parametrize("name", ALL)

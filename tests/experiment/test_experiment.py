@@ -74,6 +74,15 @@ def test_own_method_own_dataset_and_loaded_backbone(data: Dataset, mini: CLIP) -
     assert repr(results) == f"Results(after 3 of 3 tasks: A_B {results.last:.2f} %, Ā {results.average:.2f} %)"
 
 
+def test_a_name_that_is_too_long_is_refused_before_anything_is_learnt(
+    data: Dataset, mini: CLIP, tmp_path: Path
+) -> None:
+    long = replace(data, classes=[*data.classes[:-1], " ".join("x" * 100)])
+    with pytest.raises(UserError, match="shorten the class name"):
+        Experiment("dmc-ot", data=long, backbone=mini, increment=2).run(tmp_path / "run")
+    assert not (tmp_path / "run").exists(), "a run that could not begin has claimed nothing"
+
+
 def test_the_loop_by_hand_and_a_run_give_the_same(data: Dataset, mini: CLIP, tmp_path: Path) -> None:
     options: dict[str, Any] = {"data": data, "backbone": mini, "increment": 2, "seed": 3}
     options |= {"stage1.epochs": 1, "stage2": {"epochs": 1, "steps": 0}}

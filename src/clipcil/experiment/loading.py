@@ -55,7 +55,9 @@ def load_parts(
         dataset = dataset.hold_out(spec.hold_out, spec.seed)
     if spec.shots is not None:
         dataset = dataset.shrink(spec.shots, spec.seed)
-    clip = learner.build(dataset.templates).clip
+    method = learner.build(dataset.templates)
+    method.check_names(dataset.classes)
+    clip = method.clip
     if kind.tunes_tower:
         reader = Reader(clip, cache_folder(), session.device, run_cache=session.run_cache)
     else:

@@ -99,6 +99,10 @@ class Method(nn.Module, ABC):
     def allocate(self, names: Sequence[str]) -> None:
         """Create what a new task of classes `names` needs beyond growing buffers; `names` and `sizes` include it."""
 
+    def check_names(self, names: Sequence[str]) -> None:
+        """Refuse class names that are too long for the texts made of them. An experiment calls it with all its names
+        before the first task, because the last task would be late to say so. Without texts there is nothing to do."""
+
     @abstractmethod
     def learn_task(self, task: Task) -> None:
         """Learn the classes of `task`; everything that grows has grown, and the module is in training mode."""

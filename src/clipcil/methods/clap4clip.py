@@ -23,7 +23,7 @@ from clipcil.data.stream import Task
 from clipcil.memory.exemplars import Budget, ExemplarMemory
 from clipcil.methods.base import LARGEST_TENSOR, Method
 from clipcil.methods.registry import register
-from clipcil.prompts.templates import encode_sentences, ensemble
+from clipcil.prompts.templates import check_sentences, encode_sentences, ensemble
 from clipcil.settings import within
 from clipcil.training.dropout import quick_dropout
 from clipcil.training.loop import Training
@@ -177,6 +177,9 @@ class CLAP4CLIP(Method):
         self.attention = VisualGuidedAttention(self.dim, self.config.hidden, self.config.dropout).requires_grad_(False)
         self.adapters = nn.ModuleList()  # a task each
         self.register_buffer("sentences", torch.zeros(0, 0, self.dim, device=self.device), persistent=False)
+
+    def check_names(self, names: Sequence[str]) -> None:
+        check_sentences(self.clip, names, self.templates)
 
     def allocate(self, names: Sequence[str]) -> None:
         sentences = encode_sentences(self.clip, names, self.templates)

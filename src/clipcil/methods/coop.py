@@ -21,7 +21,7 @@ from clipcil.memory.exemplars import Budget, ExemplarMemory
 from clipcil.methods.base import Method
 from clipcil.methods.registry import register
 from clipcil.prompts.shared import encode_shared
-from clipcil.prompts.text import PromptTexts
+from clipcil.prompts.text import PromptTexts, tokenize_names
 from clipcil.settings import within
 from clipcil.training.loop import Training
 
@@ -73,6 +73,9 @@ class CoOp(Method):
         self.context = nn.Parameter(first.to(self.device), requires_grad=False)  # (1, M, width)
         self.class_texts = PromptTexts(self.clip, [""], self.config.context_length)
         self.growing_buffer("classifier", self.dim)
+
+    def check_names(self, names: Sequence[str]) -> None:
+        tokenize_names(self.clip, names, self.config.context_length, self.config.suffix)
 
     def allocate(self, names: Sequence[str]) -> None:
         self.class_texts = PromptTexts(self.clip, self.names, self.config.context_length, self.config.suffix)

@@ -26,8 +26,8 @@ from clipcil.distributed import spread
 from clipcil.memory.gaussians import GaussianMemory
 from clipcil.methods.base import Method
 from clipcil.methods.registry import register
-from clipcil.prompts.templates import encode_classes, fill
-from clipcil.prompts.text import PromptTexts, encode_prompts
+from clipcil.prompts.templates import check_sentences, encode_classes, fill
+from clipcil.prompts.text import PromptTexts, encode_prompts, tokenize_names
 from clipcil.settings import within
 from clipcil.training.augment import Augment, TowerTraining, augmented
 from clipcil.training.loop import Training
@@ -137,6 +137,10 @@ class DMC(Method):
         self.growing_buffer("classifier", self.dim)
         self.register_buffer("task_texts", torch.zeros(0, self.dim, device=self.device))
         self.task_text = PromptTexts(self.clip, [""], self.config.prompt_length)
+
+    def check_names(self, names: Sequence[str]) -> None:
+        check_sentences(self.clip, names, [self.config.template])
+        tokenize_names(self.clip, names, self.config.prompt_length, self.config.suffix)
 
     def allocate(self, names: Sequence[str]) -> None:
         length, width = self.config.prompt_length, self.clip.config.text.width

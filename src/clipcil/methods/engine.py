@@ -26,7 +26,7 @@ from clipcil.descriptions.file import Descriptions, average_by_owner, encode_des
 from clipcil.heads.discriminant import AveragedDiscriminantHead, DiscriminantHead
 from clipcil.methods.base import Method
 from clipcil.methods.registry import register
-from clipcil.prompts.templates import ensemble, raw_sentences
+from clipcil.prompts.templates import check_sentences, ensemble, raw_sentences
 from clipcil.settings import within
 from clipcil.training.loop import Training
 from clipcil.training.losses import clip_loss
@@ -118,6 +118,9 @@ class ENGINE(Method):
         self.register_buffer("pair_texts", torch.zeros(0, 0, dim, device=self.device))
         self._known: Descriptions | None = None
         self._spoken: list[tuple[Tensor, Tensor]] = []  # a task each: raw sentences (S, dim), their pairs (S, 2)
+
+    def check_names(self, names: Sequence[str]) -> None:
+        check_sentences(self.clip, names, self.templates)
 
     def allocate(self, names: Sequence[str]) -> None:
         dim, added = self.dim, len(names)

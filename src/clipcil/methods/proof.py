@@ -24,7 +24,7 @@ from clipcil.data.stream import Task
 from clipcil.memory.exemplars import Budget, ExemplarMemory
 from clipcil.methods.base import LARGEST_TENSOR, Method
 from clipcil.methods.registry import register
-from clipcil.prompts.templates import raw_sentences
+from clipcil.prompts.templates import check_sentences, raw_sentences
 from clipcil.settings import within
 from clipcil.training.dropout import draw_kept, keep_share
 from clipcil.training.loop import Training
@@ -227,6 +227,9 @@ class PROOF(Method):
         self.register_buffer("sentences", torch.zeros(0, 0, dim, device=device), persistent=False)
         self.growing_buffer("prototypes", dim)
         self.register_buffer("tokens", torch.zeros(0, dim, device=device))
+
+    def check_names(self, names: Sequence[str]) -> None:
+        check_sentences(self.clip, names, self.templates)
 
     def allocate(self, names: Sequence[str]) -> None:
         dim, device = self.dim, self.device

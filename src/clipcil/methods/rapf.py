@@ -22,7 +22,7 @@ from clipcil.data.stream import Task
 from clipcil.memory.gaussians import GaussianMemory
 from clipcil.methods.base import Method
 from clipcil.methods.registry import register
-from clipcil.prompts.templates import encode_classes
+from clipcil.prompts.templates import check_sentences, encode_classes
 from clipcil.settings import within
 from clipcil.training.loop import Training
 
@@ -99,6 +99,9 @@ class RAPF(Method):
         self.adapter.requires_grad_(False)
         self.growing_buffer("texts", dim)
         self.growing_buffer("spreads", 2)
+
+    def check_names(self, names: Sequence[str]) -> None:
+        check_sentences(self.clip, names, [self.config.template])
 
     def allocate(self, names: Sequence[str]) -> None:
         self.texts[self.old :] = encode_classes(self.clip, names, [self.config.template])

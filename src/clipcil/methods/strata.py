@@ -27,7 +27,7 @@ from clipcil.heads.stacked import Discriminant, Head, fit_discriminant, fit_ridg
 from clipcil.memory.rows import FeatureRows
 from clipcil.methods.base import Method
 from clipcil.methods.registry import register
-from clipcil.prompts.templates import encode_classes
+from clipcil.prompts.templates import check_sentences, encode_classes
 from clipcil.settings import within
 
 
@@ -80,6 +80,9 @@ class Strata(Method):
         # The same numbers wherever the method is built: the directions are no part of a checkpoint.
         directions = torch.randn(levels, count, generator=torch.Generator().manual_seed(0))
         self.register_buffer("directions", directions.to(self.device), persistent=False)
+
+    def check_names(self, names: Sequence[str]) -> None:
+        check_sentences(self.clip, names, self.templates)
 
     def allocate(self, names: Sequence[str]) -> None:
         self.texts[self.old :] = encode_classes(self.clip, names, self.templates)

@@ -15,7 +15,7 @@ from clipcil.data.batch import Batch
 from clipcil.data.stream import Task
 from clipcil.methods.base import Method
 from clipcil.methods.registry import register
-from clipcil.prompts.templates import encode_classes
+from clipcil.prompts.templates import check_sentences, encode_classes
 
 
 @dataclass(frozen=True)
@@ -42,9 +42,16 @@ class ZeroShot(Method):
     def build(self) -> None:
         self.growing_buffer("texts", self.dim)
 
+    def check_names(self, names: Sequence[str]) -> None:
+        check_sentences(self.clip, names, self.sentences)
+
     def allocate(self, names: Sequence[str]) -> None:
-        templates = self.templates if self.config.ensemble else (self.config.template,)
-        self.texts[self.old :] = encode_classes(self.clip, names, templates)
+        self.texts[self.old :] = encode_classes(self.clip, names, self.sentences)
+
+    @property
+    def sentences(self) -> tuple[str, ...]:
+        """The templates that a class text is the mean of."""
+        return self.templates if self.config.ensemble else (self.config.template,)
 
     def learn_task(self, task: Task) -> None:
         """Nothing is learnt: the texts follow from the names."""

@@ -16,6 +16,25 @@ from clipcil.distributed import spread
 from clipcil.errors import UserError
 
 
+def tokenize_names(clip: CLIP, names: Sequence[str], length: int, suffix: str = "") -> tuple[Tensor, Tensor]:
+    """Tokens (N, L) of the names, and where each text ends (N,), with room for `length` vectors in front of a name.
+
+    Raises:
+        UserError: There is no such room.
+    """
+    ids, ends = clip.tokenizer([name + suffix for name in names])
+    context = clip.config.text.context
+    if length + 2 >= context:  # beside the marks of beginning and end there has to be room for a name
+        raise UserError(f"a prompt of {length} vectors does not fit the {context} tokens of the text tower; take fewer")
+    for name, end in zip(names, ends.tolist(), strict=True):
+        if end + length >= context:
+            raise UserError(
+                f"class name '{name}' is {end - 1} tokens long and does not fit the {context} tokens of the text"
+                f" tower beside a prompt of {length}; shorten the name"
+            )
+    return ids, ends
+
+
 class PromptTexts(nn.Module):
     """The fixed part of soft prompts: token embeddings of `[SOS]`, and of `name [EOS]`, for each class.
 
@@ -33,18 +52,7 @@ class PromptTexts(nn.Module):
 
     def __init__(self, clip: CLIP, names: Sequence[str], length: int, suffix: str = "") -> None:
         super().__init__()
-        ids, ends = clip.tokenizer([name + suffix for name in names])
-        context = clip.config.text.context
-        if length + 2 >= context:  # beside the marks of beginning and end there has to be room for a name
-            raise UserError(
-                f"a prompt of {length} vectors does not fit the {context} tokens of the text tower; take fewer"
-            )
-        for name, end in zip(names, ends.tolist(), strict=True):
-            if end + length >= context:
-                raise UserError(
-                    f"class name '{name}' is {end - 1} tokens long and does not fit the {context} tokens of the text"
-                    f" tower beside a prompt of {length}; shorten the name"
-                )
+        ids, ends = tokenize_names(clip, names, length, suffix)
         device = clip.logit_scale.device
         with torch.no_grad():
             embedded = clip.text.embed(ids.to(device))
