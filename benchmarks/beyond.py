@@ -53,12 +53,18 @@ def collect(runs: Sequence[RunResult]) -> dict[Stream, dict[str, Scores]]:
 
 
 def above(ours: Scores, theirs: Scores) -> tuple[float, float, int]:
-    """Mean difference over runs of the same order and seed, its standard error, and their number."""
-    gaps = [ours[key] - theirs[key] for key in sorted(ours.keys() & theirs.keys())]
+    """Mean difference over runs of the same order and seed, its standard error, and the number of class orders.
+
+    Seeds of one class order share what is particular to it, so they count once: the error is that of the orders' means.
+    """
+    gaps: dict[str, list[float]] = {}
+    for order, seed in sorted(ours.keys() & theirs.keys()):
+        gaps.setdefault(order, []).append(ours[order, seed] - theirs[order, seed])
     if not gaps:
         return float("nan"), float("nan"), 0
-    error = statistics.stdev(gaps) / len(gaps) ** 0.5 if len(gaps) > 1 else float("nan")
-    return statistics.fmean(gaps), error, len(gaps)
+    means = [statistics.fmean(each) for each in gaps.values()]
+    error = statistics.stdev(means) / len(means) ** 0.5 if len(means) > 1 else float("nan")
+    return statistics.fmean(gap for each in gaps.values() for gap in each), error, len(means)
 
 
 def table(found: dict[Stream, dict[str, Scores]], best: str) -> str:

@@ -23,6 +23,15 @@ def test_differences_are_taken_between_runs_of_the_same_order_and_seed() -> None
     assert above(ours, {})[2] == 0
 
 
+def test_seeds_of_one_class_order_count_once() -> None:
+    ours = {(order, seed): 70.0 for order in ("seed:1", "seed:2") for seed in (0, 1)}
+    theirs = {("seed:1", 0): 69.0, ("seed:1", 1): 67.0, ("seed:2", 0): 66.0, ("seed:2", 1): 66.0}
+    assert above(ours, theirs) == (3.0, 1.0, 2)
+    one = {key: value for key, value in theirs.items() if key[0] == "seed:1"}
+    mean, error, count = above(ours, one)
+    assert (mean, count) == (2.0, 1) and math.isnan(error), "two seeds of one order say nothing about orders"
+
+
 def test_the_average_is_over_streams_not_runs() -> None:
     one, two = ("seed:1", 0), ("seed:2", 0)
     found = {
