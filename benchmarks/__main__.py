@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import json
 import sys
 import time
 from pathlib import Path
@@ -12,6 +11,7 @@ from pathlib import Path
 import torch
 
 from benchmarks.harness import Row, machine, table
+from clipcil.files import write_json
 
 BENCHMARKS = {
     "P1": "p1_prompt_step",
@@ -62,9 +62,9 @@ def main() -> int:
         for row in found:
             print("  ".join(cell for cell in row.cells() if cell), file=sys.stderr, flush=True)
         print(f"{name} took {time.perf_counter() - start:.1f} s", file=sys.stderr, flush=True)
+        if given.json:  # after each of them: all take half an hour, and what is measured should not be lost
+            write_json(given.json, {"machine": about, "rows": [row.as_dict() for row in rows]})
     print(table(rows))
-    if given.json:
-        given.json.write_text(json.dumps({"machine": about, "rows": [row.as_dict() for row in rows]}, indent=1) + "\n")
     return 0
 
 

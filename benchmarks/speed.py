@@ -1,4 +1,4 @@
-"""The table of speed in the README: what `python -m benchmarks --json benchmarks/results/speed/NAME.json` measured.
+"""The tables of speed in the documents: what `python -m benchmarks --json benchmarks/results/speed/NAME.json` measured.
 
 Several files may be kept, such as one for each machine. A later one (by name) replaces the rows of an earlier one that
 measure the same step.
@@ -40,9 +40,17 @@ def read_kept(folder: Path) -> list[tuple[dict[str, Any], list[Row]]]:
     return [(machine, rows) for machine, rows in kept if rows]
 
 
-def speed_table(folder: Path) -> str:
-    """A line for each step, P before S and by number, and under it the machines that the figures are of."""
+def speed_table(folder: Path, compared: bool = False) -> str:
+    """A line for each step, P before S and by number, and under it the machines that the figures are of.
+
+    Args:
+        folder: Where the measurements are kept.
+        compared: Only the steps that have a goal and are compared with the peers' way.
+    """
     kept = read_kept(folder)
+    if compared:
+        kept = [(machine, [row for row in rows if row.theirs and row.goal]) for machine, rows in kept]
+        kept = [(machine, rows) for machine, rows in kept if rows]
     rows = sorted((row for _, rows in kept for row in rows), key=lambda row: (row.name[0], int(row.name[1:])))
     lines = [
         [row.name, row.step, row.theirs, row.ours, row.result + ": **missed**" * (row.passed is False), row.goal]

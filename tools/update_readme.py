@@ -18,8 +18,8 @@ from clipcil.experiment.claims import find_rows, judge_claims
 from clipcil.files import write_text
 from clipcil.paper import Row, read_table
 from clipcil.reading import MissingFileError, read_text
-from clipcil.report.claims import Stream, summary
-from clipcil.report.claims_text import markdown, markdown_table, stream_namer
+from clipcil.report.claims import Stream
+from clipcil.report.claims_text import DASH, markdown, markdown_table, stream_namer
 from clipcil.report.compare import Group, flatten, group_runs, show, title_of
 from clipcil.report.keep import NOTES
 from clipcil.report.runs import RunResult, find_runs
@@ -46,21 +46,22 @@ def ablations_table(runs: Sequence[RunResult]) -> str:
 
 
 def _accuracies(rows: Sequence[Row], groups: Sequence[Group]) -> str:
+    """A table for each dataset, with a column for each of its streams; all in one could not be read for its width."""
     found = find_rows(rows, groups)
     streams = sorted({stream for stream, _ in found})
     name = stream_namer(streams)
-    head = ["A_B ± s (Ā), %", *(f"{name(stream)}{_orders(found, stream)}" for stream in streams)]
-    lines = []
-    for row in rows:
-        cells = [_cell(found.get((stream, row.label))) for stream in streams]
-        if any(cell != "–" for cell in cells):
-            lines.append([row.label, *cells])
-    return markdown_table(head, lines)
+    tables = []
+    for data in dict.fromkeys(stream[0] for stream in streams):
+        own = [stream for stream in streams if stream[0] == data]
+        head = ["A_B ± s (Ā), %", *(f"{name(stream)}{_orders(found, stream)}" for stream in own)]
+        lines = [[row.label, *(_cell(found.get((stream, row.label))) for stream in own)] for row in rows]
+        tables.append(markdown_table(head, [line for line in lines if {*line[1:]} != {DASH}]))
+    return "\n\n".join(tables)
 
 
 def _cell(group: Group | None) -> str:
     if group is None:
-        return "–"
+        return DASH
     return f"{_accuracy(group)} ({group.average.mean:.1f})"
 
 
@@ -76,11 +77,16 @@ def _orders(found: dict[tuple[Stream, str], Group], stream: Stream) -> str:
 
 
 def claims_table(runs: Sequence[RunResult]) -> str:
-    """Each claim with its verdict on each stream."""
-    judged = judge_claims(runs)
+    """Each claim with its verdict on each dataset and number of training pictures; a claim says its number of tasks."""
+    judged = [each for each in judge_claims(runs) if each.verdict != "not measured"]
     name = stream_namer(sorted({each.stream for each in judged}))
-    lines = [[f"{number}. {says}", verdict] for number, (says, verdict) in enumerate(summary(judged, name), start=1)]
-    return markdown_table(["claim of the paper", "verdict"], lines)
+    column = {each.stream: name(each.stream).replace(f", {each.stream[1]} tasks", "") for each in judged}
+    columns = list(dict.fromkeys(column[stream] for stream in sorted(column)))
+    lines = []
+    for number, claim in enumerate(read_table("claims").claims, start=1):
+        own = {column[each.stream]: each.verdict for each in judged if each.claim == claim}
+        lines.append([f"{number}. {claim.says}", *(own.get(each, DASH) for each in columns)])
+    return markdown_table(["claim of the paper", *columns], lines)
 
 
 def beyond_table(runs: Sequence[RunResult]) -> str:
@@ -110,14 +116,15 @@ def choice_table(runs: Sequence[RunResult]) -> str:
     return markdown_table(["method", "settings", "folds", "accuracy"], lines)
 
 
-def speed_table(folder: Path) -> str:
-    """What `python -m benchmarks --json` measured."""
+def speed_table(folder: Path, what: str) -> str:
+    """What `python -m benchmarks --json` measured; `ratios`: what has a goal and is compared with the peers' way."""
     from benchmarks.speed import speed_table as table
 
-    return table(folder)
+    return table(folder, compared=what == "ratios")
 
 
 HELD_OUT = ("heads", "novelty")
+SPEED = ("speed", "ratios")
 TABLES: dict[str, Callable[[Sequence[RunResult]], str]] = {
     "methods": methods_table,
     "ablations": ablations_table,
@@ -138,27 +145,26 @@ def updated(text: str, root: Path) -> str:
         folder = root / (found[2] or "results")
         if found[1] in HELD_OUT:
             made = held_out_table(folder, found[1])
-        elif found[1] == "speed":
-            made = speed_table(folder)
+        elif found[1] in SPEED:
+            made = speed_table(folder, found[1])
         elif found[1] in TABLES:
             made = TABLES[found[1]](find_runs([folder]))
         else:
-            raise UserError(
-                f"there is no table '{found[1]}' of results; known: {', '.join([*TABLES, *HELD_OUT, 'speed'])}"
-            )
+            known = ", ".join([*TABLES, *HELD_OUT, *SPEED])
+            raise UserError(f"there is no table '{found[1]}' of results; known: {known}")
         return f"{found[0].splitlines()[0]}\n\n{made}\n\n<!-- /results -->"
 
     return MARKED.sub(table, text)
 
 
 def pages(root: Path) -> dict[Path, str]:
-    """The README, the pages on Strata and on baselines, and that of claims, as they should be."""
+    """The README, the pages with tables, and that of claims, as they should be."""
     runs = find_runs([root / "results"])
     try:
         note = read_text(root / "results" / NOTES)
     except MissingFileError:
         note = ""
-    marked = [root / "README.md", root / "docs" / "beyond.md", root / "docs" / "baselines.md"]
+    marked = [root / "README.md", *(root / "docs" / f"{name}.md" for name in ("baselines", "beyond", "speed"))]
     return {
         **{path: updated(read_text(path), root) for path in marked},
         root / "docs" / "claims.md": markdown(judge_claims(runs), runs, note),
