@@ -6,6 +6,7 @@ import http.client
 import io
 import re
 import socket
+import tracemalloc
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -293,6 +294,36 @@ def test_a_zip_file_that_is_only_a_directory_is_not_read_into_memory(tmp_path: P
     names = {f"{number}{'x' * 60_000}": b"" for number in range(30)}  # a directory of 1.8 MB
     (tmp_path / "m.zip").write_bytes(packed(names))
     with pytest.raises(UserError, match="not a zip file of a model"):
+        unpack_model(tmp_path / "m.zip", tmp_path / "model", 2**20)
+
+
+@pytest.mark.parametrize("how", [zipfile.ZIP_LZMA, zipfile.ZIP_BZIP2])
+def test_a_zip_file_that_would_be_unpacked_in_one_piece_is_not_opened(tmp_path: Path, how: int) -> None:
+    with zipfile.ZipFile(tmp_path / "m.zip", "w", how) as archive, archive.open("model.toml", "w") as entry:
+        for _ in range(64):
+            entry.write(bytes(2**20))
+    tracemalloc.start()
+    try:
+        with pytest.raises(UserError, match="not a zip file of a model"):
+            unpack_model(tmp_path / "m.zip", tmp_path / "model", 2**20)
+        assert tracemalloc.get_traced_memory()[1] < 8 * 2**20
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_zip_file_whose_entries_would_lie_before_its_start_is_named(tmp_path: Path) -> None:
+    raw = bytearray(packed({"model.toml": b"x = 1"}))
+    place = raw.rindex(b"PK\x05\x06") + 16  # where the directory begins, which all other places are counted from
+    raw[place : place + 4] = b"\xff\xff\xff\x7f"
+    (tmp_path / "m.zip").write_bytes(raw)
+    with pytest.raises(UserError, match="not a zip file of a model"):
+        unpack_model(tmp_path / "m.zip", tmp_path / "model", 2**20)
+
+
+def test_a_zip_file_with_an_entry_without_a_name_is_named(tmp_path: Path) -> None:
+    raw = packed({"model.toml": b"x = 1", "z": b""})
+    (tmp_path / "m.zip").write_bytes(raw.replace(b"z", b"\0"))  # zipfile cuts names at a zero byte
+    with pytest.raises(UserError, match="zip file"):
         unpack_model(tmp_path / "m.zip", tmp_path / "model", 2**20)
 
 
