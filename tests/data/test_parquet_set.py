@@ -14,7 +14,7 @@ from clipcil.data.datasets import hub as hub_set
 from clipcil.errors import UserError
 
 
-def write(path: Path, labels: list[Any], names: list[str] | None = None, **columns: list[Any]) -> Path:
+def write(path: Path, labels: Any, names: list[str] | None = None, **columns: Any) -> Path:
     """A file as Hugging Face writes it: {bytes, path} pictures; class names in the metadata."""
     path.parent.mkdir(parents=True, exist_ok=True)
     images = [{"bytes": encoded(i), "path": f"{i}.png"} for i in range(len(labels))]
@@ -126,6 +126,57 @@ def test_wrong_labels(tmp_path: Path, labels: list[Any], names: list[str] | None
         opened(tmp_path)
     assert said in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+NOT_UTF8 = pa.Array.from_buffers(pa.string(), 2, pa.array([b"\xff\xfe", b"ab"]).buffers())
+"""Text that is none: Arrow reads it without a look."""
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [
+        {"note": NOT_UTF8},
+        {"day": pa.array([2**30, 1], pa.date32())},
+        {"hour": pa.array([2**62, 1], pa.timestamp("us", "Mars/Phobos"))},
+        {"split": pa.array([b"train", b"test"]).cast(pa.binary())},
+    ],
+)
+def test_what_other_columns_hold_does_not_matter(tmp_path: Path, columns: dict[str, Any]) -> None:
+    write(tmp_path / "a.parquet", ["x", "x"], **columns)
+    assert len(opened(tmp_path, image="image").train) == 1
+
+
+def test_labels_and_parts_that_are_categories(tmp_path: Path) -> None:
+    """What pandas writes for a category: numbers, and a list of what they stand for."""
+    labels, parts = pa.array(["y", "x", "x_", "y"]), pa.array(["train", "test", "train", "test"])
+    write(tmp_path / "a.parquet", labels.dictionary_encode(), split=parts.dictionary_encode())
+    data = opened(tmp_path)
+    assert data.classes == ["x", "y"] and data.train.labels.tolist() == [1, 0] == data.test.labels.tolist()[::-1]
+    write(tmp_path / "a.parquet", pa.array(["x", None]).dictionary_encode())
+    with pytest.raises(UserError, match="1 empty labels"):
+        opened(tmp_path)
+
+
+@pytest.mark.parametrize("metadata", ['{"info": {"features": [1]}}', '{"info": {"features": "x"}}', "[" * 99_999, "[]"])
+def test_metadata_that_name_nothing_are_passed_over(tmp_path: Path, metadata: str) -> None:
+    table = pa.table({"image": [encoded(0), encoded(1)], "label": ["a", "b"]})
+    pq.write_table(table.replace_schema_metadata({"huggingface": metadata}), tmp_path / "a.parquet")
+    assert opened(tmp_path).classes == ["a", "b"]
+
+
+def test_columns_that_cannot_be_what_they_are_named_for(tmp_path: Path) -> None:
+    write(tmp_path / "a.parquet", NOT_UTF8)
+    with pytest.raises(UserError, match="column 'label' holds text that is not UTF-8"):
+        opened(tmp_path)
+    write(tmp_path / "a.parquet", ["x", "y"], number=[1, 2], file=[{"path": "a"}, {"path": "b"}])
+    for name in ("number", "file", "label"):
+        with pytest.raises(UserError, match=rf"column '{name}' holds .*, not pictures"):
+            opened(tmp_path, image=name)
+    twice = pa.Table.from_arrays([pa.array([encoded(0)]), *[pa.array(["x"])] * 2], ["image", "label", "label"])
+    pq.write_table(twice, tmp_path / "a.parquet")
+    for options in ({}, {"label": "label"}):
+        with pytest.raises(UserError, match="2 columns called 'label'"):
+            opened(tmp_path, **options)
 
 
 def test_wrong_files(tmp_path: Path) -> None:

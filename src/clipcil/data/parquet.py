@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -19,7 +18,7 @@ from clipcil.data.parquet_pages import DICTIONARY, PageError, pages
 from clipcil.data.pictures import PictureSet
 from clipcil.errors import UserError, first_line
 from clipcil.files import sha256
-from clipcil.reading import open_regular
+from clipcil.reading import open_regular, parse_json
 
 MOST_GROWTH = 50
 """How many times its own size a file may grow when it is read: pictures are compressed already."""
@@ -58,8 +57,8 @@ class ParquetTable:
     pictures: PictureSet
     names: list[str] | None
     """Class names by label, where the file's metadata or a text label column has them."""
-    columns: dict[str, list[Any]]
-    """The other columns, by name."""
+    splits: list[str | None]
+    """The column `split`, where there is one of text; else empty. No other column is looked at."""
     text_labels: bool = False
     """Whether the label column holds names, of which the labels are the places in sorted order."""
 
@@ -83,15 +82,17 @@ def read_parquet(
     image = _pick(image, files[0], "image", _picture_columns(table), table.column_names)
     label = _pick(label, files[0], "label", _label_columns(table, features), table.column_names)
     column = table[image]
+    if not holds_pictures(column.type):
+        raise UserError(f"{files[0]}: column '{image}' holds {str(column.type)[:80]}, not pictures")
     if pa.types.is_struct(column.type):
         kind = column.type.field("bytes").type
         column = pa.chunked_array([chunk.field("bytes") for chunk in column.chunks], type=kind)
     labels, names = _labels(table[label], features.get(label, {}).get("names"), files[0], label)
     pictures = PictureSet(name, ArrowPictures(column), labels, identity_of_tables(files))
-    small = [field.name for field in table.schema if not pa.types.is_nested(field.type)]
-    others = {key: table[key].to_pylist() for key in small if key not in (image, label)}
+    told = table.column_names.count("split") == 1 and _is_text(table["split"].type)
+    splits = _texts(table["split"], files[0], "split") if told else []
     text = not pa.types.is_integer(table[label].type)
-    return ParquetTable(pictures, names, others, text)
+    return ParquetTable(pictures, names, splits, text)
 
 
 def _read(file: Path) -> Any:
@@ -144,7 +145,7 @@ def open_parquet(file: Path) -> Iterator[OpenParquet]:
                     raise _too_large(file, min(most, MAX_PAGE))
                 largest = max(largest, page.unpacked if page.kind == DICTIONARY else 0)
             yield OpenParquet(reader, most, max(1, min(ROWS, MAX_BATCH // max(1, largest))))
-    except (OSError, pa.ArrowException, PageError) as error:
+    except (OSError, pa.ArrowException, PageError, UnicodeDecodeError) as error:
         raise UserError(f"{file} is not a parquet file that can be read ({first_line(error)})") from error
 
 
@@ -165,20 +166,24 @@ def _hub_features(metadata: dict[bytes, bytes] | None) -> dict[str, dict[str, An
     if not text:
         return {}
     try:
-        features = json.loads(text)["info"]["features"]
-    except (ValueError, KeyError, TypeError):
+        features = parse_json(text, "the metadata")["info"]["features"]
+    except (UserError, KeyError, TypeError):
         return {}
-    return {key: value for key, value in features.items() if isinstance(value, dict)}
+    found = features if isinstance(features, dict) else {}
+    return {key: value for key, value in found.items() if isinstance(value, dict)}
+
+
+def holds_pictures(kind: Any) -> bool:
+    """Whether a column of this Arrow type can hold encoded pictures: bytes, or Hugging Face's {bytes, path}."""
+    import pyarrow as pa
+
+    if pa.types.is_struct(kind):
+        inside = [field.type for field in kind if field.name == "bytes"]
+        return len(inside) == 1 and not pa.types.is_struct(inside[0]) and holds_pictures(inside[0])
+    return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
 
 
 def _picture_columns(table: Any) -> list[str]:
-    import pyarrow as pa
-
-    def holds_pictures(kind: Any) -> bool:
-        if pa.types.is_struct(kind):
-            return any(kind.field(i).name == "bytes" for i in range(kind.num_fields))
-        return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
-
     return [field.name for field in table.schema if holds_pictures(field.type)]
 
 
@@ -198,13 +203,44 @@ def _pick(given: str | None, file: Path, what: str, found: list[str], columns: l
     if given is not None:
         if given not in columns:
             raise UserError(f"{file} has no column '{given}'; it has: {', '.join(columns)}")
-        return given
+        found = [given]
     if len(found) != 1:
         some = f"{len(found)} columns that could be ({', '.join(found)})" if found else "no column that could be"
         raise UserError(
             f"{file} has {some} the {what}; name it with the data option {what}=NAME (columns: {', '.join(columns)})"
         )
+    if columns.count(found[0]) > 1:
+        raise UserError(f"{file} has {columns.count(found[0])} columns called '{found[0]}'; rename all but one")
     return found[0]
+
+
+def _is_text(kind: Any) -> bool:
+    import pyarrow as pa
+
+    if pa.types.is_dictionary(kind):  # what pandas calls a category
+        kind = kind.value_type
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
+
+
+def _texts(column: Any, file: Path, key: str) -> list[str | None]:
+    """The values of a column of text. Rows that refer to one value share it, so that a long one costs its length once.
+
+    Raises:
+        UserError: One of them is not UTF-8, which Arrow does not check.
+    """
+    import pyarrow as pa
+
+    found: list[str | None] = []
+    try:
+        for chunk in column.chunks:
+            if pa.types.is_dictionary(chunk.type):
+                values = [*chunk.dictionary.to_pylist(), None]
+                found += [values[-1 if place is None else place] for place in chunk.indices.to_pylist()]
+            else:
+                found += chunk.to_pylist()
+    except UnicodeDecodeError as error:
+        raise UserError(f"{file}: column '{key}' holds text that is not UTF-8") from error
+    return found
 
 
 def _labels(column: Any, names: list[str] | None, file: Path, key: str) -> tuple[torch.Tensor, list[str] | None]:
@@ -214,11 +250,12 @@ def _labels(column: Any, names: list[str] | None, file: Path, key: str) -> tuple
         names = None  # the metadata are written by whoever made the file
     if column.null_count:
         raise UserError(f"{file}: column '{key}' has {column.null_count} empty labels")
-    if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
-        values = [clean_name(value) for value in column.to_pylist()]
-        names = sorted(set(values))
-        place = {value: index for index, value in enumerate(names)}
-        return torch.tensor([place[value] for value in values], dtype=torch.int64), names
+    if _is_text(column.type):
+        values = _texts(column, file, key)
+        said = {value: clean_name(value or "") for value in set(values)}
+        names = sorted(set(said.values()))
+        place = {name: index for index, name in enumerate(names)}
+        return torch.tensor([place[said[value]] for value in values], dtype=torch.int64), names
     if not pa.types.is_integer(column.type):
         raise UserError(f"{file}: column '{key}' holds {column.type}, not labels (whole numbers or names)")
     labels = torch.from_numpy(np.asarray(column.to_numpy(), dtype=np.int64).copy())

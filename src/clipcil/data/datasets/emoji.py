@@ -18,7 +18,7 @@ def open_emoji(root: Path | None, options: NoOptions) -> Dataset:
         table = read_parquet([file], name="emoji")
     if table.names is None:
         raise UserError("the embedded emoji file has lost its class names; install clipcil again")
-    is_test = torch.tensor([split == "test" for split in table.columns["split"]])
+    is_test = torch.tensor([split == "test" for split in table.splits])
     return Dataset(
         name="emoji",
         classes=table.names,

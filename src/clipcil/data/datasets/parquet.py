@@ -54,7 +54,7 @@ def from_files(name: str, root: Path, files: Sequence[Path], options: ParquetOpt
     table = _read(name, files, options)
     names = _same_names([table], options, files[0])
     pictures = _relabel(table, names)
-    parts = [str(value).lower() for value in table.columns.get("split", [])]
+    parts = [(value or "").lower() for value in table.splits]
     if any(part in TEST for part in parts) and any(part in TRAIN for part in parts):
         is_train, is_test = (torch.tensor([part in words for part in parts]) for words in (TRAIN, TEST))
     else:
