@@ -89,6 +89,21 @@ def test_pictures_inside_parquet_files(ray: Any, model: Path, source: Path, tmp_
     assert counts["pictures"] == 9 and counts["parts"] == 3
 
 
+def test_a_row_without_a_picture_is_a_row_with_an_error(tmp_path: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    part = bulk.Part(0, str(tmp_path / "a.parquet"), 0)
+    strange = pa.Array.from_buffers(pa.string(), 2, pa.array([b"\xff", b"ab"]).buffers())  # a text that is none
+    for column in ([b"one", None], [{"bytes": b"one", "path": None}, None], [{"bytes": b"one"}, {"bytes": None}]):
+        for others in ({}, {"label": strange}):
+            pq.write_table(pa.table({"picture": column, **others}), part.file)
+            assert list(bulk.read_part(part)) == [(f"{part.file}#0.0", b"one"), (f"{part.file}#0.1", b"")]
+    pq.write_table(pa.table({"number": [1, 2], "text": ["a", "b"]}), part.file)
+    with pytest.raises(UserError, match="no column of pictures"):
+        list(bulk.read_part(part))
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [

@@ -20,7 +20,7 @@ from typing import Any
 
 from clipcil.classifier.predicting import Prediction
 from clipcil.cluster import connect
-from clipcil.data.parquet import open_parquet
+from clipcil.data.parquet import holds_pictures, open_parquet
 from clipcil.data.tree import list_files
 from clipcil.errors import UserError, printable
 from clipcil.files import run_lock, sha256, whole_file, write_json
@@ -141,25 +141,29 @@ class _Predictor:
 def read_part(part: Part) -> Iterator[tuple[str, Any]]:
     """Name and picture (a path, or the bytes of an encoded picture) of every row of a part."""
     with open_parquet(Path(part.file)) as opened:
-        row = 0
+        place, row = _picture_column(opened.reader.schema_arrow), 0
         for batch in opened.batches([part.group]):
-            for value in batch.to_pylist():
-                column = next(iter(value.values())) if len(value) == 1 else _picture(value)
-                if isinstance(column, dict):
-                    yield column.get("path") or f"{part.file}#{part.group}.{row}", column.get("bytes") or b""
-                elif isinstance(column, bytes):
-                    yield f"{part.file}#{part.group}.{row}", column
+            for value in batch.column(place).to_pylist():
+                name = f"{part.file}#{part.group}.{row}"
+                if isinstance(value, str):
+                    yield value, Path(value)
+                elif isinstance(value, dict):
+                    yield str(value.get("path") or name), value["bytes"] or b""
                 else:
-                    yield str(column), Path(str(column))
+                    yield name, value or b""  # a row without a picture gets its line, as one that cannot be read
                 row += 1
 
 
-def _picture(row: dict[str, Any]) -> Any:
-    """The column that holds the picture: bytes, or Hugging Face's {bytes, path}."""
-    for value in row.values():
-        if isinstance(value, bytes) or (isinstance(value, dict) and "bytes" in value):
-            return value
-    raise UserError("the parquet file has no column of pictures (bytes, or a struct with bytes)")
+def _picture_column(schema: Any) -> int:
+    """The place of the column that holds the pictures, or of the only one where that holds paths."""
+    import pyarrow as pa
+
+    found = [place for place, field in enumerate(schema) if holds_pictures(field.type)]
+    if not found and len(schema) == 1 and pa.types.is_string(schema.field(0).type):
+        found = [0]
+    if not found:
+        raise UserError("the parquet file has no column of pictures (bytes, or a struct with bytes)")
+    return found[0]
 
 
 def write_answers(path: Path, answers: Iterator[tuple[str, Prediction]]) -> None:
