@@ -72,8 +72,9 @@ def test_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         unpack(archive)
 
 
-def test_damaged_archives(tmp_path: Path) -> None:
-    whole = make_tar(tmp_path / "a.tgz", [("a", os.urandom(50_000))]).read_bytes()
+@pytest.mark.parametrize("how", ["gz", "bz2", "xz"])
+def test_damaged_archives(tmp_path: Path, how: str) -> None:
+    whole = make_tar(tmp_path / "a.tgz", [("a", os.urandom(50_000))], how).read_bytes()
     middle = len(whole) // 2
     for number, content in enumerate(
         (b"", b"not an archive", whole[:middle], whole[:middle] + b"#" + whole[middle + 1 :])
@@ -82,6 +83,13 @@ def test_damaged_archives(tmp_path: Path) -> None:
         path.write_bytes(content)
         with pytest.raises(UserError, match="not a whole archive"):
             unpack(path)
+
+
+def test_an_archive_whose_name_is_no_text(tmp_path: Path) -> None:
+    folder = tmp_path / os.fsdecode(b"caf\xe9")
+    folder.mkdir()
+    archive = make_tar(folder / os.fsdecode(b"\xe9.tgz"), [("x.txt", b"hello")])
+    assert (unpack(archive) / "x.txt").read_bytes() == b"hello"
 
 
 def test_cache_that_is_a_file(tmp_path: Path, own_cache: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import lzma
 import os
 import shutil
 import tarfile
@@ -42,8 +43,9 @@ def unpack(archive: Path) -> Path:
     try:
         status = archive.stat()
         mark = f"{archive.resolve()}|{status.st_size}|{status.st_mtime_ns}"
+        digest = hashlib.sha256(mark.encode("utf-8", "surrogateescape")).hexdigest()
         stem = archive.name.split(".")[0]
-        target = cache_folder() / "unpacked" / f"{stem}-{hashlib.sha256(mark.encode()).hexdigest()[:16]}"
+        target = cache_folder() / "unpacked" / f"{stem}-{digest[:16]}"
         if target.is_dir():
             return target
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -56,7 +58,7 @@ def unpack(archive: Path) -> Path:
                 if not target.is_dir():  # another process was first: its copy is as good as ours
                     raise
         return target
-    except (tarfile.TarError, EOFError, zlib.error) as error:
+    except (tarfile.TarError, EOFError, zlib.error, lzma.LZMAError) as error:
         raise UserError(f"{archive} is not a whole archive ({first_line(error)}); download it again") from error
     except OSError as error:
         if isinstance(error, PermissionError) or error.filename or error.errno:
