@@ -266,6 +266,7 @@ def test_answers_with_words_or_fences_around_them() -> None:
     lists = '{"first": [" tufted  ears ", ""], "second": ["a muzzle"]}'
     for content in (lists, f"```json\n{lists}\n```", f"Here you are: {lists} Anything else?"):
         assert parse_answer(chat(content)[1]) == (["tufted ears"], ["a muzzle"])
-    for content in ('{"first": ["a"]}', '{"first": [], "second": ["b"]}', '{"first": 3, "second": ["b"]}', "[]", ""):
+    wrong = ['{"first": "tufted ears", "second": ["b"]}', '{"first": {"1": "tufted ears"}, "second": ["b"]}', "[]", ""]
+    for content in ('{"first": ["a"]}', '{"first": [], "second": ["b"]}', '{"first": 3, "second": ["b"]}', *wrong):
         with pytest.raises(AnswerError):
             parse_answer(chat(content)[1])

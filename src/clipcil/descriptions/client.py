@@ -161,6 +161,8 @@ def parse_answer(text: str) -> tuple[list[str], list[str]]:
         content = parse_json(text, "the answer")["choices"][0]["message"]["content"]
         start, end = content.index("{"), content.rindex("}") + 1
         found = parse_json(content[start:end], "the answer")
+        if not all(isinstance(found[side], list) for side in _SIDES):
+            raise TypeError("the letters of a text, or the keys of an object, are no features")
         lists = [[clean_name(one[:LONGEST]) for one in found[side] if isinstance(one, str)] for side in _SIDES]
     except (UserError, ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
         raise AnswerError(f"not the JSON that was asked for ({type(error).__name__})") from error
