@@ -230,6 +230,27 @@ def test_wrong_words_are_refused_before_anything_runs(grid: Grid, said: str) -> 
         plan(grid)
 
 
+@pytest.mark.parametrize("name", ["methods", "only", "data", "orders"])
+def test_an_option_without_a_name_does_not_mean_all(name: str) -> None:
+    with pytest.raises(UserError, match=f"--{name} is given but names nothing"):
+        Grid(**{name: ("",)})
+
+
+def test_class_orders_are_named_once_and_in_one_way() -> None:
+    assert [each.spec.order for each in plan(Grid(methods=("simplecil",), orders=("seed:3,seed:3", "seed:3")))] == [
+        "seed:3"
+    ]
+    with pytest.raises(UserError, match="--order or --orders, not both"):
+        Grid(orders=("seed:3",), run={"order": "seed:9"})
+
+
+def test_settings_that_fit_together_are_taken_though_one_alone_does_not_fit_the_defaults(tmp_path: Path) -> None:
+    planned = plan(Grid(methods=("l2p",), set=("pool=3", "top_k=2"), out=tmp_path))
+    assert [(each.problem, each.config.pool, each.config.top_k) for each in planned] == [("", 3, 2)]
+    with pytest.raises(UserError, match="'pool' is 3; it must be at least top_k"):
+        plan(Grid(methods=("l2p",), set=("pool=3", "top_k=4"), out=tmp_path))
+
+
 def test_numbers_out_of_range_are_refused() -> None:
     for key in ("seeds", "jobs"):
         with pytest.raises(UserError, match=f"'{key}' is 0"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from PIL import Image
@@ -53,6 +54,23 @@ def test_a_sweep_reuses_what_a_bench_has_done(tmp_path: Path) -> None:
 def test_wrong_words_are_refused(key: str, values: list[str], said: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=said):
         plan_sweep("dmc-ot", key, values, Grid(out=tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("key", "values", "more", "said"),
+    [
+        ("order", ["seed:1", "seed:2"], {"orders": ("seed:3",)}, "leave out --orders"),
+        ("tasks", ["5", "10"], {"run": {"tasks": "20"}}, "leave out --tasks"),
+        ("tasks", ["5", "10"], {"run": {"increment": "20"}}, "leave out --increment"),
+        ("test_sample", ["5", "10"], {"run": {"test_sample": "20"}}, "leave out --test-sample"),
+        ("β", ["0", "1"], {"set": ("prompt_length=3", "beta = 0.5")}, "leave out --set beta = 0.5"),
+    ],
+)
+def test_an_option_that_says_otherwise_than_the_sweep_is_refused(
+    key: str, values: list[str], more: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    with pytest.raises(UserError, match=said):
+        plan_sweep("dmc-ot", key, values, Grid(out=tmp_path, **more))
 
 
 def test_points_leave_out_what_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

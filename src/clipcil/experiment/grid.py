@@ -99,15 +99,24 @@ def plan_sweep(method: str, key: str, values: Sequence[str], grid: Grid) -> list
     if len(chosen) < 2:
         raise UserError(f"a sweep needs at least two values of '{key}'; write them one after the other")
     outside = not has_setting(config, key)
-    run = {name: value for name, value in grid.run.items() if name != key}
-    if key in ("tasks", "increment"):
-        run.pop("tasks" if key == "increment" else "increment", None)
+    if given := _given_too(key, outside, grid):
+        raise UserError(f"the sweep itself decides '{key}'; leave out {given}")
     cases = [Case(v, method, {} if outside else nested({key: v}), {key: v} if outside else {}) for v in chosen]
-    planned = _expand(cases, known_datasets(grid.data) or ["emoji"], grid, run)
+    planned = _expand(cases, known_datasets(grid.data) or ["emoji"], grid, grid.run)
     for each in planned:
         if each.problem:  # an invalid value of a sweep is refused, not reported as a failed run
             raise UserError(each.problem)
     return planned
+
+
+def _given_too(key: str, outside: bool, grid: Grid) -> str:
+    """The first option of the grid that would give the swept setting another value; empty where there is none."""
+    if not outside:
+        return next((f"--set {word}" for word in grid.set if word.partition("=")[0].strip() == key), "")
+    if key == "order" and grid.orders:
+        return "--orders"
+    same = ("tasks", "increment") if key in ("tasks", "increment") else (key,)
+    return next((f"--{name.replace('_', '-')}" for name in same if name in grid.run), "")
 
 
 def study_values(key: str) -> tuple[float, ...]:
@@ -153,8 +162,8 @@ def check_settings(words: Sequence[str], names: Iterable[str]) -> None:
         if not owners and kinds:
             every = sorted({f.name for kind in kinds.values() for f in dataclasses.fields(kind.Config)})
             raise UserError(f"none of the methods has a setting '{key}'{nearest(key, every)}")
-        for kind in owners:
-            override(kind.Config(), parse_words([word]))
+    for name, kind in kinds.items():  # all of its words at once: which value fits may depend on another
+        override(kind.Config(), parse_words(known_words(name, words)))
 
 
 def known_words(method: str, words: Sequence[str]) -> list[str]:

@@ -134,8 +134,13 @@ class Grid:
             raise UserError("give --jobs or --on ray, not both: Ray runs as many at a time as its machines hold")
         if self.gpus_per_run and "device" not in self.run:
             object.__setattr__(self, "run", {**self.run, "device": "cuda"})
+        if self.orders and "order" in self.run:
+            raise UserError("give --order or --orders, not both")
         for name in ("methods", "only", "data", "orders"):  # `a,b c` → a, b, c
-            parts = tuple(part for word in getattr(self, name) for part in word.split(",") if part)
+            words = getattr(self, name)
+            parts = tuple(dict.fromkeys(part for word in words for part in word.split(",") if part))
+            if words and not parts:  # a variable of the shell that is not set; left out, the option would mean all
+                raise UserError(f"--{name} is given but names nothing; name at least one, or leave it out")
             object.__setattr__(self, name, parts)
 
 
