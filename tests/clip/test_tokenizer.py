@@ -78,6 +78,13 @@ def test_no_tokenizer_says_what_to_put_where(tmp_path) -> None:
         Tokenizer.from_folder(tmp_path, 48)
 
 
+def test_a_tokenizer_that_marks_no_beginning_and_end_is_refused(tmp_path) -> None:
+    raw = json.loads((MINI / "tokenizer.json").read_text(encoding="utf-8"))
+    (tmp_path / "tokenizer.json").write_text(json.dumps({**raw, "post_processor": None}), encoding="utf-8")
+    with pytest.raises(UserError, match="around a text"):
+        Tokenizer.from_folder(tmp_path, 77)
+
+
 def test_another_models_tokenizer_is_refused(tmp_path) -> None:
     (tmp_path / "vocab.json").write_text('{"a": 0, "b": 1}')
     (tmp_path / "merges.txt").write_text("#version: 0.2\n")

@@ -31,6 +31,8 @@ class Tokenizer:
         # A hub file may carry its own truncation: a cut class name would be silent, so both are switched off.
         backend.no_truncation()
         backend.no_padding()
+        if backend.encode("").ids != [bos, eos]:
+            raise UserError(f"the tokenizer does not put {BOS} and {EOS} around a text; use the backbone's own")
         self._backend = backend
         self.context = context
         self.bos: int = bos
