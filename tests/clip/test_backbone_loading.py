@@ -132,6 +132,12 @@ def test_quantised(folder: Path) -> None:
     refused(folder, "'visual_projection.weight' is torch.int8")
 
 
+def test_eight_bit_floats(folder: Path) -> None:
+    name = "visual_projection.weight"
+    edit(folder, lambda t: t.update({name: t[name].to(torch.float8_e4m3fn)}))
+    refused(folder, name, "quantised")
+
+
 @pytest.mark.parametrize("keep", [0, 5, 8, 100, 20_000, -1])
 @pytest.mark.parametrize("file", [WEIGHTS, "trunk.safetensors"])
 def test_cut_file(file: str, keep: int, folder: Path) -> None:
@@ -174,6 +180,28 @@ def test_trunk_json_without_its_keys(folder: Path) -> None:
     refused(folder, "trunk.json")
 
 
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"image_mean": [0.5]},
+        {"image_std": [0.2, 0.0, 0.2]},
+        {"image_mean": None},
+        {"image_mean": ["a", "b", "c"]},
+        {"size": {"shortest_edge": 0}},
+        {"size": {"shortest_edge": 10**9}},
+        {"size": "large"},
+        {"crop_size": None},
+        {"resample": 99},
+        {"rescale_factor": "x"},
+    ],
+)
+def test_preprocessing_with_impossible_values(wrong: dict, folder: Path) -> None:
+    (folder / "trunk.json").unlink()  # without a trunk the file of the preprocessing is read
+    raw = {"crop_size": 4, "size": 4, **wrong}
+    (folder / "preprocessor_config.json").write_text(json.dumps(raw))
+    refused(folder, "preprocessor_config.json is not whole", "copy it again")
+
+
 def test_missing_trunk_is_noticed(folder: Path) -> None:
     (folder / "trunk.json").unlink()
     refused(folder, "384 channels", "trunk.json")
@@ -214,6 +242,12 @@ def test_config_errors_name_the_key() -> None:
         ({"vision_config": {"hidden_size": "768"}}, "vision_config.hidden_size"),
         ({"vision_config": {"num_attention_heads": 7}}, "7 heads"),
         ({"projection_dim": None}, "projection_dim"),
+        ({"vision_config": {"hidden_act": 1}}, "hidden_act '1'"),
+        ({"vision_config": "half"}, "vision_config holds no table"),
+        ({"vision_config": {"patch_size": 0}}, "patch_size 0 does not fit"),
+        ({"vision_config": {"patch_size": 300}}, "patch_size 300 does not fit"),
+        ({"text_config": {"hidden_size": 10**12}}, "text_config.hidden_size"),
+        ({"text_config": {"num_hidden_layers": 10**5}}, "100000 layers"),
     ):
         with pytest.raises(UserError, match=word):
             CLIPConfig.from_hf(raw)

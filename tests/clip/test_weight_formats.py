@@ -179,6 +179,28 @@ def test_models_that_are_not_plain_clip_are_refused(folder: Path) -> None:
         load_clip(str(folder))
 
 
+@pytest.mark.parametrize(
+    "model",
+    [
+        {"vision_cfg": {"head_width": 0}},
+        {"vision_cfg": "ViT"},
+        {"text_cfg": {"heads": "many"}},
+        {"text_cfg": {"heads": None}},
+    ],
+)
+def test_an_open_clip_config_with_impossible_values_is_one_line(model: dict, folder: Path) -> None:
+    open_clip_folder(folder, wide("gelu"), **model)
+    with pytest.raises(UserError, match=r"open_clip_config\.json\) is not whole .* copy it again"):
+        load_clip(str(folder))
+
+
+@pytest.mark.parametrize("name", ["visual.transformer.resblocks.0.attn.in_proj_weight", "visual.proj", "logit_scale"])
+def test_openai_weights_of_impossible_shapes_are_one_line(name: str, folder: Path) -> None:
+    torch.save(to_openai_names(wide("quick_gelu")) | {name: torch.zeros(2, 2, 2)}, folder / "ViT-B-16.pt")
+    with pytest.raises(UserError, match="is not whole"):
+        load_clip(str(folder / "ViT-B-16.pt"))
+
+
 def test_without_a_tokenizer_one_line_says_which_file_goes_where(tmp_path: Path, monkeypatch) -> None:
     def nothing(*_args, **_kwargs):
         raise UserError("offline")

@@ -9,6 +9,8 @@ from typing import Any
 from clipcil.errors import UserError, nearest
 
 ACTIVATIONS = ("quick_gelu", "gelu")
+LARGEST, MOST_LAYERS = 10**6, 1000
+"""Far above every CLIP there is, and small enough that a damaged config is refused before towers are built from it."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +28,12 @@ class VisionConfig:
     patch_size: int = 32
 
     def __post_init__(self) -> None:
-        _check("vision_config", self.width, self.heads, self.activation)
+        _check("vision_config", self.width, self.heads, self.layers, self.activation)
+        if not 1 <= self.patch_size <= self.image_size:
+            raise UserError(
+                f"vision_config: patch_size {self.patch_size} does not fit image_size {self.image_size};"
+                " the config is inconsistent"
+            )
 
     @property
     def patches(self) -> int:
@@ -50,7 +57,7 @@ class TextConfig:
     pad: int = 49407
 
     def __post_init__(self) -> None:
-        _check("text_config", self.width, self.heads, self.activation)
+        _check("text_config", self.width, self.heads, self.layers, self.activation)
 
 
 @dataclass(frozen=True)
@@ -100,24 +107,29 @@ _TEXT_KEYS = _COMMON_KEYS | {
 
 
 def _section(raw: Mapping[str, Any], name: str, keys: Mapping[str, tuple[str, type]]) -> dict[str, Any]:
-    section = {**(raw.get(name) or {}), **(raw.get(f"{name}_dict") or {})}
+    tables = [raw.get(key) or {} for key in (name, f"{name}_dict")]
+    if not all(isinstance(table, Mapping) for table in tables):
+        raise UserError(f"config.json: {name} holds no table; copy it again from the backbone")
+    section = {**tables[0], **tables[1]}
     found = {}
     for theirs, (ours, kind) in keys.items():
         value = section.get(theirs)
         if value is not None:
-            found[ours] = value if kind is str else _number(f"{name}.{theirs}", value, kind)
+            found[ours] = str(value) if kind is str else _number(f"{name}.{theirs}", value, kind)
     return found
 
 
 def _number(name: str, value: Any, kind: type) -> Any:
     allowed = (int, float) if kind is float else (int,)
-    if isinstance(value, bool) or not isinstance(value, allowed) or value < 0:
-        raise UserError(f"config.json: {name} is {value!r}; a number is needed there")
+    if isinstance(value, bool) or not isinstance(value, allowed) or not 0 <= value <= LARGEST:
+        raise UserError(f"config.json: {name} is {value!r}; a number from 0 to {LARGEST} is needed there")
     return kind(value)
 
 
-def _check(section: str, width: int, heads: int, activation: str) -> None:
+def _check(section: str, width: int, heads: int, layers: int, activation: str) -> None:
     if activation not in ACTIVATIONS:
         raise UserError(f"{section}: hidden_act '{activation}' is not one CLIP uses{nearest(activation, ACTIVATIONS)}")
     if heads < 1 or width % heads:
         raise UserError(f"{section}: width {width} cannot be shared by {heads} heads; the config is inconsistent")
+    if layers > MOST_LAYERS:
+        raise UserError(f"{section}: {layers} layers are more than any CLIP has; the config is damaged")

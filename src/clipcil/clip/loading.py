@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +17,7 @@ from clipcil.clip.preprocess import Preprocess, Steps
 from clipcil.clip.tokenizer import FILES, Tokenizer
 from clipcil.clip.trunk import Trunk
 from clipcil.clip.weights import fill, read_json, read_safetensors
-from clipcil.errors import UserError
+from clipcil.errors import UserError, first_line
 from clipcil.reading import is_file, is_folder
 
 MINI = Path(__file__).parent / "mini"
@@ -110,28 +112,35 @@ def _hugging_face(folder: Path, name: str, tensors: dict[str, Tensor]) -> CLIP:
         preprocess = _with_trunk(folder, config)
     elif (folder / "preprocessor_config.json").is_file():
         raw = read_json(folder / "preprocessor_config.json")
-        preprocess = Preprocess(Steps.from_hf(raw, config.vision.image_size))
+        with _whole(folder / "preprocessor_config.json"):
+            preprocess = Preprocess(Steps.from_hf(raw, config.vision.image_size))
     else:
         preprocess = Preprocess(Steps.plain(config.vision.image_size))
     return _assemble(config, tokenizer, preprocess, name, tensors)
 
 
 def _openai_names(tensors: dict[str, Tensor], folder: Path, name: str, raw: dict[str, object]) -> CLIP:
-    renamed = openai.to_hf(tensors)
-    config = open_clip.make_config(raw, renamed, name)
-    tokenizer = hub.openai_tokenizer(folder, config.text.context)
-    steps = open_clip.make_steps(raw, config.vision.image_size)
-    return _assemble(config, tokenizer, Preprocess(steps), name, renamed)
+    with _whole(f"'{name}' (weights and {open_clip.CONFIG})"):
+        renamed = openai.to_hf(tensors)
+        config = open_clip.make_config(raw, renamed, name)
+        preprocess = Preprocess(open_clip.make_steps(raw, config.vision.image_size))
+    return _assemble(config, hub.openai_tokenizer(folder, config.text.context), preprocess, name, renamed)
+
+
+@contextmanager
+def _whole(source: object) -> Iterator[None]:
+    """What files with impossible values lead to, as one line that names them: they come from the net."""
+    try:
+        yield
+    except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError, RuntimeError) as error:
+        found = f"{type(error).__name__}: {first_line(error)}"
+        raise UserError(f"{source} is not whole ({found}); copy it again") from error
 
 
 def _with_trunk(folder: Path, config: CLIPConfig) -> Preprocess:
     spec = read_json(folder / "trunk.json")
-    try:
-        steps = Steps.from_trunk(spec)
-        with torch.device("meta"):
-            trunk = Trunk(spec)
-    except (KeyError, TypeError, ValueError) as error:
-        raise UserError(f"{folder / 'trunk.json'} is not whole ({error!r}); copy it again") from error
+    with _whole(folder / "trunk.json"), torch.device("meta"):
+        steps, trunk = Steps.from_trunk(spec), Trunk(spec)
     fill(trunk, read_safetensors(folder / "trunk.safetensors"), str(folder / "trunk.safetensors"))
     trunk.eval().requires_grad_(False)
     vision, side = config.vision, config.vision.image_size

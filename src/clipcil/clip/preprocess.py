@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -18,6 +19,7 @@ from clipcil.errors import UserError
 
 OPENAI_MEAN = (0.48145466, 0.4578275, 0.40821073)
 OPENAI_STD = (0.26862954, 0.26130258, 0.27577711)
+_LARGEST = 10**4  # of a side that pictures are resized to
 _SLIM = 32  # a picture this many times as long as it is high is cropped before it is resized, to bound the memory
 
 
@@ -35,6 +37,16 @@ class Steps:
     mean: tuple[float, ...] = OPENAI_MEAN
     std: tuple[float, ...] = OPENAI_STD
     rescale: float = 1 / 255
+
+    def __post_init__(self) -> None:
+        sides = [*self.crop, *(self.exact or ()), *([] if self.short_side is None else [self.short_side])]
+        if not all(1 <= side <= _LARGEST for side in sides):
+            raise ValueError(f"pictures of size {min(sides)} to {max(sides)}")
+        Image.Resampling(self.resample)  # a ValueError, where there is no such filter
+        if len(self.mean) != 3 or len(self.std) != 3 or 0 in self.std:
+            raise ValueError("mean and std are not three numbers each, those of std not 0")
+        if not all(math.isfinite(value) for value in (*self.mean, *self.std, self.rescale)):
+            raise ValueError("mean, std or rescale is not finite")
 
     @classmethod
     def plain(cls, image_size: int) -> Steps:

@@ -72,7 +72,7 @@ def fill(module: nn.Module, tensors: Mapping[str, Tensor], source: str) -> None:
         if tensor.shape != place.shape:
             found, needed = tuple(tensor.shape), tuple(place.shape)
             raise UserError(f"{source}: tensor '{name}' has shape {found}, the config needs {needed}; wrong config?")
-        if not tensor.is_floating_point():
+        if not tensor.is_floating_point() or tensor.element_size() < 2:  # float8 too: torch cannot compute with it
             raise UserError(f"{source}: tensor '{name}' is {tensor.dtype}; quantised weights are not read")
         if not bool(torch.isfinite(tensor).all()):
             raise UserError(f"{source}: tensor '{name}' holds NaN or infinite values; the file is damaged")
