@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from clipcil.data.dataset import Dataset, open_dataset
-from clipcil.data.names import LONGEST, check_names, clean_name
+from clipcil.data.names import LONGEST, check_names, check_template, clean_name
 from clipcil.data.pictures import PictureSet
 from clipcil.errors import UserError
 
@@ -47,6 +47,13 @@ def test_names_that_cannot_be_told_apart_are_refused_in_one_line(names: list[str
     assert said in str(caught.value)
     assert "\n" not in str(caught.value)
     assert len(str(caught.value)) < 300
+
+
+@pytest.mark.parametrize("template", ["a photo", "{} and {}", "a {} {", "a {} }", "}{}", "{0}", "{{}}"])
+def test_a_sentence_has_one_place_for_the_name(template: str) -> None:
+    check_template("a photo of a {}.")
+    with pytest.raises(UserError, match=r"must have \{\} once"):
+        check_template(template)
 
 
 def test_emoji_and_long_names_within_the_limit_are_let_through() -> None:

@@ -55,7 +55,8 @@ def shorten(name: str, length: int = 60) -> str:
 
 def check_template(template: str) -> None:
     """Refuse a sentence about a class that has not exactly one `{}`, or has another brace."""
-    if template.count("{}") != 1 or "{" in template.replace("{}", ""):
+    rest = template.replace("{}", "", 1)
+    if "{}" not in template or "{" in rest or "}" in rest:
         shown = shorten(printable(template))
         raise UserError(f"template '{shown}' must have {{}} once, where the class name goes, and no other brace")
 
