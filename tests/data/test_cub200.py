@@ -54,6 +54,9 @@ def test_what_is_wrong_is_said_in_one_line(tmp_path: Path) -> None:
         ("1 again.jpg", "come once"),
         ("16 ../../etc/passwd", "leads out"),
         ("16 /etc/passwd", "leads out"),
+        ("16  /etc/passwd", "leads out"),
+        ("16 \t../../etc/passwd", "leads out"),
+        (f"{'9' * 5000} a/b.jpg", "line 16"),
         ("16 a/b.jpg", "name different pictures"),
     ):
         (home / "images.txt").write_text(whole + line)
@@ -64,6 +67,8 @@ def test_what_is_wrong_is_said_in_one_line(tmp_path: Path) -> None:
     write_lines(home / "image_class_labels.txt", [f"{i} 9" for i in range(1, 16)])
     says("class 9, not in classes.txt", home)
     write_lines(home / "image_class_labels.txt", [f"{i} x" for i in range(1, 16)])
+    says("not two whole numbers", home)
+    write_lines(home / "image_class_labels.txt", [f"{i} {'9' * 5000}" for i in range(1, 16)])
     says("not two whole numbers", home)
     write_lines(home / "image_class_labels.txt", [f"{i} 1" for i in range(1, 16)])
     next((home / "images").rglob("*.jpg")).unlink()

@@ -96,24 +96,26 @@ def _homes(root: Path) -> list[Path]:
 def _pairs(path: Path) -> dict[str, str]:
     """Lines of `number value`; blank lines are skipped."""
     pairs: dict[str, str] = {}
-    for line, text in enumerate(_lines(path), 1):
-        number, _, value = text.strip().partition(" ")
+    for line, text in enumerate(read_text(path, links=True).splitlines(), 1):
         if not text.strip():
             continue
-        if not number.isdecimal() or not value.strip() or number in pairs:
+        number, *rest = text.split(maxsplit=1)
+        value = rest[0].strip() if rest else ""
+        if not _is_number(number) or not value or number in pairs:
             raise UserError(f"{path}, line {line}: '{text[:60]}' is not a number and a value that come once")
         if ".." in Path(value).parts or value.startswith("/"):
             raise UserError(f"{path}, line {line}: '{text[:60]}' leads out of the folder")
-        pairs[number] = value.strip()
+        pairs[number] = value
     return pairs
 
 
 def _numbers(path: Path) -> dict[str, int]:
     pairs = _pairs(path)
-    if wrong := [key for key, value in pairs.items() if not value.isdecimal()]:
-        raise UserError(f"{path}: '{wrong[0]} {pairs[wrong[0]]}' is not two whole numbers")
+    if wrong := [key for key, value in pairs.items() if not _is_number(value)]:
+        raise UserError(f"{path}: '{wrong[0]} {pairs[wrong[0]][:60]}' is not two whole numbers")
     return {key: int(value) for key, value in pairs.items()}
 
 
-def _lines(path: Path) -> list[str]:
-    return read_text(path, links=True).splitlines()
+def _is_number(word: str) -> bool:
+    """Whether `word` is a whole number; Python would not read one of thousands of digits."""
+    return word.isdecimal() and len(word) <= 20
