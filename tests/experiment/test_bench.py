@@ -404,5 +404,8 @@ def test_a_dry_run_says_how_far_the_grid_is_and_runs_nothing(
     missing = ["bench", "--methods", "simplecil", "--data", "cub200", "--data-root", str(tmp_path / "no"), "--dry-run"]
     main([*missing, "--out", str(tmp_path / "other")])
     assert "0 of 1 runs are finished" in capsys.readouterr().out
+    same = ["bench", "sensitivity", "--only", "M = 10", "β = 0.05", "--data", "cifar100", "--dry-run"]
+    main([*same, "--out", str(tmp_path / "other")])
+    assert "0 of 1 runs are finished" in capsys.readouterr().out, "two rows that are the same run are one run"
     planned = plan(small_grid(pictures, tmp_path / "x", methods=("simplecil",)))[0]
     assert states_of([replace(planned, problem="broken")]).popitem()[1] == {"cannot be run": 1}

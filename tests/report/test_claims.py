@@ -138,6 +138,28 @@ def test_kept_runs_are_not_run_again(tmp_path: Path, capsys: pytest.CaptureFixtu
         states_of([], [tmp_path / "none"])
 
 
+def test_kept_runs_of_another_device_are_named_with_the_option_that_uses_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write_claim_runs(tmp_path / "runs", {"ZS-CLIP": 0.3}, device="cpu")
+    keep_runs(find_runs([folder]), tmp_path / "kept")
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)  # as on a machine with a GPU
+    words = ["bench", "claims", "--data", "emoji", "--only", "zero-shot", "simplecil", "--out", str(tmp_path / "new")]
+    words += ["--kept", str(tmp_path / "kept"), "--dry-run"]
+    main(words)
+    printed = capsys.readouterr().out
+    note = "note: 6 of the runs are kept from device cpu and are not used here, where the device is cuda; --device cpu"
+    assert "0 of 12 runs are finished" in printed and note in printed
+    main([*words, "--device", "cpu"])
+    printed = capsys.readouterr().out
+    assert "6 of 12 runs are finished" in printed and "note:" not in printed
+    monkeypatch.setattr("clipcil.experiment.bench.in_this_process", lambda todo, _: ((each, "no GPU") for each in todo))
+    grid = Grid("claims", data=("emoji",), only=("zero-shot",), out=tmp_path / "new", kept=(tmp_path / "kept",))
+    told: list[str] = []
+    run_grid(plan(grid), grid.out, told.append, grid=grid)
+    assert told[0].startswith(note)
+
+
 def test_runs_are_judged(tmp_path: Path) -> None:
     shares = {
         "DMC": 0.5,

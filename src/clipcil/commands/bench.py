@@ -126,7 +126,9 @@ def _list(planned: list[Planned], grid: Grid) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from clipcil.experiment.bench import states_of
+    from clipcil.errors import printable
+    from clipcil.experiment.bench import on_other_devices, states_of
+    from clipcil.experiment.folder import FinishedRuns
 
     table = Table(box=None, pad_edge=False)
     for header in ("method", "data", "tasks", "runs", "finished", "begun"):
@@ -137,10 +139,14 @@ def _list(planned: list[Planned], grid: Grid) -> None:
         name = f"{label} (cannot be run)" if count["cannot be run"] else label
         table.add_row(name, data, str(tasks or ""), *(str(number or "") for number in numbers))
     Console(markup=False).print(table)
-    finished = sum(count["finished"] for count in states.values())
-    print(f"{finished} of {len(planned)} runs are finished in {', '.join(map(str, (grid.out, *grid.kept)))}")
+    known, runs = FinishedRuns(grid.kept), {each.folder: each for each in planned}  # two rows may be the same run
+    finished = sum(not each.problem and known.find(folder, each.table) is not None for folder, each in runs.items())
+    where = ", ".join(map(str, (grid.out, *grid.kept)))
+    print(printable(f"{finished} of {len(runs)} runs are finished in {where}"))
+    for line in on_other_devices(planned, known):
+        print(printable(f"note: {line}"))
     for problem in dict.fromkeys(each.problem for each in planned if each.problem):
-        print(f"cannot be run: {problem}")
+        print(printable(f"cannot be run: {problem}"))
 
 
 def _do(planned: list[Planned], grid: Grid, quiet: bool, about: str = "") -> list[Finished]:

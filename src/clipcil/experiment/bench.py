@@ -95,6 +95,8 @@ def run_grid(
         else:
             tell(f"{name}: A_B {result.last:.2f}, Ā {result.average:.2f}, {result.seconds:.1f} s ({state})")
 
+    for line in on_other_devices(runs, known):
+        tell(f"note: {line}")
     todo = []
     for each in runs:
         if each.problem or known.find(each.folder, each.table) is None:
@@ -112,6 +114,22 @@ def run_grid(
     except KeyboardInterrupt as stop:
         raise KeyboardInterrupt(f"stopped after {len(ended)} of {len(runs)} runs; the same command continues") from stop
     return [replace(ended[each.folder], planned=each) for each in planned]
+
+
+def on_other_devices(planned: Sequence[Planned], known: FinishedRuns) -> list[str]:
+    """A line for each device on which runs of the grid are kept that were asked for on another, and how to use them.
+
+    The device is a part of what a run is: `auto` finds none of the runs of a CPU on a machine with a GPU.
+    """
+    runs = {each.folder: each for each in planned if not each.problem}.values()
+    found = Counter(known.other_device(each.folder, each.table) for each in runs)
+    asked = ", ".join(sorted({each.spec.device for each in runs}))
+    return [
+        f"{count} of the runs are kept from device {device} and are not used here, where the device is {asked};"
+        f" --device {device} uses them, and does the rest there"
+        for device, count in sorted(found.items())
+        if device
+    ]
 
 
 def states_of(planned: Sequence[Planned], kept: Sequence[Path] = ()) -> dict[Key, Counter[str]]:
