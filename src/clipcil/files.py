@@ -54,7 +54,7 @@ def whole_file(path: Path) -> Iterator[Path]:
         os.close(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666))
         made = True
         yield part
-        with part.open("rb+") as file:
+        with part.open("rb") as file:  # not for writing: a copy of a file that is read-only is so too
             os.fsync(file.fileno())
         part.replace(path)
         _flush_folder(path.parent)

@@ -8,6 +8,7 @@ import signal
 import stat
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -289,3 +290,26 @@ def test_nothing_but_numbers_is_written(saved: Path) -> None:
     with pytest.raises(UserError, match="holds a NaN"):
         model_folder.write_model(saved, facts, {**tensors, key: torch.full_like(tensors[key], float("inf"))})
     assert tree(saved) == before
+
+
+COPY_AS_NOBODY = """
+import os, sys
+from pathlib import Path
+from clipcil.classifier.predicting import Prediction
+from clipcil.classifier.sorting import Sorter
+folder = Path(sys.argv[1])
+if os.geteuid() == 0:  # root may write to any file
+    for path in (folder, folder / "a.png"):
+        os.chown(path, 65534, 65534)
+    os.setuid(65534)
+print(Sorter(folder / "sorted", "copy").put(folder / "a.png", Prediction(["fox"], [1.0])))
+"""
+
+
+def test_pictures_that_are_read_only_can_be_sorted_by_copy() -> None:
+    with tempfile.TemporaryDirectory() as name:  # not tmp_path: another user must be able to enter it
+        (Path(name) / "a.png").write_bytes(b"picture")
+        (Path(name) / "a.png").chmod(0o444)
+        done = subprocess.run([sys.executable, "-c", COPY_AS_NOBODY, name], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        assert (Path(name) / "sorted/fox/a.png").read_bytes() == b"picture"
