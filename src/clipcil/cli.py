@@ -68,12 +68,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
         _run(words)
 
 
-OUT_OF_MEMORY = ("allocate memory", "could not create a primitive")
-"""What torch and its oneDNN kernels say where the memory is used up; neither raises MemoryError."""
+OUT_OF_MEMORY = ("allocate memory", "could not create a primitive", "out of memory")
+"""What torch, its oneDNN kernels, and CUDA and MPS say where the memory is used up; none raises MemoryError."""
+GRID_LISTS = ("--methods", "--only", "--data", "--orders", "--data-root", "--kept")
+"""Options of `bench` and `sweep` that take several words."""
 
 
 def _run(words: list[str]) -> None:
     try:
+        words = _join(words, GRID_LISTS) if words[:1] in (["bench"], ["sweep"]) else words
         _dispatch(_gather(words, "--set", "--data-options") or ["--help"])
         sys.stdout.flush()
     except UserError as error:
@@ -84,7 +87,7 @@ def _run(words: list[str]) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)
     except (MemoryError, RuntimeError) as error:
-        if isinstance(error, RuntimeError) and not any(words in str(error) for words in OUT_OF_MEMORY):
+        if isinstance(error, RuntimeError) and not any(said in str(error) for said in OUT_OF_MEMORY):
             raise
         _fail("there is not enough memory for this")
     except OSError as error:  # a file that vanished, a full disk: where no other code handles it
@@ -153,6 +156,26 @@ def _gather(words: list[str], *flags: str) -> list[str]:
                 rest.append(word)
         words = [*rest, flag, *values] if values else words
     return words
+
+
+def _join(words: list[str], flags: Sequence[str]) -> list[str]:
+    """`--data a --data b c` → `--data a b c`; the parser would forget the first."""
+    values: dict[str, list[str]] = {}
+    rest: list[str] = []
+    taking: list[str] | None = None
+    for word in words:
+        name, equals, value = word.partition("=")
+        name = name.replace("_", "-")
+        if name in flags:
+            own = values.setdefault(name, [])
+            own += [value] if equals else []
+            taking = None if equals else own
+        elif taking is not None and not word.startswith("-"):
+            taking.append(word)
+        else:
+            taking = None
+            rest.append(word)
+    return [*rest, *(word for name, own in values.items() for word in (name, *own))]
 
 
 def _fail(line: str, code: int = 2) -> None:

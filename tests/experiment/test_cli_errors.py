@@ -5,14 +5,16 @@ from __future__ import annotations
 import os
 import shutil
 import tomllib
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from clipcil.cli import main
+from clipcil.cli import GRID_LISTS, main
 from clipcil.clip.loading import MINI
+from clipcil.experiment.spec import Grid
 
 
 def fail(capsys: pytest.CaptureFixture[str], *words: str) -> str:
@@ -141,6 +143,17 @@ def test_a_finished_run_that_is_resumed_says_so_and_prints_its_numbers(
     assert "its run.increment is None, not 50" in fail(capsys, "run", "--resume", out, "--increment", "50")
 
 
+def test_an_option_of_a_grid_that_is_given_twice_adds(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    words = ["--methods", "simplecil", "--out", str(tmp_path / "out"), "--methods=zero-shot", "--dry-run"]
+    main(["bench", *words, "--only", "simple*", "--orders", "seed:1", "--only", "zero*", "--orders", "seed:2"])
+    printed = capsys.readouterr().out
+    assert "SimpleCIL" in printed and "Zero-shot CLIP" in printed and "0 of 4 runs" in printed
+    assert "there is no method 'nothing'" in fail(capsys, "bench", "--methods", "nothing", "--methods", "zero-shot")
+    assert "both is not a folder" in fail(capsys, "bench", "--kept", "both", "--kept", str(tmp_path), *words[2:])
+    several = {f"--{field.name.replace('_', '-')}" for field in fields(Grid) if "tuple" in str(field.type)}
+    assert several == {*GRID_LISTS, "--set", "--data-options"}
+
+
 def test_the_version_and_the_wait_policy(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
     main(["--version"])
@@ -152,7 +165,15 @@ def test_the_version_and_the_wait_policy(capsys: pytest.CaptureFixture[str], mon
     assert os.environ["OMP_WAIT_POLICY"] == "ACTIVE", "what the user has set stays"
 
 
-@pytest.mark.parametrize("error", [MemoryError(), RuntimeError("could not create a primitive"), RuntimeError("a bug")])
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        RuntimeError("could not create a primitive"),
+        RuntimeError("CUDA out of memory. Tried to allocate 20.00 MiB. GPU 0 has a total capacity of 8.00 GiB"),
+        RuntimeError("a bug"),
+    ],
+)
 def test_too_little_memory_is_one_line(
     error: Exception, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
