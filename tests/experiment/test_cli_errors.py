@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import tomllib
@@ -136,6 +137,13 @@ def test_a_finished_run_that_is_resumed_says_so_and_prints_its_numbers(
     main(["run", "--resume", out])
     assert capsys.readouterr().out == f"{out} is complete; nothing is left to do\n{first}"
     main(["run", "zero-shot", "--resume", out, "--seed", "1", "--tasks", "2"])
+    capsys.readouterr()
+    results = json.loads((tmp_path / "run" / "results.json").read_text())
+    for drift in (None, [None, {"cosine_before": 0.1}]):  # as another version may have written it
+        changed = {**results, "drift": drift} if drift else {k: v for k, v in results.items() if k != "drift"}
+        (tmp_path / "run" / "results.json").write_text(json.dumps(changed))
+        main(["run", "--resume", out])
+        assert capsys.readouterr().out == f"{out} is complete; nothing is left to do\n{first}"
     # What is given is told apart from what is left out, also where it is the default.
     assert "its run.seed is 1, not 0" in fail(capsys, "run", "--resume", out, "--seed", "0")
     assert "its run.method is zero-shot, not dmc-ot" in fail(capsys, "run", "dmc-ot", "--resume", out)

@@ -52,7 +52,8 @@ def report(
     with allow_downloads(allow_download):
         figures = write_report(found, path, section(judge_claims(found)))
     where = path.with_name(f"{path.stem}-figures")
-    print(printable(f"{path}: {len(found)} run{'s' * (len(found) != 1)}, {len(figures)} figures (also in {where})"))
+    counts = f"{len(found)} run{'s' * (len(found) != 1)}, {len(figures)} figure{'s' * (len(figures) != 1)}"
+    print(printable(f"{path}: {counts} (also in {where})"))
     if tensorboard:
         from clipcil.report.tensorboard import write_tensorboard
 

@@ -75,7 +75,8 @@ def close(results: Mapping[str, Any], folder: Path) -> None:
     """Print the paper's two numbers, and where the rest is. `results` is what `results.json` holds."""
     print("A_B {last:.2f} %   Ā {average:.2f} %   (over pictures: {last_weighted:.2f} %)".format(**results))
     print("forgetting {forgetting:.2f}   backward transfer {backward_transfer:.2f}".format(**results))
-    if (drift := results["drift"][-1]) is not None:
+    drift = (results.get("drift") or [None])[-1] or {}
+    if {"cosine_before", "cosine_after", "cosine_floor"} <= drift.keys():  # a file of another version may lack them
         print(
             "drift of the stored means (1 − cosine) after the last task:"
             f" {drift['cosine_before']:.4f} before calibration, {drift['cosine_after']:.4f} after,"
