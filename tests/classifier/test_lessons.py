@@ -9,10 +9,12 @@ from scipy.stats import binomtest
 from torch.nn.functional import normalize
 
 import clipcil
+from clipcil.classifier import model as model_module
 from clipcil.classifier.evaluation import Answer, Evaluation, evaluate_answers, wilson_interval
 from clipcil.classifier.held_out import split_held_out
-from clipcil.classifier.lesson import LessonStoppedError
+from clipcil.classifier.lesson import Lesson, LessonStoppedError
 from clipcil.classifier.measuring import held_out_scores
+from clipcil.classifier.model_folder import Known
 from clipcil.classifier.sources import read_source
 from clipcil.data.reader import Reader
 from clipcil.errors import UserError
@@ -173,3 +175,18 @@ def test_the_interval_is_scipys(right: int, total: int) -> None:
     assert wilson_interval(right, total) == pytest.approx(
         tuple(binomtest(right, total).proportion_ci(method="wilson")), abs=1e-6
     )
+
+
+def test_names_are_compared_once_for_all_and_not_in_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thousand new classes for a model of a thousand took longer to compare by name than to learn."""
+    asked: list[str] = []
+    monkeypatch.setattr(model_module, "same_name", lambda name: asked.append(name) or name.lower())
+    model = clipcil.Classifier("simplecil")
+    model._known = [Known(f"old {number}", f"old {number}", "", 1, "") for number in range(200)]
+    names = [*(f"NEW {number}" for number in range(200)), *(f"OLD {number}" for number in range(0, 200, 2))]
+    dataset = read_source({name: [name.encode()] for name in names})
+    lesson = Lesson()
+    plan = model._plan(dataset, lesson)
+    assert plan.pictures.labels.tolist() == [*range(200, 400), *range(0, 200, 2)]
+    assert list(lesson.new) == names[:200] and list(lesson.again) == names[200:]
+    assert len(asked) < 2000

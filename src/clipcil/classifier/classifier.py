@@ -212,10 +212,10 @@ class Classifier(TaughtModel):
             mistakes, and the pictures that cannot be read.
         """
         dataset = read_source(source, subfolders)
-        places = [self._find(name) for name in dataset.classes]
+        known = self.classes
         names = [
-            given if place is None else self.classes[place]
-            for given, place in zip(dataset.classes, places, strict=True)
+            given if place is None else known[place]
+            for given, place in zip(dataset.classes, self._find_all(dataset.classes), strict=True)
         ]
         train, answers, unreadable = dataset.train, [], []
         pictures = [train.pictures[row] for row in train.rows.tolist()]

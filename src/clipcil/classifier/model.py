@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import Any, Self
 
@@ -129,13 +130,12 @@ class TaughtModel:
         """Which pictures are new and which classes they belong to; raises before anything is learnt if one of the
         classes cannot be learnt."""
         counts = torch.bincount(dataset.train.labels, minlength=len(dataset.classes)).tolist()
-        for name, count in zip(dataset.classes, counts, strict=True):
-            if not count:
+        for name, pictures in zip(dataset.classes, counts, strict=True):
+            if not pictures:
                 raise UserError(f"no picture of class '{name}' can be read")
-        fresh = [name for name in dataset.classes if self._find(name) is None]
-        places = [
-            fresh.index(name) + len(self._known) if name in fresh else self._need(name) for name in dataset.classes
-        ]
+        found, new = self._find_all(dataset.classes), count(len(self._known))
+        fresh = [name for name, place in zip(dataset.classes, found, strict=True) if place is None]
+        places = [next(new) if place is None else place for place in found]
         labels = torch.tensor(places)[dataset.train.labels]
         with self._monitor.phase("comparing with pictures taught before"):
             rows, checksums, repeats = self._taught.find_repeats(dataset, labels, self.classes + fresh)
@@ -143,9 +143,10 @@ class TaughtModel:
             raise UserError(f"all {len(labels)} pictures were taught before; there is nothing new to learn")
         lesson.repeated = repeats.same
         lesson.warnings += repeats.elsewhere
+        learnt = torch.bincount(labels[rows], minlength=max(places) + 1).tolist()
         for name, place in zip(dataset.classes, places, strict=True):
-            if count := int((labels[rows] == place).sum()):
-                (lesson.new if name in fresh else lesson.again)[name] = count
+            if learnt[place]:
+                (lesson.again if place < len(self._known) else lesson.new)[name] = learnt[place]
         if lesson.again and self._learner.kind.learn_again is Method.learn_again:
             self._method.learn_again(None)  # type: ignore[arg-type]  # it raises, naming the methods that can
         return _Plan(dataset.train.subset(rows, labels[rows]), checksums)
@@ -182,17 +183,17 @@ class TaughtModel:
     def _remember(self, lesson: Lesson, trained_on: list[int]) -> None:
         """Record what each class was trained on, its accuracy, and the lesson."""
         found = lesson.evaluation
-        for known, count in zip(self._known, trained_on, strict=True):
-            known.pictures += count
-            known.newest = today() if count else known.newest
+        for known, pictures in zip(self._known, trained_on, strict=True):
+            known.pictures += pictures
+            known.newest = today() if pictures else known.newest
         self._count_right(found)
         counts = (len(lesson.new), len(lesson.again), lesson.pictures, len(self._known), found.pictures, found.right)
         self._history.append(LessonRecord(now(), *counts))
 
     def _count_right(self, found: Evaluation) -> None:
+        results = {result.name: (result.pictures, result.right) for result in found.classes}
         for known in self._known:
-            result = found.of(known.name)
-            known.held_out, known.right = result.pictures, result.right
+            known.held_out, known.right = results.get(known.name, (0, 0))
 
     def _scores(self, pictures: Iterable[Any]) -> Iterator[tuple[Any, Tensor | UserError]]:
         """Each picture with its logits and its novelty (C + 1,), or with the reason why it cannot be read."""
@@ -245,8 +246,14 @@ class TaughtModel:
 
     def _find(self, name: str) -> int | None:
         """The class called `name`. CLIP reads everything in lower case, so case makes no difference."""
-        key = same_name(need_text(name))
-        return next((i for i, known in enumerate(self._known) if same_name(known.name) == key), None)
+        return self._find_all([name])[0]
+
+    def _find_all(self, names: Sequence[str]) -> list[int | None]:
+        """As `_find`, for many names: each of the model's own is looked at once for all of them."""
+        places: dict[str, int] = {}
+        for index, known in enumerate(self._known):
+            places.setdefault(same_name(known.name), index)
+        return [places.get(same_name(need_text(name))) for name in names]
 
     def _need(self, name: str) -> int:
         index = self._find(name)
