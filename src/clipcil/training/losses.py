@@ -10,8 +10,10 @@ def clip_loss(scores: Tensor, labels: Tensor) -> Tensor:
     """The symmetric CLIP loss, Eq. (1) of DMC, from the scores (B, C) of pictures against class texts; labels (B,).
 
     One frozen text serves a class, so the B texts of the batch are `count` copies of each class's: the sum over the
-    batch's texts is a sum over classes with + log count, and nothing of size B×B is encoded.
+    batch's texts is a sum over classes with + log count, and nothing of size B×B is encoded. Scores of mixed precision
+    are taken to single precision first: bfloat16 cannot count beyond 256.
     """
+    scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
     counts = torch.zeros(scores.shape[1], device=scores.device, dtype=scores.dtype)
     counts = counts.index_add(0, labels, counts.new_ones(len(labels)))
     own = scores.gather(1, labels[:, None]).squeeze(1)
