@@ -16,6 +16,7 @@ from clipcil.clip import CLIP
 from clipcil.data.dataset import Dataset, open_dataset
 from clipcil.data.reader import Reader
 from clipcil.data.stream import Task, TaskStream
+from clipcil.errors import UserError
 from clipcil.methods.ranpac import PENALTIES, RanPAC, RanPACAdapted, RanPACAdaptedConfig, RanPACConfig
 from clipcil.training.loop import Session
 from clipcil.training.tuning import Tuned
@@ -53,6 +54,25 @@ def test_equals_one_ridge_regression_on_everything(tiny_clip: CLIP) -> None:
     ours = method.logits(test)  # type: ignore[arg-type]
     torch.testing.assert_close(ours.double(), torch.from_numpy(expected), atol=1e-3, rtol=0)
     assert (ours.argmax(1) == test.labels).double().mean() > 0.8
+
+
+@pytest.mark.parametrize("count", [2, 4])
+def test_a_small_task_is_never_held_out_whole(tiny_clip: CLIP, count: int) -> None:
+    torch.manual_seed(0)
+    method = RanPAC(RanPACConfig(projections=90, held_out=0.9), tiny_clip, Session())
+    method.grow(["a", "b"])
+    features = torch.rand(1, 90).expand(count, -1)  # one picture over and over, so that its class can be foretold
+    penalty = method.choose_penalty(features, torch.zeros(count, dtype=torch.int64))
+    kernel = float(features[0].double().square().sum())
+    errors = [(kernel / (kernel + choice) - 1) ** 2 for choice in PENALTIES]
+    assert errors[PENALTIES.index(float(penalty))] == min(errors)
+    noise = method.choose_penalty(torch.rand(2, 90), torch.arange(2))  # what is held out is never foretold
+    assert float(noise) == max(PENALTIES)
+
+
+def test_tuning_what_it_does_not_read_is_refused() -> None:
+    with pytest.raises(UserError, match=r"'projection'.*before its projection"):
+        RanPACAdaptedConfig(tuned="projection")
 
 
 def test_the_penalty_is_the_best_of_plain_fits(tiny_clip: CLIP) -> None:

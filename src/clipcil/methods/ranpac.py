@@ -19,6 +19,7 @@ from clipcil.data.batch import Batch
 from clipcil.data.reader import Pictures
 from clipcil.data.stream import Task
 from clipcil.distributed import spread
+from clipcil.errors import UserError
 from clipcil.methods.base import Method
 from clipcil.methods.registry import register
 from clipcil.settings import within
@@ -66,6 +67,11 @@ class RanPACAdaptedConfig(RanPACConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         within("lora_rank", self.lora_rank, 1)
+        if self.tuned == "projection":
+            raise UserError(
+                "setting 'tuned' is 'projection'; RanPAC reads the tower before its projection, so that nothing would"
+                " be trained: take lora, norms, blocks or tower"
+            )
 
 
 @register
@@ -134,7 +140,7 @@ class RanPAC(Method):
         Φ'(ΦᵀΦ + λ I)⁻¹Φᵀ Y = Φ'Φᵀ U (U ᵀY / (e + λ)).
         """
         order = torch.randperm(len(features)).to(features.device)
-        held = max(1, round(self.config.held_out * len(features)))
+        held = min(len(features) - 1, max(1, round(self.config.held_out * len(features))))  # one is left to fit to
         fit, check = order[held:], order[:held]
         fitted, targets = features[fit].double(), one_hot(labels, self.seen).double()
         values, basis = torch.linalg.eigh(fitted @ fitted.T)
