@@ -88,3 +88,12 @@ def test_leaving_one_out_is_learning_without_it(mini: CLIP) -> None:
         wanted = without.logits(alone)  # type: ignore[arg-type]
         torch.testing.assert_close(found[row].float(), wanted[0] - wanted.mean(), rtol=1e-3, atol=1e-2)
         torch.testing.assert_close(strange[row], without.novelty(alone)[0], rtol=1e-6, atol=1e-6)  # type: ignore[arg-type]
+
+
+def test_the_last_class_can_be_forgotten_and_others_be_learnt_then(mini: CLIP) -> None:
+    data, tests = made(1, 5), made(1, 5, seed=7)
+    method = taught(mini, [data])
+    method.forget(0)
+    assert (method.seen, len(method.rows), method.weight.shape) == (0, 0, (0, DIM))
+    method.learn(Task(0, ["c0"], data))  # type: ignore[arg-type]
+    torch.testing.assert_close(method.novelty(tests), taught(mini, [data]).novelty(tests))  # type: ignore[arg-type]

@@ -75,8 +75,8 @@ class Discriminant(Method):
 
     @torch.no_grad()
     def forget(self, index: int) -> None:
-        parts = list(torch.split(self.rows, self.ranks.tolist()))
-        self.rows = torch.cat([*parts[:index], *parts[index + 1 :]])
+        start = int(self.ranks[:index].sum())
+        self.rows = torch.cat([self.rows[:start], self.rows[start + int(self.ranks[index]) :]])
         self.drop_class(index)
         self._refit()
 
