@@ -229,6 +229,7 @@ def _who_can(hook: str) -> str:
     while kinds:
         kind = kinds.pop()
         kinds += kind.__subclasses__()
-        if getattr(kind, hook) is not getattr(Method, hook):
+        # A class without a name is not a method yet, but what some of somebody's methods have in common.
+        if hasattr(kind, "name") and getattr(kind, hook) is not getattr(Method, hook):
             found.add(kind.name)
     return ", ".join(sorted(found)) or "no method"

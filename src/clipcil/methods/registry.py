@@ -51,8 +51,8 @@ def _import_all() -> None:
     for point, kind in plugins("clipcil.methods"):
         try:
             if isinstance(kind, type):
-                register(kind)
-        except (ValueError, AttributeError) as error:  # a name that is taken, or a class that is no method
+                register(check_method(kind))
+        except (ValueError, UserError) as error:  # a name that is taken, or a class that is no method
             warn(point, error)
 
 

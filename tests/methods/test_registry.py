@@ -1,0 +1,42 @@
+"""Which classes are methods: those of other packages are looked at before they are taken."""
+
+from __future__ import annotations
+
+from importlib.metadata import EntryPoint
+
+import pytest
+
+from clipcil.clip import CLIP
+from clipcil.errors import UserError
+from clipcil.methods import registry
+from clipcil.methods.base import Method
+from clipcil.methods.zero_shot import ZeroShot, ZeroShotConfig
+from clipcil.training.loop import Session
+
+
+def test_a_plugin_that_is_no_method_costs_a_line_and_is_not_listed(monkeypatch, capsys) -> None:
+    class Untitled(Method):
+        name = "untitled"
+
+    class Stranger:
+        name = "stranger"
+
+    points = [(EntryPoint(kind.__name__, "x:y", "clipcil.methods"), kind) for kind in (Untitled, Stranger)]
+    known = registry.methods()
+    monkeypatch.setattr(registry, "plugins", lambda group: points)
+    monkeypatch.setattr(registry, "REGISTRY", dict(known))
+    registry._import_all.__wrapped__()
+    assert known == registry.REGISTRY
+    first, second = capsys.readouterr().err.splitlines()
+    assert "'Untitled'" in first and "has no 'title'" in first
+    assert "'Stranger'" in second and "give the name of a method, or a class" in second
+
+
+def test_who_can_forget_is_said_beside_a_class_that_is_only_a_base_of_methods(tiny_clip: CLIP) -> None:
+    class Base(Method):
+        def forget(self, index: int) -> None:
+            """What methods derived from it have in common."""
+
+    with pytest.raises(UserError, match=r"cannot forget a class; .*discriminant, .*simplecil"):
+        ZeroShot(ZeroShotConfig(), tiny_clip, Session()).forget(0)
+    del Base
