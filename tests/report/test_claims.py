@@ -183,6 +183,8 @@ def test_runs_are_judged(tmp_path: Path) -> None:
     assert page.count("\n## ") == 14 and "Not measured." in page  # no claim is dropped
     assert "| 5. DMC-OT beats DMC at 10 tasks | holds |" in page and "+2.90 (mean)" in page
     assert "does not hold" in section(judged) and "not measured" not in section([of(judged, "Two")])
+    first = '<th scope="row">Two stages beat simultaneous training</th><td>does not hold</td><td>emoji, 10 tasks</td>'
+    assert first in section(judged)  # the verdict is in sight where the table is wider than the window
 
 
 def test_fewer_than_three_orders_decide_nothing(tmp_path: Path) -> None:

@@ -135,6 +135,35 @@ def test_at_most_twelve_lines_the_best_ones(tmp_path: Path) -> None:
     assert kept == [f"DMC-OT (beta={index})" for index in range(2, 14)]
 
 
+def test_a_figure_that_leaves_methods_out_says_so(tmp_path: Path) -> None:
+    for index in range(8):
+        write_run(tmp_path / str(index), "dmc-ot", 0, 0.5 + 0.02 * index, f"beta={index}")
+    write_run(tmp_path / "simple")
+    write_report(find_runs([tmp_path]), tmp_path / "page.html")
+    page = (tmp_path / "page.html").read_text()
+    captions = re.findall(r'<figure id="[^"]*-(\w+)".*?<figcaption>(.*?)</figcaption>', page)
+    said = {name: re.findall(r"The \d+ best of \d+ by A_B", text) for name, text in captions}
+    assert said.pop("drift") == ["The 6 best of 8 by A_B"] and not any(said.values())
+
+
+def test_a_long_legend_leaves_the_plot_its_height(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    heights: list[float] = []
+    real = figures.Tips.draw
+
+    def draw(self: figures.Tips, figure: Any) -> figures.Drawn:
+        drawn = real(self, figure)
+        heights.append(figure.axes[0].get_window_extent().height / figure.dpi)
+        return drawn
+
+    monkeypatch.setattr(figures.Tips, "draw", draw)
+    for index in range(12):
+        write_run(tmp_path / str(index), "dmc-ot", 0, 0.5 + 0.02 * index, f"prompt_length={index + 1}", "beta=0.25")
+    entries = rank(group_runs(find_runs([tmp_path])))
+    figures.accuracy(entries[:2], "light"), figures.accuracy(entries, "light")
+    figures.drift(entries[:2], "light"), figures.drift(entries, "light")
+    assert heights[1] > 0.9 * heights[0] > 2 and heights[3] > 0.9 * heights[2] > 1, heights
+
+
 def test_each_method_of_the_paper_has_its_own_colour_and_marker() -> None:
     assert len(LOOKS) == 12
     for theme in ("light", "dark"):

@@ -14,7 +14,8 @@ from clipcil.report.ranking import Entry
 from clipcil.report.runs import WHOLE
 from clipcil.report.style import INKS, Theme, figure_style, series_looks
 
-MOST_LINES = 12
+MOST_SCORES, MOST_BARS, MOST_LINES, MOST_DRIFTS = 36, 24, 12, 6
+"""How many methods a figure shows; of more, the best by A_B."""
 WIDTH = 4.8
 """Width in inches: narrow enough for its text to be legible on a phone."""
 LEGEND = 52
@@ -59,7 +60,9 @@ def accuracy(entries: Sequence[Entry], theme: Theme) -> Drawn:
     """A_k after each task, a line for each method, ± a standard deviation over runs."""
     entries, tips = best(entries), Tips()
     with figure_style(theme) as pyplot:
-        figure, axes = pyplot.subplots(figsize=(WIDTH, 3.4 + 0.2 * -(-len(entries) // 2)))
+        long = max(len(entry.group.label) for entry in entries) > 24
+        rows = _legend_lines([entry.group.label for entry in entries]) if long else -(-len(entries) // 2)
+        figure, axes = pyplot.subplots(figsize=(WIDTH, 3.4 + 0.2 * rows))
         for group, look in ((entry.group, entry.look) for entry in entries):
             values = np.array([run.values["after"] for run in group.runs])
             across = np.arange(1, values.shape[1] + 1)
@@ -78,14 +81,13 @@ def accuracy(entries: Sequence[Entry], theme: Theme) -> Drawn:
         axes.set_xticks(across if len(across) <= 12 else across[:: -(-len(across) // 10)])
         low, high = axes.get_ylim()
         axes.set_ylim(max(0, low), min(100.5, high))
-        long = max(len(entry.group.label) for entry in entries) > 24
         figure.legend(loc="outside lower center", ncols=1 if long else 2)
         return tips.draw(figure)
 
 
 def scores(entries: Sequence[Entry], theme: Theme) -> Drawn:
     """A_B with its 95 % interval, the best on top."""
-    entries = sorted(best(entries, 3 * MOST_LINES), key=lambda entry: -entry.group.last.mean)
+    entries = sorted(best(entries, MOST_SCORES), key=lambda entry: -entry.group.last.mean)
     tips = Tips()
     with figure_style(theme) as pyplot:
         figure, axes = _rows_of(pyplot, entries, 0.9)
@@ -122,7 +124,7 @@ def confusion(group: Group, theme: Theme) -> Drawn:
 
 def forgetting(entries: Sequence[Entry], theme: Theme) -> Drawn:
     """Best accuracy so far − accuracy at the end, the mean over tasks but the last."""
-    entries, tips = best(entries, 2 * MOST_LINES), Tips()
+    entries, tips = best(entries, MOST_BARS), Tips()
     with figure_style(theme) as pyplot:
         figure, axes = _rows_of(pyplot, entries, 0.9)
         for place, entry in enumerate(entries):
@@ -145,9 +147,9 @@ def has_drift(group: Group) -> bool:
 
 def drift(entries: Sequence[Entry], theme: Theme) -> Drawn:
     """How far the stored means lie from the true ones after each task, before and after calibration."""
-    entries, tips = best([entry for entry in entries if has_drift(entry.group)], MOST_LINES // 2), Tips()
+    entries, tips = best([entry for entry in entries if has_drift(entry.group)], MOST_DRIFTS), Tips()
     with figure_style(theme) as pyplot:
-        height = 4.6 + 0.22 * len(entries)
+        height = 4.4 + 0.2 * 2 * _legend_lines([f"{entry.group.label}: before calibration" for entry in entries])
         figure, panels = pyplot.subplots(2, 1, figsize=(WIDTH, height), sharex=True)
         for panel, key, name in zip(panels, ("cosine", "w2"), ("1 − cosine of means", "W₂ of Gaussians"), strict=True):
             for group, look in ((entry.group, entry.look) for entry in entries):
@@ -170,7 +172,7 @@ def drift(entries: Sequence[Entry], theme: Theme) -> Drawn:
 
 def seconds(entries: Sequence[Entry], theme: Theme) -> Drawn:
     """Where the time went, the mean over runs."""
-    entries, tips = best(entries, 2 * MOST_LINES), Tips()
+    entries, tips = best(entries, MOST_BARS), Tips()
     parts = [_phases(entry.group) for entry in entries]
     names = list(dict.fromkeys(name for phases in parts for name in phases))
     with figure_style(theme) as pyplot:
@@ -258,6 +260,11 @@ def _label_rows(axes: Any, entries: Sequence[Entry], theme: Theme) -> None:
     axes.tick_params(axis="y", labelcolor=INKS[theme].text, length=0)
     axes.invert_yaxis()
     axes.grid(axis="y", visible=False)
+
+
+def _legend_lines(labels: Sequence[str]) -> int:
+    """Lines of a legend of one column."""
+    return sum(1 + _wrap(label, LEGEND).count("\n") for label in labels)
 
 
 def _wrap(label: str, width: int = 22) -> str:

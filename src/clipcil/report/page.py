@@ -64,28 +64,32 @@ class Report:
 
     def compared(self, what: str, entries: list[Entry]) -> str:
         """The figures that show all methods at once; a chart with one bar is none."""
-        drawn, several = len(figures.best(entries)), len(entries) > 1
+        several = len(entries) > 1
         repeated = any(len(entry.group.runs) > 1 for entry in entries)
-        only = f" The {drawn} best of {len(entries)} by A_B." if drawn < len(entries) else ""
         band = " The band is ± one standard deviation over runs." if repeated else ""
         parts = []
         if several:
             ticks = " A tick is one run." if repeated else ""
             said = f"A_B with its 95 % interval over runs and test pictures.{ticks}"
+            said += _only(entries, figures.MOST_SCORES)
             parts.append(self.figure(f"{what}-scores", lambda t: figures.scores(entries, t), "A_B", said))
-        said = f"A_k: the mean over tasks seen of the accuracy on each, after each task.{band}{only}"
+        said = "A_k: the mean over tasks seen of the accuracy on each, after each task."
+        said += f"{band}{_only(entries, figures.MOST_LINES)}"
         parts.append(self.figure(f"{what}-accuracy", lambda t: figures.accuracy(entries, t), "Accuracy by task", said))
         if several and entries[0].group.first.tasks > 1:
             said = "Forgetting: best accuracy so far − accuracy at the end, the mean over all tasks but the last."
+            said += _only(entries, figures.MOST_BARS)
             parts.append(
                 self.figure(f"{what}-forgetting", lambda t: figures.forgetting(entries, t), "Forgetting", said)
             )
-        if any(figures.has_drift(entry.group) for entry in entries):
+        if moved := [entry for entry in entries if figures.has_drift(entry.group)]:
             said = "Drift: how far stored class Gaussians lie from the features that the same training pictures have "
             said += "today, before and after calibration. The experiment measures it; no method sees it."
+            said += _only(moved, figures.MOST_DRIFTS)
             parts.append(self.figure(f"{what}-drift", lambda t: figures.drift(entries, t), "Drift", said))
         if several and any(run.timing for entry in entries for run in entry.group.runs):
             said = "Where the time went; what several runs share is paid for by the first."
+            said += _only(entries, figures.MOST_BARS)
             parts.append(self.figure(f"{what}-seconds", lambda t: figures.seconds(entries, t), "Seconds", said))
         return f'<div class="figures">{"".join(parts)}</div>'
 
@@ -151,6 +155,11 @@ def _refuse_others_files(out: Path, folder: Path) -> None:
     there = html.refuse_others_page(out)
     if not there and folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
         raise UserError(f"{folder} is there already and belongs to no report; name another file with --out")
+
+
+def _only(entries: Sequence[Entry], most: int) -> str:
+    """What a caption says where the figure does not show all methods."""
+    return f" The {most} best of {len(entries)} by A_B." if len(entries) > most else ""
 
 
 def _measured_on(entries: Sequence[Entry]) -> str:
