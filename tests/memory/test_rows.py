@@ -41,6 +41,17 @@ def test_two_lessons_are_one_whatever_the_order_and_however_many() -> None:
     assert once.counts.tolist() == [12, 12, 12] and len(once) == 36
 
 
+def test_near_copies_of_a_picture_do_not_show_which_came_first() -> None:
+    features = some(1).repeat(2, 1)
+    features[1, :5] *= torch.tensor([1 + 3e-5, 1, 1, 1, 1])  # the same codes, with another step
+    forth, back = FeatureRows(SIZES, 1), FeatureRows(SIZES, 1)
+    codes, steps = forth.encode(features)
+    assert torch.equal(codes[0], codes[1]) and not torch.equal(steps[0], steps[1])
+    forth.add(features, torch.zeros(2, dtype=torch.int64))
+    back.add(features.flip(0), torch.zeros(2, dtype=torch.int64))
+    assert same(forth, back)
+
+
 def test_a_forgotten_class_leaves_nothing() -> None:
     features, labels = some(30), torch.arange(30) % 3
     memory, never = FeatureRows(SIZES, 100), FeatureRows(SIZES, 100)

@@ -89,8 +89,9 @@ class FeatureRows(SizedByState):
 
     def _keep(self, codes: Tensor, steps: Tensor, labels: Tensor, classes: int) -> None:
         hashes = torch.tensor([_hash(row.tobytes()) for row in codes.cpu().numpy()], device=codes.device)
-        order = hashes.argsort(stable=True)
-        order = order[labels[order].argsort(stable=True)]
+        order = torch.arange(len(labels), device=codes.device)
+        for key in (*steps.T, hashes, labels):  # copies of a picture may share their codes and differ in their steps
+            order = order[key[order].argsort(stable=True)]
         counts = torch.bincount(labels, minlength=classes)
         place = torch.arange(len(labels), device=codes.device) - (counts.cumsum(0) - counts)[labels[order]]
         kept = order[place < self.limit]
