@@ -16,6 +16,7 @@ from torch.distributions import Independent, Normal, kl_divergence
 from torch.nn.functional import cross_entropy, normalize, softplus
 
 from clipcil.clip import CLIP
+from clipcil.errors import UserError
 from clipcil.memory.exemplars import Budget
 from clipcil.methods import clap4clip
 from clipcil.methods.clap4clip import (
@@ -182,3 +183,9 @@ def test_sampling_at_test_is_reproducible_and_per_picture(tiny_clip: CLIP) -> No
     assert not torch.allclose(first, mean, atol=1e-2)
     other = learn_all(make(tiny_clip, test_samples=4, test_seed=9), tasks).logits(pictures)
     assert not torch.allclose(first, other, atol=1e-2)
+
+
+@pytest.mark.parametrize("seed", [-1, 2**64])
+def test_a_seed_that_no_generator_takes_is_refused_before_anything_is_learnt(seed: int) -> None:
+    with pytest.raises(UserError, match="'test_seed'"):
+        CLAP4CLIPConfig(test_seed=seed)

@@ -67,6 +67,7 @@ class CLAP4CLIPConfig:
     def __post_init__(self) -> None:
         for name, low in (("samples", 1), ("test_samples", 0), ("kl", 0), ("language", 0), ("hidden", 1)):
             within(name, getattr(self, name), low)
+        within("test_seed", self.test_seed, 0, 2**62)
         within("dropout", self.dropout, 0, 0.99)
 
 
