@@ -42,6 +42,18 @@ def test_groups_of_settings_have_their_reasons(capsys: pytest.CaptureFixture[str
     assert "stage1.lr" in found and "beta" in found
 
 
+def test_a_preset_is_named_only_where_there_is_one(capsys: pytest.CaptureFixture[str]) -> None:
+    for words, said in (
+        (("simplecil", "--data", "emoji"), "SimpleCIL: settings for --set key=value; there is no preset for emoji"),
+        (("rapf", "--data", "emoji"), "RAPF: settings for --set key=value, with the preset for emoji"),
+    ):
+        main(["methods", *words])
+        assert capsys.readouterr().out.splitlines()[0] == said
+    with pytest.raises(SystemExit):
+        main(["methods", "--data", "emoji"])
+    assert "name a method" in capsys.readouterr().err
+
+
 def test_options_of_a_dataset(capsys: pytest.CaptureFixture[str]) -> None:
     assert "a folder for each class" in rows(capsys, "datasets")["folder"]
     assert "0.2" in rows(capsys, "datasets", "folder")["test_share"]
@@ -73,3 +85,10 @@ def test_the_board_shows_each_run_where_it_stands(tmp_path: Path) -> None:
     assert found == {"0": ["waiting"], "1": ["running", "2", "62.50"], "2": ["running"], "3": ["failed"]}
     assert board.table(2).row_count == 2, "no more rows than the screen has"
     assert Board([replace(runs[0], label="a")]).table().row_count == 1
+
+
+def test_the_board_tells_runs_of_one_method_apart(tmp_path: Path) -> None:
+    table = Board(plan(Grid("claims", data=("emoji",), only=("simplecil",), out=tmp_path))).table()
+    rows = list(zip(*(column.cells for column in table.columns), strict=True))
+    assert [column.header for column in table.columns][:5] == ["run", "data", "tasks", "order", "seed"]
+    assert len(rows) == len(set(rows)) == 6 and rows[0][2:4] == ("10", "seed:1993")

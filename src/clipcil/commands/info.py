@@ -8,7 +8,8 @@ from typing import Annotated, Any
 
 import tyro
 
-from clipcil.experiment.spec import RunSpec, field_docs, method_settings
+from clipcil.errors import UserError
+from clipcil.experiment.spec import RunSpec, field_docs, method_settings, read_preset
 
 
 def methods(
@@ -31,6 +32,8 @@ def methods(
     from clipcil.data.dataset import find_dataset
     from clipcil.methods.registry import find_method, methods
 
+    if data and not method:
+        raise UserError(f"--data shows the preset of one method; name a method: clipcil methods METHOD --data {data}")
     if not method:
         rows = []
         for name, kind in sorted(methods().items()):
@@ -42,9 +45,11 @@ def methods(
         return
     if data:
         find_dataset(data)
-    config = method_settings(RunSpec(method=method, data=data or "emoji"), {}, preset=bool(data))
-    about = f", with the preset for {data}" if data else ""
-    print(f"{find_method(method).title}: settings for --set key=value{about}")
+    kind, spec = find_method(method), RunSpec(method=method, data=data or "emoji")
+    config = method_settings(spec, {}, preset=bool(data))
+    kept = data and read_preset(data, kind.presets or method, spec.backbone)
+    about = f", with the preset for {data}" if kept else f"; there is no preset for {data}" if data else ""
+    print(f"{kind.title}: settings for --set key=value{about}")
     _print(("setting", "value", "what it is"), _settings(config))
 
 

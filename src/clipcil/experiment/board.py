@@ -38,9 +38,13 @@ class Board:
         rows = [(self.state(run), run, *self.progress(run)) for run in self.runs]
         counts = {state: sum(row[0] == state for row in rows) for state in STATES}
         title = ", ".join(f"{count} {state}" for state, count in counts.items())
-        table = Table("run", "data", "seed", "state", "task", "A_k", title=title, title_justify="left", box=None)
+        # A method may stand there with several class orders and numbers of tasks: rows that look the same say nothing.
+        more = [key for key in ("tasks", "order") if len({getattr(run.spec, key) for run in self.runs}) > 1]
+        heads = ("run", "data", *more, "seed", "state", "task", "A_k")
+        table = Table(*heads, title=title, title_justify="left", box=None)
         for state, run, task, accuracy in sorted(rows, key=lambda row: STATES.index(row[0]))[: max(1, most)]:
-            table.add_row(run.label, run.spec.data, str(run.spec.seed), state, task, accuracy)
+            own = (str(getattr(run.spec, key) or "") for key in more)
+            table.add_row(run.label, run.spec.data, *own, str(run.spec.seed), state, task, accuracy)
         return table
 
     def state(self, run: Planned) -> str:
