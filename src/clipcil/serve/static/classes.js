@@ -102,7 +102,8 @@ function makeCard(name) {
     const good = each.pictures.filter((picture) => !picture.broken), broken = each.pictures.filter((picture) => picture.broken), known = each.known;
     root.style.setProperty("--own", colour(each.index));
     const accuracy = known?.accuracy ?? null;
-    setText(line, known ? [plural(known.pictures, "picture"), day(known.newest), accuracy === null ? null : `${Math.round(accuracy * known.held_out)} of ${known.held_out} classified correctly`.replaceAll(" ", "\u00a0")].filter(Boolean).join(" · ") : "new class");
+    show(line, known ? [plural(known.pictures, "picture"), day(known.newest)].filter(Boolean).join(" · ") : "new class",
+      accuracy === null ? null : [" · ", h("span", { class: "together" }, `${Math.round(accuracy * known.held_out)} of ${known.held_out} classified correctly`)]);
     told.hidden = accuracy === null;
     told.firstChild.style.width = `${100 * (accuracy ?? 0)}%`;
     show(kept, Array.from({ length: known?.small_pictures ?? 0 }, (_, index) => h("img", { src: `/api/classes/picture?${new URLSearchParams({ name, index })}`, alt: "", loading: "lazy" })));
