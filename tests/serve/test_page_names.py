@@ -51,3 +51,10 @@ def test_every_stage_of_reading_has_words() -> None:
     assert found == {"preprocess", "encode"}
     for stage in found:
         assert re.search(rf"\b{stage}: \"", words), stage
+
+
+def test_small_pictures_have_another_address_after_every_lesson() -> None:
+    """Else the page goes on to show those that a lesson has replaced: an element whose address is the same is kept."""
+    page = (STATIC / "classes.js").read_text(encoding="utf-8")
+    address = re.search(r"/api/classes/picture\?\$\{new URLSearchParams\(\{(.*?)\}\)", page)
+    assert address is not None and "revision: store.model.revision" in address[1]

@@ -106,7 +106,7 @@ function makeCard(name) {
       accuracy === null ? null : [" · ", h("span", { class: "together" }, `${Math.round(accuracy * known.held_out)} of ${known.held_out} classified correctly`)]);
     told.hidden = accuracy === null;
     told.firstChild.style.width = `${100 * (accuracy ?? 0)}%`;
-    show(kept, Array.from({ length: known?.small_pictures ?? 0 }, (_, index) => h("img", { src: `/api/classes/picture?${new URLSearchParams({ name, index })}`, alt: "", loading: "lazy" })));
+    show(kept, Array.from({ length: known?.small_pictures ?? 0 }, (_, index) => h("img", { src: `/api/classes/picture?${new URLSearchParams({ name, index, revision: store.model.revision })}`, alt: "", loading: "lazy" })));
     kept.hidden = !known?.small_pictures;
     updateMenu(known, each.pictures.length);
     const more = all ? 0 : Math.max(0, good.length - SHOWN);
