@@ -11,9 +11,11 @@ from visual_stream import FAST, all_tests, learnt, stream, tower
 from clipcil.experiment.spec import RunSpec, method_settings
 from clipcil.methods.base import Method
 from clipcil.methods.coda_prompt import CODAPrompt
+from clipcil.methods.dmc import DMC, DMCConfig
 from clipcil.methods.dualprompt import DualPrompt
 from clipcil.methods.l2p import L2P
 from clipcil.training.augment import Augment
+from clipcil.training.loop import Training
 
 
 @pytest.mark.parametrize("kind", [L2P, DualPrompt, CODAPrompt])
@@ -39,3 +41,15 @@ def test_augmented_training(kind: type[Method]) -> None:
 def test_it_is_an_option_of_the_command_line(name: str) -> None:
     config = method_settings(RunSpec(method=name), {"train": {"augment": "flip"}})
     assert config.train.augment == "flip"
+
+
+@pytest.mark.parametrize("together", [False, True])
+def test_the_tower_of_dmc_sees_augmented_pictures_in_either_way_of_training(together: bool) -> None:
+    def weights(how: Augment) -> torch.Tensor:
+        clip = tower().with_own_vision_tower()
+        stages = {"stage1": replace(FAST, epochs=1, augment=how), "stage2": Training(epochs=1)}
+        learnt(DMC, DMCConfig(simultaneous=together, **stages), clip, stream(clip, (2, 2), each=3), tasks=1)
+        return clip.vision.visual_projection.weight.clone()
+
+    assert not torch.equal(weights("none"), weights("crop"))
+    assert torch.equal(weights("crop"), weights("crop"))

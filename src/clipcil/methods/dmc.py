@@ -97,7 +97,8 @@ class DMCConfig:
     """Whether f_t(P) is normalised before the sum of Eq. (5). The paper's formula normalises the sum alone."""
     simultaneous: bool = False
     """Ablation: tower and prompts trained together in one stage, by the loss and for the epochs of stage 2, the tower
-    at the learning rate of stage 1. The paper gives neither loss nor epochs."""
+    at the learning rate and with the augmentation of stage 1; average_tower has no part in it. The paper gives neither
+    loss nor epochs."""
 
     def __post_init__(self) -> None:
         fill(self.template, "")  # refuses a template without a place for the class name
@@ -250,7 +251,8 @@ class DMC(Method):
                 {"params": self.prompt_parameters(), "lr": self.config.stage2.lr},
                 {"params": tower, "lr": self.config.stage1.lr},
             ]
-            self.fit_prompts(pictures.labels, pictures, lambda rows, batch: self.encode(batch), groups)
+            augment = self.config.stage1.augment
+            self.fit_prompts(pictures.labels, pictures, lambda rows, batch: self.encode(batch, augment), groups)
 
     def prompt_parameters(self, every: bool = False) -> list[nn.Parameter]:
         """The prompts that train: of all tasks, or of the newest alone where the old ones are frozen."""
