@@ -161,6 +161,11 @@ def test_everything_is_described(server: Server) -> None:
     for path, methods in described["paths"].items():
         for method in {"get", "post", "put", "patch", "delete"} - set(methods):
             assert server.call(method.upper(), path).status == 405, (path, method)
+    answers = {path: methods["get"]["responses"]["200"]["content"] for path, methods in described["paths"].items()
+               if "get" in methods}  # fmt: skip
+    for path in ("/api/health", "/api/model", "/api/waiting"):
+        told = answers[path]["application/json"]["schema"]["properties"]
+        assert set(told) == set(server.call("GET", path).json), path
     assert b"/static/docs.js" in server.call("GET", "/docs").body
 
 

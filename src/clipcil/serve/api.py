@@ -55,7 +55,7 @@ class Api:
         )
 
     async def model(self, request: Request) -> Response:
-        """What the model knows: its classes, its lessons, and the pictures that wait to be taught."""
+        """What the model knows: its classes, its lessons, what undoing would bring back; and how much may be sent."""
         return JSONResponse(model_json(self.keeper, self.small, self.limits))
 
     async def predict(self, request: Request) -> Response:

@@ -70,6 +70,7 @@ MODEL = _object(
     revision=COUNT,
     previous={"anyOf": [_object(lessons=COUNT, classes=COUNT), {"type": "null"}]},
     keep_small_pictures=SWITCH,
+    limits=_object(picture_bytes=COUNT, request_bytes=COUNT, request_pictures=COUNT),
     classes=_list(
         _object(
             name=TEXT,
