@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from functools import cache
@@ -19,11 +20,13 @@ import torch
 from torch import Tensor
 
 from clipcil.errors import UserError
-from clipcil.files import write_bytes
+from clipcil.files import part_names, write_bytes
 from clipcil.reading import read_tensors
 
 MOST_BYTES = 4 * 2**30
 """The cache holds no more than this; what was unused for the longest time is deleted first."""
+ABANDONED = 3600
+"""Seconds after which a file that is half written has no writer any more."""
 Given = Tensor | str
 
 
@@ -73,7 +76,14 @@ class RunCache:
             self._shrink()
 
     def _shrink(self) -> None:
-        """Delete what was unused for the longest time until the rest fits; another process may be doing the same."""
+        """Delete what was unused for the longest time until the rest fits; another process may be doing the same.
+
+        A file that a killed process left half written is deleted first; one that another process is writing is young.
+        """
+        for name in part_names(self.folder, lambda _: True):
+            with suppress(OSError):
+                if time.time() - (self.folder / name).stat().st_mtime > ABANDONED:
+                    (self.folder / name).unlink()
         found = []
         for path in self.folder.glob("*-*.safetensors"):
             with suppress(OSError):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,7 @@ from clipcil.data.dataset import open_dataset
 from clipcil.data.reader import Reader
 from clipcil.experiment.experiment import Experiment, Shared
 from clipcil.methods.dmc import DMC
-from clipcil.run_cache import RunCache
+from clipcil.run_cache import ABANDONED, RunCache
 from clipcil.training.own_random import own_random
 
 SAME = ("results.json", "matrix.csv", "predictions.csv", "steps.jsonl")
@@ -158,6 +160,16 @@ def test_the_cache_stays_within_its_bound_and_drops_the_oldest(tmp_path: Path) -
     assert [kept.load(key) is not None for key in keys] == [True, False, True]
     kept.save("large", {"a": torch.zeros(9000)})
     assert kept.load("large") is None
+
+
+def test_what_a_killed_process_left_half_written_is_deleted_and_what_is_being_written_is_not(tmp_path: Path) -> None:
+    cache = RunCache(tmp_path)
+    for name, age in (("0123456789ab", 2 * ABANDONED), ("ba9876543210", 0)):
+        part = tmp_path / f".{'a' * 64}-{'b' * 35}.{name}.part"
+        part.write_bytes(b"half")
+        os.utime(part, (time.time() - age,) * 2)
+    cache.save("key", {"a": torch.zeros(1)})
+    assert [path.name[-17:] for path in tmp_path.glob(".*")] == ["ba9876543210.part"]
 
 
 def test_the_key_sees_every_bit_and_every_boundary(tmp_path: Path) -> None:
