@@ -21,7 +21,7 @@ from clipcil.errors import UserError
 from clipcil.report import figures
 from clipcil.report.answers import confused_pairs, read_predictions, write_packed
 from clipcil.report.compare import group_runs
-from clipcil.report.page import write_report
+from clipcil.report.page import OWN_FIGURE, write_report
 from clipcil.report.ranking import finding, rank
 from clipcil.report.runs import find_runs
 from clipcil.report.strip import Strips, choose
@@ -144,6 +144,17 @@ def test_a_figure_that_leaves_methods_out_says_so(tmp_path: Path) -> None:
     captions = re.findall(r'<figure id="[^"]*-(\w+)".*?<figcaption>(.*?)</figcaption>', page)
     said = {name: re.findall(r"The \d+ best of \d+ by A_B", text) for name, text in captions}
     assert said.pop("drift") == ["The 6 best of 8 by A_B"] and not any(said.values())
+
+
+def test_figures_of_an_earlier_report_do_not_stay_beside_the_new_one(tmp_path: Path) -> None:
+    runs = find_runs([write_run(tmp_path / "a", "dmc-ot"), write_run(tmp_path / "b", "simplecil")])
+    write_report(runs, tmp_path / "page.html")
+    before = {path.name for path in (tmp_path / "page-figures").iterdir()}
+    assert all(OWN_FIGURE.fullmatch(name) for name in before)
+    (tmp_path / "page-figures" / "mine.png").touch()
+    drawn = write_report(runs[1:], tmp_path / "page.html")
+    after = {path.name for path in (tmp_path / "page-figures").iterdir()}
+    assert after == {f"{name}{dark}.png" for name in drawn for dark in ("", "-dark")} | {"mine.png"} and before - after
 
 
 def test_a_long_legend_leaves_the_plot_its_height(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

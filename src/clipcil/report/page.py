@@ -17,6 +17,10 @@ from clipcil.report.style import THEMES, Theme
 from clipcil.report.tables import classes, comparison, settings
 
 TITLE = "clipcil: report"
+OWN_FIGURE = re.compile(
+    r"[a-z0-9-]*-\d+tasks-\d+-([a-z0-9-]+-)?(scores|accuracy|forgetting|drift|seconds|matrix|confusion)(-dark)?\.png"
+)
+"""The name of a figure of a report."""
 Draw = Callable[[Theme], figures.Drawn]
 
 
@@ -146,6 +150,9 @@ def write_report(runs: Sequence[RunResult], out: Path, more: str = "") -> list[s
     html.write_page(out, TITLE, report.body() + more)
     for name, content in report.files.items():
         write_bytes(folder / name, content)
+    for path in folder.iterdir():  # a figure of an earlier report would be taken for one of this
+        if path.name not in report.files and OWN_FIGURE.fullmatch(path.name):
+            path.unlink()
     return report.figures
 
 
