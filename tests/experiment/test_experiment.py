@@ -163,6 +163,14 @@ def test_a_number_stands_for_the_word_of_a_choice() -> None:
     assert (options["split"], options["classes"]) == ("2", "101")
 
 
+def test_settings_are_named_as_the_list_of_them_names_them() -> None:
+    given = {"stage1.lr": 0.5, "stage2": {"lr": 0.25}, "stage2.epochs": 7}
+    config = Experiment("dmc-ot", settings=given).config
+    assert (config.stage1.lr, config.stage2.lr, config.stage2.epochs) == (0.5, 0.25, 7)
+    with pytest.raises(UserError, match="settings must be a mapping"):
+        Experiment("dmc-ot", settings={1: 2})  # type: ignore[dict-item]
+
+
 def test_an_evaluation_that_was_interrupted_counts_as_none(
     data: Dataset, mini: CLIP, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -100,9 +100,10 @@ class Experiment:
             spec = replace(spec, device=find_device(spec.device))
         else:
             spec = resolved(replace(spec, data="folder", data_root=data) if isinstance(data, Path) else spec)
-        if settings is not None and not isinstance(settings, Mapping):
+        settings = {} if settings is None else settings
+        if not isinstance(settings, Mapping) or not all(isinstance(key, str) for key in settings):
             raise UserError("settings must be a mapping, such as {'beta': 0.2}")
-        config = method_settings(spec, merge(settings or {}, nested(own)), preset, kind)
+        config = method_settings(spec, merge(nested(settings), nested(own)), preset, kind)
         self._set_up(spec, config, kind, shared, data if isinstance(data, Dataset) else None)
         if isinstance(backbone, CLIP):
             self._shared.backbones[spec.backbone] = backbone
