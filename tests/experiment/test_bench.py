@@ -251,6 +251,13 @@ def test_settings_that_fit_together_are_taken_though_one_alone_does_not_fit_the_
         plan(Grid(methods=("l2p",), set=("pool=3", "top_k=4"), out=tmp_path))
 
 
+@pytest.mark.parametrize("given", [{"address": "auto"}, {"gpus_per_run": 1.0}, {"cpus_per_run": 2.0}])
+def test_options_of_ray_without_ray_are_refused(given: dict[str, Any]) -> None:
+    with pytest.raises(UserError, match="are for --on ray"):
+        Grid(**given)
+    assert Grid(**given, on="ray").on == "ray"
+
+
 def test_numbers_out_of_range_are_refused() -> None:
     for key in ("seeds", "jobs"):
         with pytest.raises(UserError, match=f"'{key}' is 0"):

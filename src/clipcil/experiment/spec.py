@@ -132,6 +132,8 @@ class Grid:
         within("gpus_per_run", self.gpus_per_run, 0, 10_000)
         if self.on == "ray" and self.jobs > 1:
             raise UserError("give --jobs or --on ray, not both: Ray runs as many at a time as its machines hold")
+        if self.on != "ray" and (self.address is not None or self.gpus_per_run or self.cpus_per_run != 1):
+            raise UserError("--address, --cpus-per-run and --gpus-per-run are for --on ray; give that, too")
         if self.gpus_per_run and "device" not in self.run:
             object.__setattr__(self, "run", {**self.run, "device": "cuda"})
         if self.orders and "order" in self.run:
