@@ -69,6 +69,31 @@ def test_of_small_pictures_only_our_own_files_are_read_and_deleted(folder: Path)
     assert (small.folder / "notes.json").exists() and len(list(small.folder.iterdir())) == 2
 
 
+def test_switching_small_pictures_off_leaves_what_is_not_ours(folder: Path) -> None:
+    small = SmallPictures(folder)
+    small.switch(True)
+    small.add("red", [b"picture"])
+    part = f".{'3' * 24}.json.{'0' * 12}.part"  # what a killed process left
+    for name in ("holiday.jpg", part):
+        (small.folder / name).write_text("mine")
+    with pytest.raises(UserError, match="holds other things"):
+        small.switch(False)
+    assert [path.name for path in small.folder.iterdir()] == ["holiday.jpg"]
+    (small.folder / "holiday.jpg").unlink()
+    small.switch(False)
+    assert not small.folder.exists()
+    small.switch(False)
+
+
+def test_a_lesson_does_not_switch_small_pictures_on_again(folder: Path) -> None:
+    """They are switched off while a lesson ends, which has seen that they were on."""
+    small = SmallPictures(folder)
+    small.switch(True)
+    small.switch(False)
+    small.add("red", [b"picture"])
+    assert not small.on and small.count == 0
+
+
 @pytest.mark.parametrize(
     "change",
     [

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import base64
+import errno
 import hashlib
 import re
-import shutil
+import threading
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from clipcil.classifier.model_folder import Known, read_model, read_previous
 from clipcil.data.names import same_name
 from clipcil.errors import UserError
-from clipcil.files import refuse_links, write_json
+from clipcil.files import refuse_links, sweep_parts, write_json
 from clipcil.reading import read_json
 
 MOST = 6
@@ -27,6 +28,7 @@ class SmallPictures:
 
     def __init__(self, model: Path) -> None:
         self.model, self.folder = model, model / "small-pictures"
+        self._lock = threading.Lock()  # a lesson may add some in the moment in which they are switched off
 
     @property
     def on(self) -> bool:
@@ -35,12 +37,17 @@ class SmallPictures:
     def switch(self, on: bool) -> None:
         """Begin to keep them, or stop and delete all of them."""
         refuse_links(self.folder)
-        if not on:
-            shutil.rmtree(self.folder, ignore_errors=True)
-            return
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
+            with self._lock:
+                if on:
+                    self.folder.mkdir(parents=True, exist_ok=True)
+                elif self.on:
+                    self._keep_only([])
+                    sweep_parts(self.folder, lambda name: _OWN.fullmatch(name) is not None)
+                    self.folder.rmdir()
         except OSError as error:
+            if error.errno == errno.ENOTEMPTY:
+                raise UserError(f"{self.folder} holds other things, which are not ours to delete; move them") from error
             raise UserError(f"cannot write {self.folder}: {error.strerror or error}") from error
 
     def of(self, name: str) -> list[bytes]:
@@ -48,9 +55,11 @@ class SmallPictures:
         return _read(self._file(name))
 
     def add(self, name: str, pictures: Sequence[bytes]) -> None:
-        """Keep some of these, the newest in place of the oldest."""
-        kept = (self.of(name) + list(pictures)[-MOST:])[-MOST:]
-        write_json(self._file(name), [base64.b64encode(picture).decode() for picture in kept])
+        """Keep some of these, the newest in place of the oldest; none where that was switched off meanwhile."""
+        with self._lock:
+            if self.on:
+                kept = (self.of(name) + list(pictures)[-MOST:])[-MOST:]
+                write_json(self._file(name), [base64.b64encode(picture).decode() for picture in kept])
 
     @property
     def count(self) -> int:
@@ -65,12 +74,13 @@ class SmallPictures:
         """
         if not self.on:
             return
-        after = read_model(self.model).known
-        if [each.text for each in before] == [each.text for each in after]:
-            for old, new in zip(before, after, strict=True):
-                if old.name != new.name and self._file(old.name).is_file():
-                    self._file(old.name).replace(self._file(new.name))
-        self._keep_only(each.name for each in (*after, *self._undoable()))
+        after, undoable = read_model(self.model).known, self._undoable()
+        with self._lock:
+            if [each.text for each in before] == [each.text for each in after]:
+                for old, new in zip(before, after, strict=True):
+                    if old.name != new.name and self._file(old.name).is_file():
+                        self._file(old.name).replace(self._file(new.name))
+            self._keep_only(each.name for each in (*after, *undoable))
 
     def _undoable(self) -> list[Known]:
         try:
