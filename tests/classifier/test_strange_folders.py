@@ -136,6 +136,16 @@ def test_one_class_is_not_blamed_on_too_few_pictures(folder: Path, capsys: pytes
     assert "the model knows one class" in (folder / "README.md").read_text()
 
 
+def test_names_are_shown_as_they_are(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    long = "".join(f"part{number}of" for number in range(12))
+    write_model(folder, facts("a:dog:b", "[bold]c", long), {"x": torch.zeros(1)})
+    print_summary(folder)
+    shown = capsys.readouterr().out
+    assert "a:dog:b" in shown and "[bold]c" in shown
+    cells = [line.split()[0] for line in shown.partition("[bold]c")[2].splitlines()[1:] if line.strip()]
+    assert "".join(cells) == long, shown
+
+
 def test_what_later_versions_keep_of_held_out_pictures_is_passed_over() -> None:
     tensors = {**HeldOut.empty(2, 3).tensors(), f"{PREFIX}later": torch.zeros(1)}
     assert len(HeldOut.take(tensors, 1, 2, 3)) == 0 and not tensors

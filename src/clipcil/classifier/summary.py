@@ -6,7 +6,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 from torch.nn.functional import cosine_similarity
@@ -15,7 +14,7 @@ from clipcil.classifier.evaluation import wilson_interval
 from clipcil.classifier.held_out import PREFIX
 from clipcil.classifier.model_folder import COPY, Facts, load_model, read_model, size_on_disk
 from clipcil.classifier.small_pictures import SmallPictures
-from clipcil.classifier.wording import counted, say, unknown_sentence
+from clipcil.classifier.wording import counted, print_table, say, unknown_sentence
 from clipcil.errors import UserError, printable, quoted
 from clipcil.memory.gaussians import GaussianMemory
 from clipcil.methods.registry import find_method
@@ -157,6 +156,6 @@ def _print_classes(classes: list[dict[str, Any]]) -> None:
         told = f"{row['right']} of {row['measured_on']}" if row["measured_on"] else "–"
         cells = [printable(name), row["learnt"], row["newest"], str(row["pictures"]), str(row["task"]), told]
         table.add_row(*cells, *([f"{row['moved']:.4f}"] if with_moved else []))
-    Console(highlight=False, markup=False).print(table)
+    print_table(table)
     if with_moved:
         say("moved: how far calibration has carried the class's mean since it was learnt (1 − cosine)")

@@ -19,7 +19,14 @@ from clipcil.classifier.lesson import Lesson
 from clipcil.classifier.model_folder import MODEL, hold_model, refuse_other_folders
 from clipcil.classifier.small_pictures import SmallPictures
 from clipcil.classifier.sources import read_source
-from clipcil.classifier.wording import accuracy_sentence, confusion_sentence, counted, say, unknown_sentence
+from clipcil.classifier.wording import (
+    accuracy_sentence,
+    confusion_sentence,
+    counted,
+    print_table,
+    say,
+    unknown_sentence,
+)
 from clipcil.data.broken import drop_broken
 from clipcil.data.dataset import Dataset
 from clipcil.data.names import same_name
@@ -146,7 +153,7 @@ def print_plan(model: Classifier, dataset: Dataset, folder: Path) -> None:
     table.columns[1].justify = "right"
     for name, number in zip(dataset.classes, counts, strict=True):
         table.add_row(printable(name), str(number), "known: more pictures" if same_name(name) in known else "new")
-    Console(highlight=False, markup=False).print(table)
+    print_table(table)
     if files := passed_over(folder):
         say(f"skipped: {describe_passed_over(files)}")
         for path in files[:5]:

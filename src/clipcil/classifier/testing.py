@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from rich.console import Console
 from rich.table import Table
 
 from clipcil.classifier.classifier import Classifier
 from clipcil.classifier.evaluation import Evaluation
 from clipcil.classifier.output import json_text
-from clipcil.classifier.wording import accuracy_sentence, confusion_sentence, counted, say, why_never_unknown
+from clipcil.classifier.wording import (
+    accuracy_sentence,
+    confusion_sentence,
+    counted,
+    print_table,
+    say,
+    why_never_unknown,
+)
 from clipcil.errors import nearest, printable
 
 
@@ -23,7 +29,7 @@ def print_test(model: Classifier, found: Evaluation) -> None:
         for result in sorted(found.classes, key=lambda result: result.accuracy or 0):
             share = f"{result.accuracy or 0:.0%}"
             table.add_row(printable(result.name), str(result.pictures), str(result.right), share)
-        Console(highlight=False, markup=False).print(table)
+        print_table(table)
         say(accuracy_sentence(found, len(model.classes), "", measured=len(found.classes)))
     else:
         say("no picture that can be read is of a class that the model knows")

@@ -5,11 +5,14 @@ from __future__ import annotations
 import shutil
 import sys
 import textwrap
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from clipcil.classifier.evaluation import Evaluation
 from clipcil.classifier.unknown import ENOUGH, Calibration
 from clipcil.errors import printable
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 
 def counted(number: int, one: str, many: str | None = None) -> str:
@@ -30,6 +33,15 @@ def say(text: str, out: TextIO | None = None) -> None:
         width = max(20, shutil.get_terminal_size().columns)
         text = textwrap.fill(text, width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
     print(text, file=out)
+
+
+def print_table(table: Table) -> None:
+    """Print a table with its cells as they are: `:dog:` in a name is no emoji, and a long one is not cut off."""
+    from rich.console import Console
+
+    for column in table.columns:
+        column.overflow = "fold"
+    Console(highlight=False, markup=False, emoji=False).print(table)
 
 
 def accuracy_sentence(found: Evaluation, classes: int, how: str, measured: int | None = None) -> str:
