@@ -125,6 +125,16 @@ def test_the_tower_is_adapted_to_the_first_task_alone(mini: CLIP, emoji: Dataset
     torch.testing.assert_close(method.gram, sums)
 
 
+def test_a_last_step_that_ruins_the_tower_is_one_line(mini: CLIP, emoji: Dataset, tmp_path: Path) -> None:
+    """No loss is read after it, and each of the weights is finite: it shows in the features alone."""
+    plain = RanPACAdaptedConfig().phase1
+    config = RanPACAdaptedConfig(projections=50, phase1=replace(plain, epochs=1, lr=1e30, batch_size=99), tuned="tower")
+    method, stream = adapted(mini, emoji, tmp_path, config)
+    with pytest.raises(UserError, match=r"training diverged: .* phase1\.lr"):
+        for task in stream.tasks():
+            method.learn(task)
+
+
 def test_phase_one_is_the_cross_entropy_of_a_cosine_head(mini: CLIP, emoji: Dataset, tmp_path: Path) -> None:
     """At a rate of zero every step of whole batches has the loss of the head as it was drawn, at temperature 1."""
     plain = RanPACAdaptedConfig().phase1

@@ -183,6 +183,8 @@ class RanPACAdapted(RanPAC):
 
         with tuned(self.clip, self.config.tuned, rank=self.config.lora_rank) as parameters:
             self.session.fit("phase1", [*parameters, head, scale], task.pictures, loss, how)
+        if not bool(torch.isfinite(task.pictures.pooled).all()):  # the last step can do it to weights that are finite
+            raise UserError(f"training diverged: the tower's features are not finite; try a phase1.lr below {how.lr:g}")
 
 
 def solve(matrix: Tensor, targets: Tensor) -> Tensor:
