@@ -74,7 +74,7 @@ def _low_rank(tower: VisionTower, rank: int) -> Iterator[list[nn.Parameter]]:
 def _choose(tower: VisionTower, what: Tuned, blocks: int) -> list[nn.Parameter]:
     named = dict(tower.named_parameters())
     if what == "norms":
-        return [p for name, p in named.items() if "norm" in name or "layrnorm" in name]
+        return [p for name, p in named.items() if "norm" in name]
     if what == "projection":
         return [p for name, p in named.items() if name.startswith("visual_projection")]
     if what == "blocks":
