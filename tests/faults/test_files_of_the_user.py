@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import stat
 import subprocess
@@ -281,6 +282,13 @@ def test_another_name_given_meanwhile_is_not_lost(saved: Path) -> None:
         one.save(saved)
     other.save(saved)
     assert clipcil.load(saved).classes == ["crimson", "blue"]
+
+
+def test_a_model_whose_folder_is_gone_can_be_saved_there(saved: Path) -> None:
+    model = clipcil.load(saved)
+    shutil.rmtree(saved)
+    model.save(saved)
+    assert clipcil.load(saved).classes == model.classes
 
 
 def test_nothing_but_numbers_is_written(saved: Path) -> None:

@@ -17,7 +17,7 @@ from clipcil.classifier.layout import passed_over
 from clipcil.classifier.lesson import Lesson, LessonRecord, Progress
 from clipcil.classifier.measuring import evaluate_scores, held_out_scores
 from clipcil.classifier.model import TaughtModel
-from clipcil.classifier.model_folder import Known, hold_model, load_model, read_model, write_model
+from clipcil.classifier.model_folder import MODEL, Known, hold_model, load_model, read_model, write_model
 from clipcil.classifier.predicting import Prediction, rank
 from clipcil.classifier.sources import Source, as_list, read_source
 from clipcil.classifier.unknown import calibrate, probabilities
@@ -344,7 +344,8 @@ class Classifier(TaughtModel):
         """`save` for a caller that holds the lock of `folder`; `keep_previous` keeps the model there for an undo."""
         if not self._known:
             raise UserError("the model has learnt nothing yet; teach it before saving it")
-        if self._source is not None and self._source[0] == folder.resolve() and read_model(folder) != self._source[1]:
+        loaded, there = self._source, (folder / MODEL).exists()  # a model that is gone is not lost by being replaced
+        if loaded is not None and there and loaded[0] == folder.resolve() and read_model(folder) != loaded[1]:
             raise UserError(f"{folder} was changed by another since it was loaded; save to another folder")
         facts, tensors = self._state()
         write_model(folder, facts, tensors, keep_previous=keep_previous)
