@@ -13,6 +13,7 @@ from clipcil.cli import main
 from clipcil.errors import UserError
 from clipcil.experiment.bench import run_grid, states_of
 from clipcil.experiment.claims import judge_claims, outdated
+from clipcil.experiment.experiment import Experiment
 from clipcil.experiment.grid import plan
 from clipcil.experiment.spec import Grid
 from clipcil.paper import read_table
@@ -136,6 +137,24 @@ def test_kept_runs_are_not_run_again(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert sum(count["finished"] for count in states_of(plan(other), other.kept).values()) == 0
     with pytest.raises(UserError, match="not a folder"):
         states_of([], [tmp_path / "none"])
+
+
+def test_a_kept_run_is_never_run_again_in_its_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = write_claim_runs(tmp_path / "runs", {"ZS-CLIP": 0.3}, device="cpu")
+    keep_runs(find_runs([folder]), tmp_path / "kept")
+    grid = Grid("claims", data=("emoji",), only=("zero-shot",), run={"device": "cpu"}, out=tmp_path / "kept")
+    for planned in plan(grid):  # under the names that a bench gives its runs
+        run = next(run for run in find_runs([tmp_path / "kept"]) if run.values["config"] == planned.table)
+        run.folder.rename(planned.folder)
+    before = contents(tmp_path / "kept")
+    assert sum(count["finished"] for count in states_of(plan(grid)).values()) == 6
+    main(["run", "--resume", str(planned.folder)])
+    assert "is complete; nothing is left to do" in capsys.readouterr().out
+    (planned.folder / "results.json").write_text("{")
+    with pytest.raises(UserError, match="holds a kept run"):
+        Experiment.of(planned.spec, planned.config).run(planned.folder)
+    (planned.folder / "results.json").write_bytes(before[f"{planned.folder.name}/results.json"])
+    assert contents(tmp_path / "kept") == before
 
 
 def test_kept_runs_of_another_device_are_named_with_the_option_that_uses_them(

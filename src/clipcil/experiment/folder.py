@@ -23,6 +23,7 @@ from clipcil.experiment.checkpoint import RUN_FILES, first_difference
 from clipcil.experiment.monitor import RunMonitor, peak_megabytes
 from clipcil.files import LOCK, part_names, write_json, write_text, write_toml
 from clipcil.reading import read_json, read_toml
+from clipcil.report.answers import PACKED, PLAIN
 from clipcil.report.runs import ANYTHING, RunResult, find_runs, read_run
 
 if TYPE_CHECKING:
@@ -43,6 +44,8 @@ def check_start(folder: Path, table: dict[str, Any], resume: bool) -> None:
             raise UserError(f"{folder} is not empty and holds no run; name a new folder with --out")
         return
     check_same(folder, read_toml(path), table)
+    if is_kept(folder):  # evidence, which a run of today would replace
+        raise UserError(f"{folder} holds a kept run, which cannot be continued; name another folder with --out")
     if not resume:
         raise UserError(f"{folder} holds this run already; continue it with --resume {quoted(folder)}, or name another")
 
@@ -93,9 +96,14 @@ def read_config(folder: Path) -> dict[str, Any]:
     return table
 
 
+def is_kept(folder: Path) -> bool:
+    """Whether the run in `folder` is one that `clipcil claims --keep` has written."""
+    return (folder / PACKED).is_file() and not (folder / PLAIN).exists()
+
+
 def finished_run(folder: Path, table: dict[str, Any]) -> RunResult | None:
     """The results in `folder` if they are complete and of exactly these options and settings."""
-    if not all((folder / name).is_file() for name in ("matrix.csv", "predictions.csv", "steps.jsonl")):
+    if not is_kept(folder) and not all((folder / name).is_file() for name in ("matrix.csv", PLAIN, "steps.jsonl")):
         return None
     try:
         found = read_run(folder)
