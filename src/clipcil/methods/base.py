@@ -185,7 +185,14 @@ class Method(nn.Module, ABC):
 
         Products with a transposed matrix are rounded differently on some CPUs, so that a saved and loaded method would
         differ in its last bits from the one that went on.
+
+        Raises:
+            UserError: What a checkpoint would hold is not finite, which a checkpoint refuses, too. The training loop
+                looks at losses and parameters; what was computed from them after the last step shows only here.
         """
+        for key, value in self.state_dict().items():
+            if value.is_floating_point() and not bool(torch.isfinite(value).all()):
+                raise UserError(f"training diverged: '{key}' holds a NaN or an infinity; try a lower learning rate")
         for module in self.modules():
             for name, buffer in module.named_buffers(recurse=False):
                 setattr(module, name, buffer.contiguous())
