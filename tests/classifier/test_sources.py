@@ -48,6 +48,8 @@ def tree(root: Path, *files: str) -> Path:
         ),
         (["a.jpg", "b.jpg"], "if 'photos' is the class, name the folder above it: "),
         (["model.toml", "crab/a.jpg"], "is a model, not a folder of pictures"),
+        # Of an empty class folder it is said to put pictures there or to remove it, which would cost the model.
+        (["model/model.toml", "crab/a.jpg"], "{root}/model is a model, not a class; keep it outside of {root}"),
     ],
 )
 def test_wrong_levels_are_refused_with_what_was_meant(files: list[str], message: str, tmp_path: Path) -> None:

@@ -23,8 +23,8 @@ def check_layout(root: Path, subfolders: bool = False) -> None:
         subfolders: Accept class folders that hold no picture themselves but folders of pictures, as one class each.
 
     Raises:
-        UserError: There is no such folder; it is a model; it holds pictures and no folders; it holds train and test
-            parts; or its folders hold class folders instead of pictures.
+        UserError: There is no such folder; it is a model, or holds one; it holds pictures and no folders; it holds
+            train and test parts; or its folders hold class folders instead of pictures.
     """
     if not root.is_dir():
         what = "is a file" if root.exists() else "does not exist"
@@ -32,6 +32,8 @@ def check_layout(root: Path, subfolders: bool = False) -> None:
     if (root / MODEL).is_file():
         raise UserError(f"{quoted(root)} is a model, not a folder of pictures; the model comes first, then the folder")
     folders = list_folders(root)
+    if model := next((folder for folder in folders if (folder / MODEL).is_file()), None):
+        raise UserError(f"{quoted(model)} is a model, not a class; keep it outside of {quoted(root)}")
     if not folders and _holds_pictures(root):
         raise UserError(
             f"{quoted(root)} holds pictures but no folders; put the pictures of each class into a folder named after"
