@@ -21,7 +21,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from clipcil.classifier.lesson import Lesson
 from clipcil.classifier.model_folder import Facts, Known, write_model
 from clipcil.errors import UserError
-from clipcil.serve import guard, transfer
+from clipcil.serve import guard, server, transfer
 from clipcil.serve.api import Api
 from clipcil.serve.app import build_app
 from clipcil.serve.events import Hub
@@ -214,3 +214,14 @@ def test_a_download_is_of_one_model(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     transfer.unpack_model(transfer.pack_model(folder, tmp_path / "m.zip"), tmp_path / "unpacked", 2**20)
     names = {path.name for path in (tmp_path / "unpacked").iterdir()}
     assert re.findall('weights = "(.*)"', (tmp_path / "unpacked" / "model.toml").read_text())[0] in names
+
+
+def test_the_name_of_the_folder_is_harmless_on_the_terminal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("CLIPCIL_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(server, "Keeper", lambda folder, *how: SimpleNamespace(folder=folder, model=None))
+    monkeypatch.setattr(server._Server, "run", lambda self, sockets: None)
+    server.serve_model(tmp_path / "a\x1b[2Jb", "127.0.0.1", 0, False, None, None, "cpu")
+    said = capsys.readouterr().out
+    assert "\x1b" not in said and r"a\x1b[2Jb is served at http://127.0.0.1:" in said

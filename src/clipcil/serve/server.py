@@ -13,7 +13,7 @@ from types import FrameType
 import uvicorn
 
 from clipcil.classifier.model_folder import hold_model
-from clipcil.errors import UserError
+from clipcil.errors import UserError, printable
 from clipcil.serve.api import Api
 from clipcil.serve.app import build_app
 from clipcil.serve.guard import is_loopback
@@ -53,13 +53,13 @@ def serve_model(
             app, log_level="warning", access_log=False, server_header=False, timeout_graceful_shutdown=5
         )
         address = _address(host, port)
-        print(f"{folder} is served at {address}{f'/?token={token}' if token else ''} (Ctrl-C ends it)", flush=True)
+        page = f"{address}/?token={token}" if token else address
+        print(f"{printable(folder)} is served at {page} (Ctrl-C ends it)", flush=True)
         if token:
             print(
                 "others can reach it: whoever has this address with its token can teach and ask the model", flush=True
             )
         if open_page:
-            page = f"{address}/?token={token}" if token else address
             threading.Timer(0.5, webbrowser.open, [page]).start()
         try:
             with suppress(KeyboardInterrupt):  # Ctrl-C is how it is ended
