@@ -146,6 +146,13 @@ def test_names_are_shown_as_they_are(folder: Path, capsys: pytest.CaptureFixture
     assert "".join(cells) == long, shown
 
 
+def test_names_are_no_markup_in_the_model_card(folder: Path) -> None:
+    write_model(folder, facts("<img src=x> *a|b* [c](d)", "two\n\n# lines\u202e"), {"x": torch.zeros(1)})
+    card = (folder / "README.md").read_text()
+    assert r"| \<img src=x\> \*a\|b\* \[c\](d) | 2026-01-31 | 2 |" in card
+    assert card.count("\n#") == 0 and "\u202e" not in card
+
+
 def test_what_later_versions_keep_of_held_out_pictures_is_passed_over() -> None:
     tensors = {**HeldOut.empty(2, 3).tensors(), f"{PREFIX}later": torch.zeros(1)}
     assert len(HeldOut.take(tensors, 1, 2, 3)) == 0 and not tensors

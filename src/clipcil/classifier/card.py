@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
+
+from clipcil.errors import printable
 
 if TYPE_CHECKING:
     from clipcil.classifier.model_folder import Facts
@@ -59,4 +62,5 @@ def model_card(facts: Facts) -> str:
 
 
 def _cell(text: str) -> str:
-    return text.replace("|", "\\|")
+    """A name as Markdown shows it unchanged: it may hold line breaks, marks of Markdown and HTML."""
+    return re.sub(r"([\\`*_\[\]<>&|~])", r"\\\1", printable(text))
