@@ -92,6 +92,9 @@ def test_bare_numbers_need_names(tmp_path: Path) -> None:
         opened(tmp_path)
     names = write_lines(tmp_path / "names.txt", ["cat", "dog"])
     assert opened(tmp_path, names=names).classes == ["cat", "dog"]
+    assert opened(tmp_path, names=write_lines(tmp_path / "ends.txt", ["cat", "dog", "", " "])).classes == ["cat", "dog"]
+    with pytest.raises(UserError, match="class 1 has an empty name"):
+        opened(tmp_path, names=write_lines(tmp_path / "blank.txt", ["cat", "", "dog"]))
     with pytest.raises(UserError, match="has 1 names, but there is a label 1"):
         opened(tmp_path, names=write_lines(tmp_path / "few.txt", ["cat"]))
     with pytest.raises(UserError, match="is missing"):

@@ -84,7 +84,8 @@ def _read(name: str, files: Sequence[Path], options: ParquetOptions) -> ParquetT
 def _same_names(tables: Sequence[ParquetTable], options: ParquetOptions, file: Path) -> list[str]:
     """The class names of all parts together. Parts whose labels are text may each miss some classes."""
     if options.names is not None:
-        names = [clean_name(line) for line in read_text(options.names, links=True).splitlines() if line.strip()]
+        # A blank line between names is a class without one, which is refused: left out, it would shift all after it.
+        names = [clean_name(line) for line in read_text(options.names, links=True).rstrip().splitlines()]
         top = max((int(table.pictures.labels.max()) for table in tables if len(table.pictures)), default=-1)
         if top >= len(names):
             raise UserError(f"{options.names} has {len(names)} names, but there is a label {top}")
