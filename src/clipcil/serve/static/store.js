@@ -9,7 +9,8 @@ export const changed = () => watchers.forEach((watcher) => watcher(store));
 
 /** A name as the server will have it: single blanks, also in place of underscores. */
 export const cleaned = (name) => name.normalize("NFC").replace(/[_\s\p{Cc}]+/gu, " ").trim();
-const key = (name) => cleaned(name.replace(/[\u00ad\u200b-\u200f\u202a-\u202e\u2060-\u2069\ufeff]/g, "")).toLowerCase();
+// To capitals and back: as the server folds case, "Straße" is "STRASSE", and a sigma is one wherever it stands.
+const key = (name) => cleaned(name.replace(/[\u00ad\u200b-\u200f\u202a-\u202e\u2060-\u2069\ufeff]/g, "")).toLowerCase().toUpperCase().toLowerCase();
 export const same = (a, b) => key(a) === key(b);
 
 export async function loadModel() {
