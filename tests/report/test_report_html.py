@@ -175,6 +175,26 @@ def test_a_long_legend_leaves_the_plot_its_height(tmp_path: Path, monkeypatch: p
     assert heights[1] > 0.9 * heights[0] > 2 and heights[3] > 0.9 * heights[2] > 1, heights
 
 
+@pytest.mark.parametrize(("low", "high"), [(65.0, 69.6), (99.0, 100.0), (0.0, 100.0), (50.0, 50.0), (99.6, 99.9)])
+def test_the_label_of_a_colour_bar_is_inside_the_figure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, low: float, high: float
+) -> None:
+    folder = write_run(tmp_path / "a", tasks=2)
+    values = json.loads((folder / "results.json").read_text())
+    (folder / "results.json").write_text(json.dumps({**values, "matrix": [[high, None], [low, low]]}))
+    inside: list[bool] = []
+    real = figures.Tips.draw
+
+    def draw(self: figures.Tips, figure: Any) -> figures.Drawn:
+        drawn = real(self, figure)
+        inside.extend(axes.yaxis.label.get_window_extent().x1 <= figure.bbox.x1 for axes in figure.axes)
+        return drawn
+
+    monkeypatch.setattr(figures.Tips, "draw", draw)
+    figures.matrix(group_runs(find_runs([folder]))[0], "light")
+    assert inside == [True, True]
+
+
 def test_each_method_of_the_paper_has_its_own_colour_and_marker() -> None:
     assert len(LOOKS) == 12
     for theme in ("light", "dark"):

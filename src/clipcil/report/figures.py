@@ -222,9 +222,11 @@ def _heat(values: NDArray[np.float64], axis_names: tuple[str, str, str], said: s
     known = values[~np.isnan(values)]
     low, high = (float(known.min()), float(known.max())) if known.size else (0.0, 100.0)
     with figure_style(theme) as pyplot:
+        from matplotlib.ticker import MaxNLocator
+
         # Fixed margins: a layout found from the texts would double the time, and a report may have hundreds of these.
         figure, axes = pyplot.subplots(figsize=(WIDTH, 4.6), layout="none")
-        figure.subplots_adjust(left=0.105, right=0.885, bottom=0.105, top=0.985)
+        figure.subplots_adjust(left=0.105, right=0.865, bottom=0.105, top=0.985)
         image = axes.imshow(
             np.ma.masked_invalid(values), cmap="cividis", vmin=low, vmax=max(high, low + 1), aspect="auto"
         )
@@ -244,6 +246,8 @@ def _heat(values: NDArray[np.float64], axis_names: tuple[str, str, str], said: s
                 ink = "#000000" if value > low + 0.55 * (high - low) else "#ffffff"
                 axes.text(column, row, f"{value:.0f}", ha="center", va="center", color=ink, fontsize=9)
         bar = figure.colorbar(image, ax=axes, label=what, fraction=0.045, pad=0.02)
+        bar.locator = MaxNLocator(integer=True, min_n_ticks=1)  # the margin has room for "100", not for "69.5"
+        bar.update_ticks()
         bar.outline.set_visible(False)
         return tips.draw(figure)
 
