@@ -11,10 +11,12 @@ import numpy as np
 import pytest
 import torch
 from picture_helpers import FAST, flat, pictures, write_tree
+from PIL import Image
 from torch.nn.functional import normalize
 
 import clipcil
 import clipcil.classifier.classifier
+from clipcil.classifier import classifier as classifier_module
 from clipcil.classifier import model as model_module
 from clipcil.classifier.sources import read_source
 from clipcil.data.reader import Reader
@@ -267,3 +269,20 @@ def test_importing_is_light() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
     code = "import sys, clipcil; clipcil.load; assert 'lightning_fabric' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_class_is_forgotten_whole_or_not_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    def stopped(*scores: object) -> None:
+        raise KeyboardInterrupt
+
+    model = clipcil.Classifier("simplecil")
+    model.learn({name: [Image.new("RGB", (64, 64), name)] for name in ("red", "blue", "green")})
+    asked = Image.new("RGB", (64, 64), "red")
+    before = model.predict_proba([asked])
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(classifier_module, "calibrate", stopped)
+        model.forget("red")
+    assert model.classes == ["red", "blue", "green"]
+    assert model.predict_proba([asked]) == pytest.approx(before)
+    model.forget("red")
+    assert model.classes == ["blue", "green"]

@@ -279,6 +279,14 @@ class Classifier(TaughtModel):
         if len(self._known) == 1:
             raise UserError(f"'{name}' is the only class of the model; delete the model instead")
         before = self._state()
+        try:
+            self._forget(index)
+        except BaseException:  # half of it forgotten would be no model
+            self._set_state(before)
+            raise
+        self._previous = before
+
+    def _forget(self, index: int) -> None:
         self._method.forget(index)
         self._method.lay_out()
         del self._known[index]
@@ -290,7 +298,6 @@ class Classifier(TaughtModel):
             self._count_right(evaluate_scores(logits, novelty, labels, self.classes, self.calibration))
         else:
             self.calibration = calibrate(torch.zeros(0, len(self._known)), labels, self._method.score_scale)
-        self._previous = before
 
     def rename(self, old: str, new: str) -> None:
         """Rename a class. The text in its prompt stays the one it was taught with, so no score changes.
