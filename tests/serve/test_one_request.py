@@ -184,6 +184,19 @@ def test_a_lesson_that_was_learnt_is_not_called_failed(tmp_path: Path) -> None:
     assert "cannot be deleted" in lessons.state["result"]["warnings"][0]
 
 
+def test_pages_hear_of_a_change_whose_small_pictures_could_not_follow(tmp_path: Path) -> None:
+    def follow(before: object) -> None:
+        raise UserError("small pictures cannot be deleted")
+
+    api = make(tmp_path, model=SimpleNamespace(class_facts=[]), undo=lambda: None)
+    api.small = SimpleNamespace(follow=follow)  # type: ignore[assignment]
+    heard: list[str] = []
+    api.hub.publish = lambda kind, value: heard.append(kind)  # type: ignore[method-assign]
+    status, said = ask(api, "POST", "/api/undo")
+    assert status == 400 and b"cannot be deleted" in said
+    assert heard == ["model", "waiting"]
+
+
 def test_many_notes_about_many_pictures_take_a_moment(tmp_path: Path) -> None:
     lessons, items = taught(tmp_path, SimpleNamespace(on=False), lesson := Lesson(), waiting=3000)
     lesson.warnings += [f"{tmp_path}/{item.id}.picture is taught as 'fox' and as 'owl'" for item in items]

@@ -242,10 +242,12 @@ class Api:
         """Change the model in a thread, then tell every page."""
         before = self.keeper.model.class_facts if self.keeper.model is not None else []
         await asyncio.to_thread(do)
-        if self.keeper.model is not None:
-            self.small.follow(before)
-        self.hub.publish("model", {})
-        self.hub.publish("waiting", {})
+        try:
+            if self.keeper.model is not None:
+                self.small.follow(before)
+        finally:  # the model is another now, whatever becomes of its small pictures
+            self.hub.publish("model", {})
+            self.hub.publish("waiting", {})
 
     async def _form(self, request: Request) -> Any:
         if not request.headers.get("content-type", "").startswith("multipart/form-data"):
