@@ -24,6 +24,7 @@ from clipcil.experiment import on_ray, workers
 from clipcil.experiment.bench import RESULTS, Finished, lines_of, read_log, run_grid, states_of
 from clipcil.experiment.grid import Planned, data_roots, plan
 from clipcil.experiment.spec import Grid
+from clipcil.files import InUseError
 
 COLOURS = ("red", "green", "blue", "white", "black", "orange")
 FAST = ("stage1.epochs=1", "stage2.epochs=1", "stage2.steps=0")
@@ -135,6 +136,25 @@ def test_a_failed_run_is_reported_and_the_rest_go_on(
     run_grid(planned, tmp_path)
     assert [line["status"] for line in read_log(tmp_path / RESULTS)] == ["failed", "done", "done"]
     assert not (planned[0].folder / "error.txt").exists()
+
+
+def test_a_run_that_another_bench_does_meanwhile_is_not_a_failed_one(
+    pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other, here = (plan(small_grid(pictures, tmp_path / name, methods=("simplecil",))) for name in ("other", "here"))
+    run_grid(other, tmp_path / "other")
+
+    def meanwhile(_: Any, number: int) -> None:
+        if number == 1:
+            raise InUseError("in use by process 7")
+        shutil.copytree(other[0].folder, here[0].folder)
+
+    counted(monkeypatch, meanwhile)
+    told: list[str] = []
+    finished = run_grid(here, tmp_path / "here", told.append)
+    assert [each.error for each in finished] == ["", ""] and all(each.result for each in finished)
+    assert "FAILED: in use by process 7" in told[0] and told[2].endswith("(done by another process)")
+    assert [line["status"] for line in read_log(tmp_path / "here" / RESULTS)] == ["failed", "done", "done"]
 
 
 def test_a_backbone_that_cannot_be_had_is_asked_for_once(

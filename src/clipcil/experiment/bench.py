@@ -111,6 +111,9 @@ def run_grid(
         with board.show(console) if console is not None and together else nullcontext(), closing(doing):
             for each, error in doing:
                 end(each, error, "done")
+        for each in runs:  # what another bench in this folder was doing may be done by now
+            if ended[each.folder].result is None and not each.problem and known.find(each.folder, each.table):
+                end(each, "", "done by another process")
     except KeyboardInterrupt as stop:
         raise KeyboardInterrupt(f"stopped after {len(ended)} of {len(runs)} runs; the same command continues") from stop
     return [replace(ended[each.folder], planned=each) for each in planned]
