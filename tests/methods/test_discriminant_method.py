@@ -97,3 +97,13 @@ def test_the_last_class_can_be_forgotten_and_others_be_learnt_then(mini: CLIP) -
     assert (method.seen, len(method.rows), method.weight.shape) == (0, 0, (0, DIM))
     method.learn(Task(0, ["c0"], data))  # type: ignore[arg-type]
     torch.testing.assert_close(method.novelty(tests), taught(mini, [data]).novelty(tests))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("change", [lambda t: {"rows": t["rows"][:, :-1]}, lambda t: {"counts": t["counts"] - 100}])
+def test_a_state_that_cannot_be_is_refused_when_it_is_loaded(mini: CLIP, change) -> None:  # type: ignore[no-untyped-def]
+    state = taught(mini, [made(2, 3)]).state_dict()
+    fresh = Discriminant(NoConfig(), mini, Session())
+    fresh.grow(["a", "b"])
+    with pytest.raises((RuntimeError, ValueError)):
+        fresh.load_state_dict({**state, **change(state)})
+    fresh.load_state_dict(state)

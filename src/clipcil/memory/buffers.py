@@ -12,14 +12,25 @@ class SizedByState(nn.Module):
 
     rows_of: ClassVar[dict[str, str]] = {}
     """Buffers whose rows lie class after class, and the buffer that says how many rows each class has."""
+    alike: ClassVar[tuple[tuple[str, ...], ...]] = ()
+    """Buffers that have as many rows as each other, such as one for each class."""
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:
         for name, value in list(self.named_buffers(recurse=False)):
-            if prefix + name in state_dict:
-                setattr(self, name, value.new_empty(state_dict[prefix + name].shape))
+            found = state_dict.get(prefix + name)
+            if found is not None and found.ndim == value.ndim:  # another number of dimensions is reported by loading
+                setattr(self, name, value.new_empty(found.shape))
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
+        self.check_state()
+
+    def check_state(self) -> None:
+        """Raise ValueError unless the buffers fit each other: a file may say anything."""
         for rows, counts in self.rows_of.items():
             check_rows(getattr(self, rows), getattr(self, counts))
+        for group in self.alike:
+            lengths = {name: len(getattr(self, name)) for name in group}
+            if len(set(lengths.values())) > 1:
+                raise ValueError(f"buffers of different lengths: {lengths}")
 
 
 def check_rows(rows: Tensor, counts: Tensor) -> None:

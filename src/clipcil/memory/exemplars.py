@@ -8,7 +8,7 @@ pictures, as the literature does.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -47,19 +47,29 @@ class ExemplarMemory(SizedByState):
     All state is in buffers; a fresh memory loads the state of any other.
     """
 
+    alike: ClassVar = (("features", "labels"),)
     features: Tensor  # (n, dim): raw, as the tower gave them
     labels: Tensor  # (n,) int64, ascending
     classes: Tensor  # 0-d int64: classes seen, those of which nothing could be kept included
 
     def __init__(self, dim: int, budget: Budget) -> None:
         super().__init__()
-        self.allowed = budget
+        self.dim, self.allowed = dim, budget
         self.register_buffer("features", torch.zeros(0, dim))
         self.register_buffer("labels", torch.zeros(0, dtype=torch.int64))
         self.register_buffer("classes", torch.zeros((), dtype=torch.int64))
 
     def __len__(self) -> int:
         return len(self.labels)
+
+    def check_state(self) -> None:
+        super().check_state()
+        if self.features.shape[1] != self.dim:
+            raise ValueError(f"exemplars of {self.features.shape[1]} dimensions, not {self.dim}")
+        if len(self) and not 0 <= int(self.labels[0]) <= int(self.labels[-1]) < int(self.classes):
+            raise ValueError(f"exemplars of other classes than the {int(self.classes)} seen")
+        if bool((self.labels.diff() < 0).any()):
+            raise ValueError("exemplars that do not lie class after class")
 
     def budget(self, classes: int) -> int:
         """The most pictures there may be when `classes` classes have been seen."""

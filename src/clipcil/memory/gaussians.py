@@ -39,6 +39,10 @@ class GaussianMemory(SizedByState):
     """
 
     rows_of: ClassVar = {"rows": "ranks"}
+    alike: ClassVar = (
+        ("origin_means", "ranks", "shrinkages", "noises", "counts", "task_of", "space_of"),
+        ("matrices", "offsets"),
+    )
     origin_means: Tensor  # (C, d): in the space of origin
     rows: Tensor  # (R, d): B of every class, one class after another
     ranks: Tensor  # (C,) int64: how many rows each class has
@@ -289,3 +293,10 @@ class GaussianMemory(SizedByState):
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:
         self._forget_derived()
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
+
+    def check_state(self) -> None:
+        super().check_state()
+        if {*self.rows.shape[1:], *self.offsets.shape[1:], *self.matrices.shape[1:]} != {self._dim}:
+            raise ValueError(f"means of {self._dim} dimensions with rows or maps of others")
+        if bool(((self.space_of < 0) | (self.space_of > len(self.matrices))).any()) or bool((self.counts < 1).any()):
+            raise ValueError("a class of a space that there is not, or of no picture")

@@ -45,6 +45,13 @@ class FeatureRows(SizedByState):
         """(R,) int64: the class of each row."""
         return torch.arange(len(self.counts), device=self.codes.device).repeat_interleave(self.counts)
 
+    def check_state(self) -> None:
+        super().check_state()
+        if (self.codes.shape[1], self.steps.shape[1]) != (sum(self.sizes), len(self.sizes)):
+            raise ValueError(
+                f"features of {self.codes.shape[1]} numbers, {self.steps.shape[1]} vectors: not {self.sizes}"
+            )
+
     def unit(self, features: Tensor) -> Tensor:
         """(N, D) → (N, D): each of the vectors side by side brought to unit length."""
         return torch.cat([normalize(part, dim=1) for part in torch.split(features, self.sizes, dim=1)], dim=1)

@@ -103,10 +103,12 @@ class Discriminant(Method):
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:
         """Take the number of rows from the file."""
-        if prefix + "rows" in state_dict:
-            self.rows = self.rows.new_empty(state_dict[prefix + "rows"].shape)
+        if prefix + "rows" in state_dict:  # another width than the backbone's is a mismatch, which loading reports
+            self.rows = self.rows.new_empty(len(state_dict[prefix + "rows"]), self.rows.shape[1])
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
         check_rows(self.rows, self.ranks)
+        if bool((self.counts < 1).any()):
+            raise ValueError("a class of no picture")
 
 
 def _inputs(batch: Batch) -> Tensor:
