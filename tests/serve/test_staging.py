@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from PIL import Image
 
 from clipcil.errors import UserError
+from clipcil.files import run_lock
 from clipcil.serve import staging
 from clipcil.serve.limits import Limits
 from clipcil.serve.staging import Staging
@@ -46,3 +49,26 @@ def test_the_same_picture_twice_at_once_waits_once(tmp_path: Path, monkeypatch: 
     add_meanwhile(waiting, picture(1), monkeypatch)
     assert waiting.add("b", "one.png", picture(1)).title == "other.png"
     assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_two_servers_that_start_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second looks for what killed servers left in the moment in which the first has made its folder."""
+    monkeypatch.setenv("CLIPCIL_CACHE", str(tmp_path))
+    others: list[Path] = []
+
+    @contextmanager
+    def slowly(folder: Path) -> Iterator[None]:
+        if not others:
+            others.append(folder)
+            with staging.open_staging(Limits()) as other:
+                others.append(other.folder)
+        with run_lock(folder):
+            yield
+
+    monkeypatch.setattr(staging, "run_lock", slowly)
+    with staging.open_staging(Limits()) as first:
+        assert len(others) == 2 and first.folder.stat().st_mode & 0o777 == 0o700
+        with staging.open_staging(Limits()) as third:
+            assert first.folder.is_dir() and third.folder != first.folder
+        first.add("fox", "a.png", picture(255))
+    assert list((tmp_path / "serve").iterdir()) == []

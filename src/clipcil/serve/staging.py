@@ -11,6 +11,7 @@ import io
 import secrets
 import shutil
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -177,11 +178,16 @@ def open_staging(limits: Limits) -> Iterator[Staging]:
     root = cache_folder() / "serve"
     root.mkdir(parents=True, exist_ok=True)
     for old in root.iterdir():
-        with suppress(UserError), run_lock(old):  # a folder that is held belongs to a server that lives
-            shutil.rmtree(old, ignore_errors=True)
+        with suppress(UserError, OSError):  # a folder that is held belongs to a server that lives
+            # Under a name with a dot it is not held yet; what a server killed just then left there is empty.
+            if not old.name.startswith(".") or old.lstat().st_mtime < time.time() - 3600:
+                with run_lock(old):
+                    shutil.rmtree(old, ignore_errors=True)
     folder = root / secrets.token_hex(8)
-    folder.mkdir(mode=0o700)
-    with run_lock(folder):
+    new = folder.with_name(f".{folder.name}")
+    new.mkdir(mode=0o700)
+    with run_lock(new):
+        new.rename(folder)
         try:
             yield Staging(folder, limits)
         finally:
