@@ -18,7 +18,7 @@ from clipcil.clip import CLIP
 from clipcil.data.dataset import Dataset
 from clipcil.errors import UserError
 from clipcil.experiment.experiment import Experiment
-from clipcil.experiment.spec import RunSpec
+from clipcil.experiment.spec import RunSpec, read_preset
 from clipcil.methods.simplecil import SimpleCIL
 
 
@@ -169,6 +169,11 @@ def test_settings_are_named_as_the_list_of_them_names_them() -> None:
     assert (config.stage1.lr, config.stage2.lr, config.stage2.epochs) == (0.5, 0.25, 7)
     with pytest.raises(UserError, match="settings must be a mapping"):
         Experiment("dmc-ot", settings={1: 2})  # type: ignore[dict-item]
+
+
+def test_a_preset_is_looked_for_among_the_presets_alone() -> None:
+    assert read_preset("emoji", "rapf", "mini") and read_preset("nothing", "rapf", "mini") == {}
+    assert read_preset("../presets/emoji", "rapf", "mini") == read_preset("x" * 300, "rapf", "mini") == {}
 
 
 def test_an_evaluation_that_was_interrupted_counts_as_none(

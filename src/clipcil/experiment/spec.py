@@ -163,9 +163,10 @@ def field_docs(kind: type) -> dict[str, str]:
 def read_preset(data: str, name: str, backbone: str) -> dict[str, Any]:
     """The settings kept under this name for this dataset, and for this backbone where the preset names it."""
     found: dict[str, Any] = {}
+    presets = resources.files("clipcil") / "presets"
+    folders = {folder.name for folder in presets.iterdir()}  # the name in a stranger's results may be any text
     for folder in ("any", data):
-        file = resources.files("clipcil") / "presets" / folder / f"{name}.toml"
-        if file.is_file():
+        if folder in folders and (file := presets / folder / f"{name}.toml").is_file():
             with resources.as_file(file) as path:
                 values = read_toml(path)
             special = values.pop("backbone", {})
