@@ -182,6 +182,21 @@ def test_weights_that_fit_the_scores_but_not_the_statistics_are_refused(tmp_path
         clipcil.load(tmp_path / "m")
 
 
+@pytest.mark.parametrize("score", ["logits", "novelty"])
+def test_weights_whose_scores_are_not_finite_are_refused(
+    score: str, saved: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kind = type(clipcil.load(saved)._method)
+    before = getattr(kind, score)
+    wrong = {
+        "logits": lambda self, batch: before(self, batch) / 0,
+        "novelty": lambda self, batch: torch.tensor([1e999]),
+    }
+    monkeypatch.setattr(kind, score, wrong[score])
+    with pytest.raises(UserError, match="do not fit its model"):
+        clipcil.load(saved)
+
+
 def test_mutated_results_are_used_or_refused_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = write_run(tmp_path / "run", "dmc-ot", tasks=2)
     values = json.loads((run / "results.json").read_text())
