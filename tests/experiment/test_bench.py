@@ -22,6 +22,7 @@ from clipcil.errors import UserError
 from clipcil.experiment import experiment as engine
 from clipcil.experiment import on_ray, workers
 from clipcil.experiment.bench import RESULTS, Finished, lines_of, read_log, run_grid, states_of
+from clipcil.experiment.folder import FinishedRuns
 from clipcil.experiment.grid import Planned, data_roots, plan
 from clipcil.experiment.spec import Grid
 from clipcil.files import InUseError
@@ -435,4 +436,4 @@ def test_a_dry_run_says_how_far_the_grid_is_and_runs_nothing(
     main([*same, "--out", str(tmp_path / "other")])
     assert "0 of 1 runs are finished" in capsys.readouterr().out, "two rows that are the same run are one run"
     planned = plan(small_grid(pictures, tmp_path / "x", methods=("simplecil",)))[0]
-    assert states_of([replace(planned, problem="broken")]).popitem()[1] == {"cannot be run": 1}
+    assert states_of([replace(planned, problem="broken")], FinishedRuns()).popitem()[1] == {"cannot be run": 1}

@@ -14,6 +14,7 @@ from clipcil.errors import UserError
 from clipcil.experiment.bench import run_grid, states_of
 from clipcil.experiment.claims import judge_claims, outdated
 from clipcil.experiment.experiment import Experiment
+from clipcil.experiment.folder import FinishedRuns
 from clipcil.experiment.grid import plan
 from clipcil.experiment.spec import Grid
 from clipcil.paper import read_table
@@ -134,9 +135,9 @@ def test_kept_runs_are_not_run_again(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert {(each.result.order, each.result.tasks): each.result.last for each in ended if each.result} == expected
     assert [path.name for path in grid.out.iterdir()] == ["results.jsonl"]  # nothing was run
     other = Grid("claims", data=("emoji",), only=("zero-shot",), run={"shots": 2}, kept=grid.kept)
-    assert sum(count["finished"] for count in states_of(plan(other), other.kept).values()) == 0
+    assert sum(count["finished"] for count in states_of(plan(other), FinishedRuns(other.kept)).values()) == 0
     with pytest.raises(UserError, match="not a folder"):
-        states_of([], [tmp_path / "none"])
+        FinishedRuns([tmp_path / "none"])
 
 
 def test_a_kept_run_is_never_run_again_in_its_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -147,7 +148,7 @@ def test_a_kept_run_is_never_run_again_in_its_folder(tmp_path: Path, capsys: pyt
         run = next(run for run in find_runs([tmp_path / "kept"]) if run.values["config"] == planned.table)
         run.folder.rename(planned.folder)
     before = contents(tmp_path / "kept")
-    assert sum(count["finished"] for count in states_of(plan(grid)).values()) == 6
+    assert sum(count["finished"] for count in states_of(plan(grid), FinishedRuns()).values()) == 6
     main(["run", "--resume", str(planned.folder)])
     assert "is complete; nothing is left to do" in capsys.readouterr().out
     (planned.folder / "results.json").write_text("{")

@@ -133,13 +133,12 @@ def _list(planned: list[Planned], grid: Grid) -> None:
     table = Table(box=None, pad_edge=False)
     for header in ("method", "data", "tasks", "runs", "finished", "begun"):
         table.add_column(header, justify="left" if header in ("method", "data") else "right", no_wrap=True)
-    states = states_of(planned, grid.kept)
-    for (label, data, tasks), count in states.items():
+    known, runs = FinishedRuns(grid.kept), {each.folder: each for each in planned}  # two rows may be the same run
+    for (label, data, tasks), count in states_of(planned, known).items():
         numbers = (count.total(), count["finished"], count["begun"])
         name = f"{label} (cannot be run)" if count["cannot be run"] else label
         table.add_row(name, data, str(tasks or ""), *(str(number or "") for number in numbers))
     Console(markup=False).print(table)
-    known, runs = FinishedRuns(grid.kept), {each.folder: each for each in planned}  # two rows may be the same run
     finished = sum(not each.problem and known.find(folder, each.table) is not None for folder, each in runs.items())
     where = ", ".join(map(str, (grid.out, *grid.kept)))
     print(printable(f"{finished} of {len(runs)} runs are finished in {where}"))

@@ -135,13 +135,9 @@ def on_other_devices(planned: Sequence[Planned], known: FinishedRuns) -> list[st
     ]
 
 
-def states_of(planned: Sequence[Planned], kept: Sequence[Path] = ()) -> dict[Key, Counter[str]]:
-    """How many runs of each label on each dataset are finished, begun, waiting, or cannot be run; nothing is run.
-
-    `kept`: folders of kept runs, which count as finished.
-    """
+def states_of(planned: Sequence[Planned], known: FinishedRuns) -> dict[Key, Counter[str]]:
+    """How many runs of each label on each dataset are finished, begun, waiting, or cannot be run; nothing is run."""
     found: dict[Key, Counter[str]] = {}
-    known = FinishedRuns(kept)
     for each in planned:
         spec = each.spec
         if each.problem:
