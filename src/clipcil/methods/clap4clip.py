@@ -116,17 +116,17 @@ class ActiveSum(torch.autograd.Function):
     def forward(ctx: Any, scale: Tensor, texts: Tensor, pictures: Tensor, shift: Tensor) -> Tensor:
         """Scale (C, B), texts (C, hidden), pictures (B, hidden), shift (hidden,) → (C, B, hidden)."""
         before = (texts[:, None] + pictures).mul_(scale[..., None]).add_(shift)
-        ctx.save_for_backward(before, scale, shift)
+        ctx.save_for_backward(before, scale, texts, pictures)
         return gelu(before)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, ...]:
-        before, scale, shift = ctx.saved_tensors
+        before, scale, texts, pictures = ctx.saved_tensors
         gradient = torch.ops.aten.gelu_backward(gradients[0], before)
-        of_shift = gradient.sum((0, 1))
-        of_scale = ((gradient * before).sum(-1) - gradient @ shift.to(gradient.dtype)) / scale
-        gradient = gradient * scale[..., None]
-        return of_scale, gradient.sum(1), gradient.sum(0), of_shift
+        by_picture, scale = gradient.transpose(0, 1), scale.to(gradient.dtype)
+        of_scale = (gradient @ texts[..., None])[..., 0] + (by_picture @ pictures[..., None])[..., 0].T
+        of_texts, of_pictures = scale[:, None] @ gradient, scale.T[:, None] @ by_picture
+        return of_scale, of_texts[:, 0], of_pictures[:, 0], gradient.sum((0, 1))
 
 
 class Adapter(nn.Module):

@@ -21,6 +21,7 @@ from clipcil.distributed import average_gradients, world_size
 from clipcil.errors import UserError
 from clipcil.run_cache import Given, RunCache
 from clipcil.settings import check_fields, within
+from clipcil.training.denormals import flushed_denormals
 from clipcil.training.own_random import random_state, set_random_state
 
 CHECK_EVERY = 50
@@ -191,9 +192,10 @@ class Session:
                 for group, wanted in zip(optimizer.param_groups, groups, strict=True):
                     group["lr"] = wanted["lr"] * rate
                 moved = rows.to(self.device, non_blocking=True)
-                with self.autocast():
-                    value = loss(moved) if isinstance(data, int) else loss(moved, data[rows])
-                self._update(value, trained, optimizer, how.clip_norm)
+                with flushed_denormals():
+                    with self.autocast():
+                        value = loss(moved) if isinstance(data, int) else loss(moved, data[rows])
+                    self._update(value, trained, optimizer, how.clip_norm)
                 self.monitor.step(stage, epoch, step, value.detach(), how.lr * rate)
                 check.add(value.detach())
                 losses += [value.detach()] if key else []

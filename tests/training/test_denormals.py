@@ -1,0 +1,62 @@
+"""Numbers that are almost 0 are rounded to 0 while training, and nowhere else."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from clipcil.training.denormals import flushed_denormals, flushes_denormals
+from clipcil.training.loop import Session, Training
+
+TINY = torch.finfo(torch.float32).tiny
+
+needs_support = pytest.mark.skipif(
+    not torch.set_flush_denormal(True) or torch.set_flush_denormal(False) is None,
+    reason="this processor cannot round such numbers to 0",
+)
+
+
+@pytest.fixture(autouse=True)
+def as_it_was():
+    """Every test begins and ends with the default."""
+    torch.set_flush_denormal(False)
+    yield
+    torch.set_flush_denormal(False)
+
+
+@needs_support
+def test_they_are_flushed_inside_and_kept_outside():
+    small = torch.full((3,), TINY)
+    with flushed_denormals():
+        assert (small / 2).tolist() == [0, 0, 0]
+    assert all(0 < value < TINY for value in (small / 2).tolist())
+
+
+@needs_support
+def test_a_setting_made_before_is_kept():
+    torch.set_flush_denormal(True)
+    with flushed_denormals():
+        pass
+    assert flushes_denormals()
+
+
+@needs_support
+def test_the_setting_comes_back_after_an_error():
+    with pytest.raises(ValueError), flushed_denormals():
+        raise ValueError
+    assert not flushes_denormals()
+
+
+@needs_support
+def test_forward_and_backward_passes_of_training_flush_and_what_follows_does_not():
+    weight, seen = nn.Parameter(torch.ones(4)), list[bool]()
+    weight.register_hook(lambda gradient: seen.append(flushes_denormals()))
+
+    def loss(rows: Tensor) -> Tensor:
+        seen.append(flushes_denormals())
+        return weight[rows].square().sum()
+
+    Session().fit("train", [weight], 4, loss, Training(epochs=1, batch_size=2))
+    assert seen == [True] * 4  # two steps, forward and backward
+    assert not flushes_denormals()
