@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
+import subprocess
+import sys
 import warnings
 from datetime import timedelta
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,6 +21,8 @@ TIMEOUT = 1800
 """Seconds that a process waits for the others before the run ends with an error."""
 PRECISIONS = ("32-true", "bf16-mixed", "16-mixed")
 """Those in which parameters stay in single precision; Fabric has others, for modules that it has set up itself."""
+CPUINFO = Path("/proc/cpuinfo")
+HALF_PRODUCT = "import torch; matrix = torch.ones(64, 64, dtype=torch.bfloat16); matrix @ matrix"
 
 
 def find_device(name: str) -> str:
@@ -49,6 +56,8 @@ def make_fabric(device: str, precision: str, devices: int = 1, nodes: int = 1) -
         known = ", ".join(PRECISIONS)
         raise UserError(f"device '{device}' with precision '{precision}': the precision must be one of {known}")
     _check_started(devices, nodes)
+    if precision == "bf16-mixed" and find_device(device) == "cpu":
+        avoid_broken_amx()
     several: dict[str, Any] = {}
     if devices * nodes > 1:
         logging.getLogger("lightning.fabric").setLevel(logging.WARNING)  # it announces every process
@@ -63,6 +72,21 @@ def make_fabric(device: str, precision: str, devices: int = 1, nodes: int = 1) -
         except (ValueError, RuntimeError, TypeError) as error:
             raise UserError(f"device '{device}' with precision '{precision}': {first_line(error)}") from error
     return fabric
+
+
+@cache
+def avoid_broken_amx() -> None:
+    """Keep oneDNN from matrix instructions (AMX) that this machine announces and does not execute.
+
+    Some virtual machines do so, and a product of bfloat16 matrices ends the process there with an illegal instruction.
+    Where the processor announces AMX, a process of its own tries such a product, which takes about two seconds. oneDNN
+    reads the variable when it is first used, so this has to come before; one that is set already is left alone.
+    """
+    if "ONEDNN_MAX_CPU_ISA" in os.environ or not CPUINFO.is_file() or "amx_tile" not in CPUINFO.read_text():
+        return
+    tried = subprocess.run([sys.executable, "-c", HALF_PRODUCT], capture_output=True, check=False)
+    if tried.returncode == -signal.SIGILL:
+        os.environ["ONEDNN_MAX_CPU_ISA"] = "AVX512_CORE_FP16"  # the most there is without AMX
 
 
 def _check_started(devices: int, nodes: int) -> None:

@@ -1,0 +1,80 @@
+"""Processors that announce matrix instructions which they do not execute."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from clipcil.experiment import device
+from clipcil.experiment.device import avoid_broken_amx, make_fabric
+
+VARIABLE = "ONEDNN_MAX_CPU_ISA"
+
+
+@pytest.fixture(autouse=True)
+def nothing_set(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv(VARIABLE, "")  # so that it comes back afterwards, whatever a test sets
+    monkeypatch.delenv(VARIABLE)
+    avoid_broken_amx.cache_clear()
+    yield
+    avoid_broken_amx.cache_clear()
+
+
+@pytest.fixture
+def tried(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[int]:
+    """A processor that announces AMX; what a trial ends with is taken from the end of the list."""
+    ends = [0]
+    (tmp_path / "cpuinfo").write_text("flags : fpu avx512f amx_bf16 amx_tile amx_int8\n")
+    monkeypatch.setattr(device, "CPUINFO", tmp_path / "cpuinfo")
+    monkeypatch.setattr(device.subprocess, "run", lambda words, **_: subprocess.CompletedProcess(words, ends.pop()))
+    return ends
+
+
+def test_instructions_that_fail_are_not_used(tried: list[int]) -> None:
+    tried.append(-signal.SIGILL)
+    make_fabric("cpu", "bf16-mixed")
+    assert os.environ[VARIABLE] == "AVX512_CORE_FP16"
+
+
+@pytest.mark.parametrize("end", [0, 1])
+def test_those_that_work_are_used_and_so_are_those_that_could_not_be_tried(tried: list[int], end: int) -> None:
+    tried.append(end)
+    make_fabric("cpu", "bf16-mixed")
+    assert VARIABLE not in os.environ and tried == [0]
+
+
+def test_they_are_tried_once_in_a_process(tried: list[int]) -> None:
+    make_fabric("cpu", "bf16-mixed")
+    make_fabric("cpu", "bf16-mixed")  # a second trial would find nothing to take from the list
+    assert tried == []
+
+
+def test_nothing_is_tried_in_single_precision_with_the_variable_set_or_without_such_a_processor(
+    tried: list[int], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    make_fabric("cpu", "32-true")
+    monkeypatch.setenv(VARIABLE, "AVX2")
+    avoid_broken_amx()
+    assert os.environ[VARIABLE] == "AVX2"
+    monkeypatch.delenv(VARIABLE)
+    for text in ("flags : fpu avx2\n", None):  # None: no such file, as on macOS
+        avoid_broken_amx.cache_clear()
+        monkeypatch.setattr(device, "CPUINFO", tmp_path / "other" if text is None else tmp_path / "cpuinfo")
+        (tmp_path / "cpuinfo").write_text(text or "amx_tile")
+        avoid_broken_amx()
+    assert tried == [0]
+
+
+def test_half_precision_works_on_this_machine() -> None:
+    program = (
+        "import torch; from clipcil.experiment.device import make_fabric; make_fabric('cpu', 'bf16-mixed');"
+        " matrix = torch.ones(64, 64, dtype=torch.bfloat16); assert (matrix @ matrix)[0, 0] == 64"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
