@@ -34,6 +34,7 @@ BENCHMARKS = {
     "S9": "s9_stage_cache",
     "S10": "s10_training_steps",
     "S11": "s11_freed_memory",
+    "S12": "s12_denormals",
 }
 
 

@@ -104,7 +104,9 @@ def check_batch_independence(fixture: Fixture) -> None:
         for size in (1, 7, 64):
             parts = torch.cat([fixture.method.logits(batch) for batch in pictures.batches(size)])
             assert torch.allclose(parts, whole, atol=tolerance, rtol=0), f"batches of {size} give other scores"
-            assert torch.equal(parts.argmax(1), whole.argmax(1))
+            assert torch.equal(parts.argmax(1), whole.argmax(1)), (
+                f"batches of {size} give other answers: the scores of two classes are equal to rounding"
+            )
         order = torch.randperm(len(pictures), generator=torch.Generator().manual_seed(1))
         shuffled = fixture.method.logits(pictures[order])
         assert torch.allclose(shuffled, whole[order], atol=tolerance, rtol=0), "the order of the batch changes scores"
@@ -141,11 +143,12 @@ def check_budget(fixture: Fixture) -> None:
     from clipcil.memory.exemplars import ExemplarMemory
 
     memories = [module for module in fixture.method.modules() if isinstance(module, ExemplarMemory)]
-    assert bool(memories) == fixture.method.keeps_exemplars
+    assert bool(memories) == fixture.method.keeps_exemplars, "keeps_exemplars says otherwise than its modules"
     for task in fixture.stream.tasks():
         fixture.method.learn(task)
         for memory in memories:
-            assert 0 < len(memory) <= memory.budget(fixture.method.seen)
+            most = memory.budget(fixture.method.seen)
+            assert 0 < len(memory) <= most, f"it keeps {len(memory)} exemplars, and may keep 1 to {most}"
 
 
 def check_round_trip(kind: type[Method], fixture: Fixture, folder: Path) -> None:
@@ -175,7 +178,7 @@ def check_round_trip(kind: type[Method], fixture: Fixture, folder: Path) -> None
         fixture.stream.sizes,
     )
     again = Fixture(fresh, stream, fixture.reader, fresh_clip)
-    assert torch.equal(again.scores(len(stream)), fixture.scores(len(stream)))
+    assert torch.equal(again.scores(len(stream)), fixture.scores(len(stream))), "saved and loaded, it scores otherwise"
 
 
 def check_same_seed(make: Callable[[], Fixture]) -> None:
@@ -184,7 +187,7 @@ def check_same_seed(make: Callable[[], Fixture]) -> None:
         fixture = make()  # seeds, builds
         fixture.learn()
         scores.append(fixture.scores(len(fixture.stream)))
-    assert torch.equal(*scores)
+    assert torch.equal(*scores), "the same seed gives other scores the second time"
 
 
 def some_classes(count: int) -> Dataset:

@@ -180,6 +180,21 @@ def test_trunk_json_without_its_keys(folder: Path) -> None:
     refused(folder, "trunk.json")
 
 
+@pytest.mark.parametrize("stride", [0, -1, 9, 2.0, "2", None, True])
+def test_trunk_json_with_impossible_strides(stride: object, folder: Path) -> None:
+    spec = json.loads((folder / "trunk.json").read_text())
+    spec["blocks"][1]["stride"] = stride
+    (folder / "trunk.json").write_text(json.dumps(spec))
+    refused(folder, "trunk.json is not whole", "copy it again")
+
+
+def test_trunk_json_that_makes_another_number_of_places(folder: Path) -> None:
+    spec = json.loads((folder / "trunk.json").read_text())
+    spec["blocks"][1]["stride"] = 1
+    (folder / "trunk.json").write_text(json.dumps(spec))
+    refused(folder, "trunk.json makes 8 places a side, config.json wants 4")
+
+
 @pytest.mark.parametrize(
     "wrong",
     [

@@ -140,6 +140,20 @@ def test_undo_goes_back_one_lesson_and_forgetting_leaves_nothing_to_go_back_to(
     assert len(server.call("GET", "/api/model").json["lessons"]) == len(model["lessons"]) - 1
 
 
+def test_pictures_that_wait_follow_a_rename_and_its_undo(server: Server, emoji: dict[str, list[bytes]]) -> None:
+    assert server.add("owl", [("a.png", emoji["owl"][0])]).status == 201
+
+    def names() -> list[str]:
+        return [each["name"] for each in server.call("GET", "/api/waiting").json["classes"]]
+
+    assert names() == ["owl"]
+    server.call("PATCH", "/api/classes", {"name": "barn owl"}, name="owl")
+    assert names() == ["barn owl"]
+    server.call("POST", "/api/undo")
+    assert server.classes == ["red fox", "owl", "rocket"] and names() == ["owl"]
+    server.call("DELETE", "/api/waiting", name="owl")
+
+
 def test_download_upload_and_export(server: Server, tmp_path: Path, fresh_emoji: dict[str, bytes]) -> None:
     model = server.call("GET", "/api/model/download")
     assert 'filename="model-model.zip"' in model.headers["Content-Disposition"]

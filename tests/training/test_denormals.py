@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -15,6 +18,20 @@ needs_support = pytest.mark.skipif(
     not torch.set_flush_denormal(True) or torch.set_flush_denormal(False) is None,
     reason="this processor cannot round such numbers to 0",
 )
+
+
+PROGRAM = """
+import sys, torch
+from clipcil.training.denormals import flushed_denormals, start_flushing_threads
+
+torch.set_num_threads(2)
+if sys.argv[1] == "start":
+    start_flushing_threads()
+small = torch.full((2**20,), torch.finfo(torch.float32).tiny)
+with flushed_denormals():
+    print(int((small / 2 == 0).sum()))
+"""
+"""Prints how many of 2²⁰ numbers are rounded to 0, of which two threads compute one half each."""
 
 
 @pytest.fixture(autouse=True)
@@ -60,3 +77,10 @@ def test_forward_and_backward_passes_of_training_flush_and_what_follows_does_not
     Session().fit("train", [weight], 4, loss, Training(epochs=1, batch_size=2))
     assert seen == [True] * 4  # two steps, forward and backward
     assert not flushes_denormals()
+
+
+@needs_support
+@pytest.mark.parametrize(("side", "rounded"), [("start", 2**20), ("leave", 2**19)])
+def test_other_threads_flush_if_they_are_started_so(side: str, rounded: int):
+    done = subprocess.run([sys.executable, "-c", PROGRAM, side], capture_output=True, text=True, check=True)
+    assert int(done.stdout) == rounded

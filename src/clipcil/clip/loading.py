@@ -144,6 +144,11 @@ def _with_trunk(folder: Path, config: CLIPConfig) -> Preprocess:
     fill(trunk, read_safetensors(folder / "trunk.safetensors"), str(folder / "trunk.safetensors"))
     trunk.eval().requires_grad_(False)
     vision, side = config.vision, config.vision.image_size
+    if trunk.side(steps.crop[0]) != side:
+        raise UserError(
+            f"{folder / 'trunk.json'} makes {trunk.side(steps.crop[0])} places a side, config.json wants {side};"
+            " take both files from the same backbone"
+        )
     return Preprocess(steps, trunk, (vision.channels + trunk.packed(side, side), side, side))
 
 

@@ -23,11 +23,17 @@ INNER_STAGES = 4
 """Chosen on held-out training pictures (docs/beyond.md): two are 2 points worse on emoji and 1 on CIFAR-100 and CUB."""
 
 
+KERNELS, STRIDES = range(1, 16, 2), range(1, 9)
+"""What a convolution may have; the padding of even kernels would be another."""
+
+
 class Convolution(nn.Module):
     """One convolution with TensorFlow's padding and, where asked for, ReLU6."""
 
     def __init__(self, into: int, out: int, kernel: int, stride: int = 1, depthwise: bool = False, relu: bool = True):
         super().__init__()
+        if {type(kernel), type(stride)} != {int} or kernel not in KERNELS or stride not in STRIDES:
+            raise ValueError(f"a convolution with kernel {kernel!r} and stride {stride!r}")
         self.stride, self.relu = stride, relu
         self.groups = into if depthwise else 1
         self.weight = nn.Parameter(torch.zeros(out, into // self.groups, kernel, kernel), requires_grad=False)
@@ -116,6 +122,13 @@ class Trunk(nn.Module):
             if depth in self.depths:
                 averages.append(hidden.mean((2, 3)))
         return self.reduce(self.head(hidden)), torch.cat([hidden.new_zeros(hidden.shape[0], 0), *averages], dim=1)
+
+    def side(self, pixels: int) -> int:
+        """How many places the output has along one side, for a picture of as many pixels along it."""
+        for module in self.modules():
+            if isinstance(module, Convolution):
+                pixels = -(-pixels // module.stride)
+        return pixels
 
     def packed(self, high: int, wide: int) -> int:
         """How many channels of high × wide the averages take."""

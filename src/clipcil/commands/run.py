@@ -42,9 +42,11 @@ def run(
     from clipcil.experiment.folder import finished_run, fresh_folder
     from clipcil.network import allow_downloads
     from clipcil.settings import parse_words
+    from clipcil.training.denormals import start_flushing_threads
     from clipcil.training.freed_memory import keep_freed_memory
 
     keep_freed_memory()
+    start_flushing_threads()
     if out is not None and resume is not None:
         raise UserError("give --out for a new run or --resume to go on with one, not both")
     chosen = {**given(options), "settings": parse_words(set)}

@@ -20,6 +20,7 @@ from clipcil.experiment.grid import Planned
 from clipcil.experiment.loading import Shared
 from clipcil.files import cache_folder, write_text
 from clipcil.run_cache import RunCache
+from clipcil.training.denormals import start_flushing_threads
 from clipcil.training.freed_memory import keep_freed_memory
 
 ATTEMPTS = 3
@@ -37,6 +38,7 @@ def attempt(planned: Planned, shared: Shared, display: Display, raises: type[Use
     if planned.problem:
         return planned.problem
     keep_freed_memory()
+    start_flushing_threads()
     try:
         Experiment.of(planned.spec, planned.config, shared).run(planned.folder, display=display)
         (planned.folder / ERROR).unlink(missing_ok=True)

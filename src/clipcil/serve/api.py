@@ -164,7 +164,13 @@ class Api:
 
     async def undo(self, request: Request) -> Response:
         """Go back to the model before the last lesson or change; doing it again brings back what was undone."""
+        before = self.keeper.model.classes if self.keeper.model is not None else []
         await self._change(self.keeper.undo)
+        after = self.keeper.need().classes
+        if len(before) == len(after):  # a rename was undone: pictures that wait for the class go with it
+            for old, new in zip(before, after, strict=True):
+                if old != new:
+                    self.staging.rename_class(old, new)
         return JSONResponse({})
 
     async def small_picture(self, request: Request) -> Response:
