@@ -6,6 +6,7 @@ import asyncio
 import json
 import secrets
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from starlette.requests import Request
 from starlette.responses import FileResponse, JSONResponse, Response, StreamingResponse
 
 import clipcil
-from clipcil.classifier.model_folder import COPY
+from clipcil.classifier.model_folder import COPY, Known
 from clipcil.classifier.predicting import Prediction
 from clipcil.classifier.small_pictures import SmallPictures
 from clipcil.data.names import same_name
@@ -148,7 +149,6 @@ class Api:
                 model.rename(name, new)
 
         await self._change(rename)
-        self.staging.rename_class(name, new)
         return JSONResponse({"name": new})
 
     async def forget_class(self, request: Request) -> Response:
@@ -164,13 +164,7 @@ class Api:
 
     async def undo(self, request: Request) -> Response:
         """Go back to the model before the last lesson or change; doing it again brings back what was undone."""
-        before = self.keeper.model.classes if self.keeper.model is not None else []
         await self._change(self.keeper.undo)
-        after = self.keeper.need().classes
-        if len(before) == len(after):  # a rename was undone: pictures that wait for the class go with it
-            for old, new in zip(before, after, strict=True):
-                if old != new:
-                    self.staging.rename_class(old, new)
         return JSONResponse({})
 
     async def small_picture(self, request: Request) -> Response:
@@ -244,6 +238,15 @@ class Api:
         name, done = download_name(self.keeper.folder, what), BackgroundTask(shutil.rmtree, scratch, ignore_errors=True)
         return FileResponse(file, filename=name, media_type="application/zip", background=done)
 
+    def _rename_waiting(self, before: list[Known]) -> None:
+        """Pictures that wait for a class follow where it was renamed, or where that was undone."""
+        after = self.keeper.model.class_facts if self.keeper.model is not None else []
+        if [replace(each, name="") for each in before] != [replace(each, name="") for each in after]:
+            return  # classes were learnt, forgotten or replaced
+        for old, new in zip(before, after, strict=True):
+            if old.name != new.name:
+                self.staging.rename_class(old.name, new.name)
+
     async def _change(self, do: Any) -> None:
         """Change the model in a thread, then tell every page."""
         before = self.keeper.model.class_facts if self.keeper.model is not None else []
@@ -252,6 +255,7 @@ class Api:
             if self.keeper.model is not None:
                 self.small.follow(before)
         finally:  # the model is another now, whatever becomes of its small pictures
+            self._rename_waiting(before)
             self.hub.publish("model", {})
             self.hub.publish("waiting", {})
 
