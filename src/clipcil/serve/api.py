@@ -207,7 +207,7 @@ class Api:
                 async for chunk in request.stream():
                     file.write(chunk)
 
-            def replace() -> None:
+            def take_over() -> None:
                 unpacked = scratch / "model"
                 try:
                     unpack_model(scratch / "model.zip", unpacked, self.limits.model_bytes)
@@ -217,7 +217,7 @@ class Api:
                     said = str(error).removesuffix(f"; {COPY}").replace(f"{unpacked}/", "")
                     raise UserError(f"the uploaded model: {said.replace(str(unpacked), 'it')}") from error
 
-            await self._change(replace)
+            await self._change(take_over)
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
         return JSONResponse({})
