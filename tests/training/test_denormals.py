@@ -15,18 +15,16 @@ from clipcil.training.loop import Session, Training
 TINY = torch.finfo(torch.float32).tiny
 
 needs_support = pytest.mark.skipif(
-    not torch.set_flush_denormal(True) or torch.set_flush_denormal(False) is None,
-    reason="this processor cannot round such numbers to 0",
+    not torch.set_flush_denormal(False), reason="this processor cannot round such numbers to 0"
 )
 
 
 PROGRAM = """
-import sys, torch
+import torch
 from clipcil.training.denormals import flushed_denormals, start_flushing_threads
 
 torch.set_num_threads(2)
-if sys.argv[1] == "start":
-    start_flushing_threads()
+start_flushing_threads()
 small = torch.full((2**20,), torch.finfo(torch.float32).tiny)
 with flushed_denormals():
     print(int((small / 2 == 0).sum()))
@@ -80,7 +78,6 @@ def test_forward_and_backward_passes_of_training_flush_and_what_follows_does_not
 
 
 @needs_support
-@pytest.mark.parametrize(("side", "rounded"), [("start", 2**20), ("leave", 2**19)])
-def test_other_threads_flush_if_they_are_started_so(side: str, rounded: int):
-    done = subprocess.run([sys.executable, "-c", PROGRAM, side], capture_output=True, text=True, check=True)
-    assert int(done.stdout) == rounded
+def test_other_threads_flush_once_they_are_started_so():
+    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True)
+    assert int(done.stdout) == 2**20  # half of it without start_flushing_threads
