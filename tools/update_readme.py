@@ -16,9 +16,9 @@ from pathlib import Path
 from clipcil.errors import UserError
 from clipcil.experiment.claims import find_rows, judge_claims
 from clipcil.files import write_text
-from clipcil.paper import Row, read_table
+from clipcil.paper import Claim, Row, read_table
 from clipcil.reading import MissingFileError, read_text
-from clipcil.report.claims import Stream
+from clipcil.report.claims import Judged, Stream
 from clipcil.report.claims_text import DASH, markdown, markdown_table, stream_namer
 from clipcil.report.compare import Group, flatten, group_runs, show, title_of
 from clipcil.report.keep import NOTES
@@ -31,18 +31,20 @@ MARKED = re.compile(r"<!-- results:(\w+)(?: ([\w/-]+))? -->\n.*?<!-- /results --
 
 def methods_table(runs: Sequence[RunResult]) -> str:
     """A_B and Ā of each method with its own settings on each stream of tasks."""
-    rows = [row for row in read_table("claims").rows if row.tasks]
-    named = {row.method for row in rows}
+    rows: dict[str, Row] = {}
+    for row in read_table("claims").rows:
+        rows.setdefault(row.method, row)  # the first of a method; the others are its parts
     groups = group_runs(runs)
-    others = {method: Row(title_of(method), method) for group in groups if (method := group.first.method) not in named}
-    return _accuracies([*rows, *others.values()], groups)
+    others = {method: Row(title_of(method), method) for group in groups if (method := group.first.method) not in rows}
+    return _accuracies([*rows.values(), *others.values()], groups)
 
 
 def ablations_table(runs: Sequence[RunResult]) -> str:
-    """The same for the parts of DMC and DMC-OT, on the streams of the table of claims."""
-    table = read_table("claims")
-    groups = [group for group in group_runs(runs) if group.first.tasks == table.tasks]
-    return _accuracies([row for row in table.rows if row.method.startswith("dmc")], groups)
+    """The same for the parts of DMC and DMC-OT, on the streams where one of the parts was measured."""
+    rows = [row for row in read_table("claims").rows if row.method.startswith("dmc")]
+    groups = group_runs(runs)
+    parts = {stream for stream, _ in find_rows([row for row in rows if row.label not in ("DMC", "DMC-OT")], groups)}
+    return _accuracies(rows, [group for group in groups if group.stream in parts])
 
 
 def _accuracies(rows: Sequence[Row], groups: Sequence[Group]) -> str:
@@ -77,16 +79,27 @@ def _orders(found: dict[tuple[Stream, str], Group], stream: Stream) -> str:
 
 
 def claims_table(runs: Sequence[RunResult]) -> str:
-    """Each claim with its verdict on each dataset and number of training pictures; a claim says its number of tasks."""
+    """Each claim with its verdict on each dataset and number of training pictures.
+
+    A claim that is judged with several numbers of tasks has one verdict where they agree.
+    """
     judged = [each for each in judge_claims(runs) if each.verdict != "not measured"]
     name = stream_namer(sorted({each.stream for each in judged}))
     column = {each.stream: name(each.stream).replace(f", {each.stream[1]} tasks", "") for each in judged}
     columns = list(dict.fromkeys(column[stream] for stream in sorted(column)))
     lines = []
     for number, claim in enumerate(read_table("claims").claims, start=1):
-        own = {column[each.stream]: each.verdict for each in judged if each.claim == claim}
-        lines.append([f"{number}. {claim.says}", *(own.get(each, DASH) for each in columns)])
+        own = {each: [one for one in judged if one.claim == claim and column[one.stream] == each] for each in columns}
+        lines.append([f"{number}. {claim.says}", *(_verdict(claim, own[each]) for each in columns)])
     return markdown_table(["claim of the paper", *columns], lines)
+
+
+def _verdict(claim: Claim, judged: Sequence[Judged]) -> str:
+    """One cell: the verdict, with the number of tasks where it is not that of every number the claim is judged with."""
+    said = {each.stream[1]: each.verdict for each in judged}
+    if len({*said.values()}) == 1 and {*said} == {*claim.tasks}:
+        return judged[0].verdict
+    return "; ".join(f"{verdict} ({tasks} tasks)" for tasks, verdict in said.items()) or DASH
 
 
 def beyond_table(runs: Sequence[RunResult]) -> str:

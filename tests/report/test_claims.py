@@ -50,7 +50,7 @@ def test_fourteen_claims_about_rows_that_are_there() -> None:
     assert len(TABLE.claims) == 14
     for claim in TABLE.claims:
         for label in (claim.better, *claim.worse):
-            assert claim.tasks in (ROWS[label].tasks or (TABLE.tasks,)), (claim.says, label)
+            assert {*claim.tasks} <= {*(ROWS[label].tasks or (TABLE.tasks,))}, (claim.says, label)
 
 
 def test_the_grid_has_every_row_in_every_order_and_number_of_tasks() -> None:

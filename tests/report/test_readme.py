@@ -11,6 +11,8 @@ from types import ModuleType
 import pytest
 
 from clipcil.errors import UserError
+from clipcil.paper import Claim
+from clipcil.report.claims import Judged, Part, Verdict
 from clipcil.report.runs import find_runs
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -82,3 +84,17 @@ def test_the_evidence_has_no_weights_and_names_no_folder_of_a_machine() -> None:
     held_out = {"cifar100.json", "cub200.json", "emoji.json"}
     assert kinds <= {"config.toml", "results.json", "timing.json", "predictions.csv.gz", "NOTES.md", *held_out}
     assert not [path for path in files if path.suffix in (".json", ".toml") and "data_root" in path.read_text()]
+
+
+def test_a_cell_of_the_claims_names_the_tasks_where_verdicts_differ_or_one_is_missing(tool: ModuleType) -> None:
+    both = Claim("A beats B", "A", ("B",), tasks=(10, 20))
+
+    def judged(tasks: int, verdict: Verdict) -> Judged:
+        return Judged(both, ("emoji", tasks, "mini", ""), (Part("B", None, None, (), None, False, verdict),))
+
+    ten, twenty = judged(10, "holds"), judged(20, "holds")
+    assert tool._verdict(both, [ten, twenty]) == "holds"
+    assert tool._verdict(both, [ten]) == "holds (10 tasks)"
+    other = judged(20, "cannot be told")
+    assert tool._verdict(both, [ten, other]) == "holds (10 tasks); cannot be told (20 tasks)"
+    assert tool._verdict(both, []) == "–"

@@ -59,7 +59,8 @@ class Claim:
     says: str
     better: str
     worse: tuple[str, ...]
-    tasks: int = 10
+    tasks: tuple[int, ...] = (10,)
+    """The numbers of tasks it is judged with."""
     margin: float | None = None
     """None: `better` has the higher A_B. A number: the two differ by no more than this."""
     datasets: tuple[str, ...] = ()
@@ -113,7 +114,7 @@ def read_table(name: str) -> PaperTable:
         values = read_toml(path)
     rows = tuple(_row(row) for row in values.pop("rows", []))
     sweeps = tuple(Sweep(**{**sweep, "values": tuple(sweep["values"])}) for sweep in values.pop("sweeps", []))
-    claims = tuple(Claim(**{**claim, **_tuples(claim, "worse", "datasets")}) for claim in values.pop("claims", []))
+    claims = tuple(_claim(claim) for claim in values.pop("claims", []))
     return PaperTable(
         name=name, rows=rows, sweeps=sweeps, claims=claims, **{**values, **_tuples(values, "datasets", "orders")}
     )
@@ -121,6 +122,10 @@ def read_table(name: str) -> PaperTable:
 
 def _tuples(values: dict[str, Any], *keys: str) -> dict[str, tuple[Any, ...]]:
     return {key: tuple(values[key]) for key in keys if key in values}
+
+
+def _claim(values: dict[str, Any]) -> Claim:
+    return Claim(**{**values, **_tuples(values, "worse", "datasets", "tasks")})
 
 
 def _row(values: dict[str, Any]) -> Row:

@@ -59,7 +59,7 @@ def judge(claims: Iterable[Claim], rows: Sequence[Row], groups: Mapping[tuple[St
         groups: The runs of each row on each stream, by the stream and the label of the row.
 
     Returns:
-        One judgement for each claim and stream of its number of tasks.
+        One judgement for each claim and stream of its numbers of tasks.
     """
     by_label = {row.label: row for row in rows}
     streams = sorted({stream for stream, _ in groups})
@@ -70,7 +70,7 @@ def judge(claims: Iterable[Claim], rows: Sequence[Row], groups: Mapping[tuple[St
     found = []
     for claim in claims:
         for stream in streams:
-            if stream[1] == claim.tasks and (not claim.datasets or stream[0] in claim.datasets):
+            if stream[1] in claim.tasks and (not claim.datasets or stream[0] in claim.datasets):
                 better = by_label[claim.better]
                 parts = (
                     _part(claim, stream, (better, by_label[label]), groups, resampled[stream]) for label in claim.worse
