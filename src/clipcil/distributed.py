@@ -6,13 +6,17 @@ time (passes through a tower) is divided: each process computes a share of the r
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import pairwise
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+
+from clipcil.errors import UserError, first_line, quoted
 
 T = TypeVar("T")
 
@@ -40,6 +44,20 @@ def from_first(value: T) -> T:
     held = [value]
     dist.broadcast_object_list(held, src=0)
     return held[0]
+
+
+@contextmanager
+def name_lost_processes(folder: Path) -> Iterator[None]:
+    """Say in one line that another process of the run in `folder` has ended, whichever collective noticed it."""
+    try:
+        yield
+    except RuntimeError as error:
+        if world_size() == 1:
+            raise
+        raise UserError(
+            f"another process of this run ended or did not answer ({first_line(error)});"
+            f" continue with: clipcil run --resume {quoted(folder)}"
+        ) from error
 
 
 def share_bounds(count: int) -> list[int]:

@@ -288,9 +288,19 @@ def test_numbers_out_of_range_are_refused() -> None:
 def test_roots(tmp_path: Path) -> None:
     (tmp_path / "cifar100").mkdir()
     found = data_roots([str(tmp_path), "cub200=elsewhere"], ["cifar100", "cub200", "imagenet-r", "emoji"])
+    elsewhere = Path("elsewhere").absolute()
     assert found == {
-        "cifar100": tmp_path / "cifar100", "cub200": Path("elsewhere"), "imagenet-r": tmp_path, "emoji": None,
+        "cifar100": tmp_path / "cifar100", "cub200": elsewhere, "imagenet-r": tmp_path, "emoji": None,
     }  # fmt: skip
+
+
+def test_a_run_has_the_same_folder_however_its_data_is_named(
+    pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted = {"methods": ("zero-shot",), "data": ("folder",), "out": tmp_path}
+    absolute = plan(Grid(**wanted, data_root=(str(pictures),)))
+    monkeypatch.chdir(pictures.parent)
+    assert [each.folder for each in plan(Grid(**wanted, data_root=(pictures.name,)))] == [absolute[0].folder]
 
 
 def test_a_setting_that_some_methods_lack_reaches_those_that_have_it(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from PIL import Image
 from safetensors.torch import load_file, save_file
 
 from clipcil.cli import GRID_LISTS, main
@@ -196,3 +197,24 @@ def test_too_little_memory_is_one_line(
         with pytest.raises(SystemExit):
             main(["predict"])
         assert capsys.readouterr().err == "clipcil: there is not enough memory for this\n"
+
+
+def test_a_run_is_resumed_from_another_folder_with_the_place_of_its_pictures(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number, (split, name) in enumerate((s, n) for s in ("train", "test") for n in ("cat", "dog")):
+        (tmp_path / "data" / split / name).mkdir(parents=True)
+        Image.new("RGB", (32, 32), (60 * number, 90, 30)).save(tmp_path / "data" / split / name / "a.png")
+    shutil.copytree(tmp_path / "data", tmp_path / "copies")
+    monkeypatch.chdir(tmp_path)
+    words = ["run", "zero-shot", "--data", "folder", "--data-root", "data", "--tasks", "2", "--quiet"]
+    main([*words, "--out", "run"])
+    kept, results = (tmp_path / "run" / "config.toml").read_bytes(), tmp_path / "run" / "results.json"
+    whole = results.read_bytes()
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    results.unlink()
+    assert "there is no folder data; name the right one with --data-root" in fail(capsys, "run", "--resume", "../run")
+    assert "belongs to another run" in fail(capsys, "run", "--resume", "../run", "--data-root", "../copies")
+    main(["run", "--resume", "../run", "--data-root", "../data", "--quiet"])
+    assert results.read_bytes() == whole and (tmp_path / "run" / "config.toml").read_bytes() == kept

@@ -33,7 +33,8 @@ def run(
         set: Settings of the method; `clipcil methods METHOD` lists them.
         preset: Start from the values kept for this method and dataset.
         out: Folder for the results; must be new. Default: a dated folder under runs/.
-        resume: Folder of a run that was stopped; continues with the options kept there.
+        resume: Folder of a run that was stopped; continues with the options kept there. --data-root names the folder
+            of its data where that has another path now.
         quiet: Print the closing lines only.
     """
     from clipcil.distributed import from_first, rank

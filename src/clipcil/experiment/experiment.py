@@ -6,7 +6,6 @@ import dataclasses
 import hashlib
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,8 +14,8 @@ from clipcil.clip import CLIP
 from clipcil.clip.loading import backbone_name
 from clipcil.data.dataset import Dataset
 from clipcil.data.stream import Task, TaskStream
-from clipcil.distributed import barrier, from_first, rank, world_size
-from clipcil.errors import UserError, first_line, quoted
+from clipcil.distributed import barrier, from_first, name_lost_processes, rank
+from clipcil.errors import UserError
 from clipcil.experiment.checkpoint import CheckpointFolder, Loaded, SnapshotFolder, run_mark, sweep_run
 from clipcil.experiment.device import find_device, make_fabric
 from clipcil.experiment.display import Display
@@ -121,7 +120,8 @@ class Experiment:
 
         Args:
             folder: A folder that `run` has written to.
-            given: Options of `RunSpec`, and `settings` of the method, that must be those of the run.
+            given: Options of `RunSpec`, and `settings` of the method, that must be those of the run; only `data_root`
+                may be another: where the same pictures are today.
 
         Raises:
             UserError: The folder holds no run, or something in `given` is not what the run was begun with.
@@ -131,18 +131,22 @@ class Experiment:
         other = {"tasks": "increment", "increment": "tasks"}  # the one given replaces the other one kept
         run = {key: value for key, value in kept["run"].items() if other.get(key) not in given}
         spec = resolved(build(RunSpec, merge(run, given)))
-        compared = given.keys() - set(PROCESSES)
+        place = spec.data_root
+        spec = replace(spec, data_root=build(RunSpec, run).data_root)  # of the place the pictures count, not its name
+        compared = given.keys() - {*PROCESSES, "data_root"}
         before, now = ({key: table.get(key) for key in compared} for table in (kept["run"], to_dict(spec)))
         check_same(Path(folder), {"run": before}, {"run": now})  # first: the settings of another method do not fit
         experiment = cls.of(spec, method_settings(spec, merge(kept["method"], settings), preset=False))
         check_same(Path(folder), kept, experiment.table)
         experiment._named = "backbone" in given
+        experiment._place = place
         return experiment
 
     def _set_up(
         self, spec: RunSpec, config: Any, kind: type[Method], shared: Shared | None, dataset: Dataset | None
     ) -> None:
         self.spec, self.config = spec, config
+        self._place = spec.data_root  # where the data is read from
         self._kind, self._shared, self._dataset = kind, shared or Shared(), dataset
         self._records: list[Record] = []
         self._drift: list[dict[str, float] | None] = []
@@ -263,7 +267,7 @@ class Experiment:
         self.launch()
         if rank() > 0:
             return self._follow()
-        with run_lock(folder), _lost_processes(folder):
+        with run_lock(folder), name_lost_processes(folder):
             return self._lead(folder, display, resume)
 
     def launch(self) -> None:
@@ -364,24 +368,11 @@ class Experiment:
             self.launch()
             session = Session(self._fabric, monitor, self._shared.run_cache)
             with monitor.phase("loading"), on_behalf_of_a_folder(self._named), self._random.active():
-                self._loaded = load_parts(self.spec, self.config, self._kind, session, self._shared, self._dataset)
+                spec = replace(self.spec, data_root=self._place)
+                self._loaded = load_parts(spec, self.config, self._kind, session, self._shared, self._dataset)
             self._loaded.reader.on_progress = monitor.display.progress
             self._monitor = monitor
         return self._loaded
-
-
-@contextmanager
-def _lost_processes(folder: Path) -> Iterator[None]:
-    """Say in one line that another process of the run has ended, whichever collective noticed it."""
-    try:
-        yield
-    except RuntimeError as error:
-        if world_size() == 1:
-            raise
-        raise UserError(
-            f"another process of this run ended or did not answer ({first_line(error)});"
-            f" continue with: clipcil run --resume {quoted(folder)}"
-        ) from error
 
 
 @dataclass

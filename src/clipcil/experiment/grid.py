@@ -183,7 +183,8 @@ def has_setting(config: Any, key: str) -> bool:
 def data_roots(words: Sequence[str], data: Iterable[str]) -> dict[str, Path | None]:
     """The folder of each dataset: the one named for it, else the general folder's folder of its name, else that folder.
 
-    An embedded dataset has none, whatever is given.
+    Paths are absolute, so that a run has the same folder however its data is named. An embedded dataset has none,
+    whatever is given.
     """
     known = datasets()
     own = {name: Path(folder) for name, equals, folder in (word.partition("=") for word in words) if equals}
@@ -198,7 +199,7 @@ def data_roots(words: Sequence[str], data: Iterable[str]) -> dict[str, Path | No
         root = own.get(name)
         if root is None and general and name in known and known[name].needs != "nothing":
             root = general[0] / name if (general[0] / name).exists() else general[0]
-        found[name] = root
+        found[name] = root.absolute() if root is not None else None
     return found
 
 
