@@ -76,9 +76,9 @@ def test_an_unknown_table_is_named(tool: ModuleType) -> None:
 
 def test_the_evidence_has_no_weights_and_names_no_folder_of_a_machine() -> None:
     files = []
-    for folder, most in ((RESULTS, 12_000_000), (OTHER.parent, 1_000_000)):
+    for folder in (RESULTS, OTHER.parent):
         found = [path for path in folder.rglob("*") if path.is_file()]
-        assert 0 < sum(path.stat().st_size for path in found) < most, folder.name
+        assert found and all(path.stat().st_size < 60_000 for path in found), folder.name  # weights are far larger
         files += found
     kinds = {path.name for path in files if path.parent.name != "speed" or path.suffix != ".json"}
     held_out = {"cifar100.json", "cub200.json", "emoji.json"}
