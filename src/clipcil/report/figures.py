@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from PIL import Image
 
 from clipcil.report.compare import Group
 from clipcil.report.ranking import Entry
@@ -41,13 +42,21 @@ class Tips:
 
     def draw(self, figure: Any) -> Drawn:
         held = io.BytesIO()
-        figure.savefig(held, format="png", metadata={"Software": None})
+        figure.savefig(held, format="rgba")
         size = figure.bbox.size
         places = []
         for axes, x, y, text in self.points:
             across, up = axes.transData.transform((x, y)) / size
             places.append((round(100 * float(across), 2), round(100 - 100 * float(up), 2), text))
-        return Drawn(held.getvalue(), places)
+        return Drawn(_png(held.getvalue(), figure.canvas.get_width_height()), places)
+
+
+def _png(pixels: bytes, size: tuple[int, int]) -> bytes:
+    """A PNG of 256 colours: what figures show needs no more, and a page of many runs is a third as large."""
+    image = Image.frombytes("RGBA", size, pixels).convert("RGB")
+    held = io.BytesIO()
+    image.quantize(256, method=Image.Quantize.MEDIANCUT, dither=Image.Dither.NONE).save(held, format="png")
+    return held.getvalue()
 
 
 def best(entries: Sequence[Entry], most: int = MOST_LINES) -> list[Entry]:
