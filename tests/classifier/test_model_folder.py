@@ -47,6 +47,15 @@ def test_what_lies_there(model: clipcil.Classifier, tmp_path: Path) -> None:
     assert told["exemplars_kept"] == 0 and told["bytes"] == sum(p.stat().st_size for p in folder.iterdir())
 
 
+def test_the_features_that_a_model_is_made_of_are_told(tmp_path: Path) -> None:
+    model = clipcil.Classifier("strata", random_features=64)
+    model.learn(pictures(["airplane", "ant"]), hold_out=False)
+    model.save(tmp_path / "m")
+    kept = sum(known["pictures"] for known in summarise(tmp_path / "m")["classes"])
+    assert summarise(tmp_path / "m")["exemplars_kept"] == kept > 0
+    assert "features of some training pictures" in (tmp_path / "m" / "README.md").read_text()
+
+
 def test_saving_again_keeps_one_set_of_weights(model: clipcil.Classifier, tmp_path: Path) -> None:
     model.save(tmp_path / "m")
     other = clipcil.load(tmp_path / "m")

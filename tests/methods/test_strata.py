@@ -13,6 +13,7 @@ from clipcil.checks import Fixture, set_up
 from clipcil.clip import CLIP
 from clipcil.data.dataset import Dataset, open_dataset
 from clipcil.data.stream import Task
+from clipcil.experiment.experiment import Experiment
 from clipcil.heads.stacked import fit_ridge
 from clipcil.methods.dmc import DMCOT
 from clipcil.methods.strata import Strata, StrataConfig
@@ -136,6 +137,26 @@ def test_fewer_bytes_than_dmc_ot(mini: CLIP, data: Dataset, cache: Path) -> None
     assert size(ours, "") < size(theirs.method, "") / 4
     dim = mini.config.dim
     assert ours.memory.limit * (ours.memory.codes.shape[1] + 4 * len(ours.memory.sizes)) < 8 * dim * dim
+
+
+def test_it_says_that_it_keeps_features_of_the_pictures_it_was_taught(tiny_clip: CLIP) -> None:
+    """The card of a model tells people what its weights hold."""
+    method = Strata(StrataConfig(random_features=50), tiny_clip, Session())
+    pictures = made_up(tiny_clip, [0, 1], [0, 1])
+    method.learn(Task(0, ["dog", "cat"], pictures))  # type: ignore[arg-type]
+    places = method.memory.find(pictures.levels, pictures.labels)
+    torch.testing.assert_close(method.memory.rows()[places], method.memory.unit(pictures.levels), atol=0.01, rtol=0)
+    assert method.keeps_exemplars
+
+
+def test_with_one_picture_a_class_every_head_has_its_say(cache: Path) -> None:
+    """No picture can be left out then; with weights of 1 the texts, whose logits are the largest, decided alone."""
+    last = {}
+    for name in ("strata", "simplecil", "zero-shot"):
+        experiment = Experiment(name, data="emoji", tasks=1, shots=1)
+        experiment.learn(next(iter(experiment)))
+        last[name] = experiment.evaluate().last
+    assert last["strata"] > last["simplecil"] > last["zero-shot"] + 10
 
 
 def test_unknown_pictures_are_stranger(mini: CLIP, cache: Path) -> None:

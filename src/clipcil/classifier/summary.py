@@ -103,7 +103,8 @@ def exemplars(facts: Facts, tensors: dict[str, Tensor]) -> int:
     """Training pictures of which the model keeps the features."""
     if not find_method(facts.method).keeps_exemplars:
         return 0
-    return sum(len(value) for key, value in tensors.items() if key.endswith("memory.labels"))
+    rows = ("memory.labels", "memory.codes")  # of `ExemplarMemory` and of `FeatureRows`
+    return sum(len(value) for key, value in tensors.items() if key.endswith(rows))
 
 
 def print_summary(folder: Path) -> None:

@@ -170,8 +170,8 @@ def mix(scores: Sequence[Tensor], labels: Tensor) -> Tensor:
         tensor(True)
     """
     # Each table is brought to a spread of one first, so that the search starts at a sensible place for all of them.
-    spreads = torch.stack([(table - table.mean(1, keepdim=True)).square().mean().sqrt() for table in scores])
-    stacked = torch.stack([t / s for t, s in zip(scores, spreads.clamp(min=1e-30), strict=True)]).double()
+    units = spreads(scores)
+    stacked = torch.stack([table / unit for table, unit in zip(scores, units, strict=True)]).double()
     logs = torch.zeros(len(scores), dtype=torch.float64, device=labels.device, requires_grad=True)
     search = torch.optim.LBFGS([logs], max_iter=100, line_search_fn="strong_wolfe")
 
@@ -184,7 +184,13 @@ def mix(scores: Sequence[Tensor], labels: Tensor) -> Tensor:
 
     with torch.enable_grad():
         search.step(loss)  # type: ignore[no-untyped-call]
-    return logs.detach().exp() / spreads.clamp(min=1e-30)
+    return logs.detach().exp() / units
+
+
+def spreads(scores: Sequence[Tensor]) -> Tensor:
+    """(G,): the root mean square of each table of scores (R, C) around the means of its rows; more than 0."""
+    apart = [table - table.mean(1, keepdim=True) for table in scores]
+    return torch.stack([table.square().mean().sqrt() for table in apart]).clamp(min=1e-30)
 
 
 def class_sums(rows: Tensor, labels: Tensor, classes: int) -> Tensor:

@@ -23,7 +23,7 @@ from torch.nn.functional import normalize
 from clipcil.data.batch import Batch
 from clipcil.data.stream import Task
 from clipcil.heads.novelty import Background, relative_distance
-from clipcil.heads.stacked import Discriminant, Head, fit_discriminant, fit_ridge, mix
+from clipcil.heads.stacked import Discriminant, Head, fit_discriminant, fit_ridge, mix, spreads
 from clipcil.memory.rows import FeatureRows
 from clipcil.methods.base import Method
 from clipcil.methods.registry import register
@@ -55,6 +55,7 @@ class Strata(Method):
     title = "Strata"
     Config = StrataConfig
     keeps = "features, one byte a number"
+    keeps_exemplars = True
     config: StrataConfig
     texts: Tensor  # (C, dim): unit
     discriminant: Tensor  # (C, 1 + D): bias, weight
@@ -140,16 +141,24 @@ class Strata(Method):
         deviation = rows.square().mean(0).sqrt().clamp(min=1e-6)
         self.scale = 1 / (deviation * len(deviation) ** 0.5)
         looked_at = self.choose_rows(labels)
-        own = labels[looked_at]
         discriminant = fit_discriminant(rows, labels, self.seen, looked_at)
         ridge = fit_ridge(self.expand(rows), labels, self.seen, looked_at)
         self.discriminant, self.ridge = as_rows(discriminant).to(rows), as_rows(ridge).to(rows)
         self.penalties = torch.tensor([discriminant.penalty, ridge.penalty]).to(self.penalties)
         self.weights = torch.ones_like(self.weights)
-        if len(own) and self.seen > 1:
-            texts = self.kept_text_scores(rows[looked_at])
-            self.weights = mix([discriminant.left_out, ridge.left_out, texts.double()], own).to(rows)
+        if self.seen > 1:
+            self.weights = self.choose_weights(rows, discriminant.left_out, ridge.left_out, looked_at).to(rows)
         self.background = Background.of(discriminant, self.memory.counts).matrix.to(self.background)
+
+    def choose_weights(self, rows: Tensor, discriminant: Tensor, ridge: Tensor, looked_at: Tensor) -> Tensor:
+        """(3,): those that make the left-out pictures likeliest. With one picture a class none can be left out, and the
+        three get the same spread over the memory, from which `mix` starts, too."""
+        if len(looked_at):
+            texts = self.kept_text_scores(rows[looked_at])
+            return mix([discriminant, ridge, texts.double()], self.memory.labels[looked_at])
+        kept = rows + self.centre
+        tables = (self.discriminant_scores(kept), self.ridge_scores(kept), self.kept_text_scores(rows))
+        return 1 / spreads(tables)
 
     def kept_text_scores(self, rows: Tensor) -> Tensor:
         """Text logits (B, C) of centred rows (B, D) of the memory, whose last part is projected to the joint space."""
