@@ -6,6 +6,7 @@ import re
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -49,3 +50,20 @@ def test_pictures_of_ones_own_become_a_dataset_with_an_identity(tmp_path: Path) 
     assert first.train.key != other.train.key
     with pytest.raises(UserError, match="class 'c' has test pictures but no training pictures"):
         dataset.Dataset.from_pictures("own", {"a": []}, {"c": []})
+
+
+def test_a_function_of_another_module_does_not_replace_a_dataset_by_bearing_its_name(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(dataset, "REGISTRY", dict(dataset.datasets()))
+    kept = dataset.REGISTRY["emoji"]
+
+    def stranger() -> Any: ...
+
+    stranger.__qualname__ = kept.open.__qualname__
+    with pytest.raises(ValueError, match="two datasets are called 'emoji'"):
+        dataset.register("emoji", "another", "nothing")(stranger)
+    assert dataset.REGISTRY["emoji"] is kept
+    stranger.__module__ = kept.open.__module__  # as a cell of a notebook run again
+    dataset.register("emoji", "another", "nothing")(stranger)
+    assert dataset.REGISTRY["emoji"].open is stranger

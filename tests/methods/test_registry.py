@@ -32,6 +32,16 @@ def test_a_plugin_that_is_no_method_costs_a_line_and_is_not_listed(monkeypatch, 
     assert "'Stranger'" in second and "give the name of a method, or a class" in second
 
 
+def test_a_class_of_another_module_does_not_replace_a_method_by_bearing_its_class_name(monkeypatch) -> None:
+    monkeypatch.setattr(registry, "REGISTRY", dict(registry.methods()))
+    stranger = type("ZeroShot", (ZeroShot,), {"__module__": "theirs"})
+    with pytest.raises(ValueError, match=r"'zero-shot': clipcil\.methods\.zero_shot\.ZeroShot and theirs\.ZeroShot"):
+        registry.register(stranger)
+    assert registry.find_method("zero-shot") is ZeroShot
+    again = type("ZeroShot", (ZeroShot,), {"__module__": ZeroShot.__module__})  # as a cell of a notebook run again
+    assert registry.register(again) is registry.find_method("zero-shot")
+
+
 def test_who_can_forget_is_said_beside_a_class_that_is_only_a_base_of_methods(tiny_clip: CLIP) -> None:
     class Base(Method):
         def forget(self, index: int) -> None:

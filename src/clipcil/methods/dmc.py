@@ -320,8 +320,8 @@ class DMC(Method):
             replayed = max(1, how.batch_size - own) if share < 1 else 0
             how = replace(how, batch_size=own)
         elif share < 1:
-            replayed = min(self.config.max_replay, math.ceil(how.batch_size * (1 - share) / share - 1e-9))
-        return how, replayed
+            replayed = math.ceil(how.batch_size * (1 - share) / share - 1e-9)
+        return how, min(self.config.max_replay, replayed)
 
     def text_classifier(self, all_classes: bool) -> tuple[Tensor, Tensor]:
         """Eq. (5): the unit vectors w (C, dim), and the unit task texts (K, dim).

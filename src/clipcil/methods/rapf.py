@@ -52,8 +52,9 @@ class RAPFConfig:
     replay_each: int = 20
     """Features drawn for each of them, the code's 10β."""
     replay_epoch: int = 1900
-    """Features replayed in an epoch at the least: more classes a step where the task is too small to come to it. The
-    authors' numbers come to 1900–2000 on each of their datasets, which is what their configuration aims at."""
+    """Features to be replayed in an epoch, about: more classes a step, up to all old ones, where the task is too small
+    to come to it. The authors' numbers come to 1900–2000 on each of their datasets, which is what their configuration
+    aims at."""
     threshold: float = 0.55
     """τ: an old and a new class whose unit texts are closer than this are a hard pair."""
     pair_each: int = 40

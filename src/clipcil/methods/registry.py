@@ -15,14 +15,17 @@ REGISTRY: dict[str, type[Method]] = {}
 
 
 def register(kind: type[Method]) -> type[Method]:
-    """Class decorator: make a method known by its `name`.
+    """Class decorator: make a method known by its `name`. A class that is defined again takes the place of the first.
 
     Raises:
         ValueError: Another method has that name.
     """
     other = REGISTRY.get(kind.name)
-    if other is not None and other.__qualname__ != kind.__qualname__:
-        raise ValueError(f"two methods are called '{kind.name}': {other.__qualname__} and {kind.__qualname__}")
+    if other is not None and (other.__module__, other.__qualname__) != (kind.__module__, kind.__qualname__):
+        names = (other.__qualname__, kind.__qualname__)
+        if names[0] == names[1]:  # classes of two modules that are called alike
+            names = (f"{other.__module__}.{names[0]}", f"{kind.__module__}.{names[1]}")
+        raise ValueError(f"two methods are called '{kind.name}': {names[0]} and {names[1]}")
     REGISTRY[kind.name] = kind
     return kind
 

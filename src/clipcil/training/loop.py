@@ -133,6 +133,12 @@ class Session:
         """The context of mixed precision, where that is on."""
         return self.fabric.autocast() if self.fabric is not None else nullcontext()
 
+    @property
+    def _scaler(self) -> Any:
+        """What scales the loss with 16-mixed; None in other precisions."""
+        scaler = getattr(self.fabric._precision, "scaler", None) if self.fabric is not None else None
+        return scaler if scaler is not None and scaler.is_enabled() else None
+
     def fit(
         self,
         stage: str,
@@ -166,6 +172,8 @@ class Session:
         for parameter in trained:
             parameter.requires_grad_(True)
         optimizer = _optimizer(groups, how)
+        if self._scaler is not None:  # A checkpoint does not hold the scale, so every stage starts from the default.
+            self._scaler.load_state_dict(torch.amp.GradScaler("cpu").state_dict())
         count = data if isinstance(data, int) else len(data)
         steps = -(-count // how.batch_size)
         how = replace(how, epochs=max(how.epochs, -(-how.steps // max(1, steps))))
@@ -173,7 +181,7 @@ class Session:
         self.monitor.begin(stage, how.epochs, steps)
         if (snapshot := self.monitor.restore(stage)) is not None:
             try:
-                _put_back(snapshot, trained, optimizer)
+                _put_back(snapshot, trained, optimizer, self._scaler)
             except (RuntimeError, LookupError, TypeError, ValueError) as error:
                 raise UserError(
                     f"the snapshot of stage '{stage}' does not fit it; delete checkpoint/stages-*"
@@ -203,7 +211,7 @@ class Session:
             last = epoch + 1 == how.epochs
 
             def take(done: int = epoch + 1, last: bool = last) -> Snapshot:
-                return _take(done, trained, None if last else optimizer)
+                return _take(done, trained, None if last else optimizer, self._scaler)
 
             self.monitor.finish_epoch(stage, epoch, last, take)
         if losses and self.run_cache is not None:
@@ -227,11 +235,11 @@ class Session:
         if found is None:
             return False
         losses = found.pop("losses")
-        _put_back(Snapshot(how.epochs, found), trained, optimizer)
+        _put_back(Snapshot(how.epochs, found), trained, optimizer, self._scaler)
         for place, loss in enumerate(losses):
             rate = how.lr * how.rate(place, how.epochs * steps)
             self.monitor.step(stage, place // steps, place % steps, loss, rate)
-        self.monitor.finish_epoch(stage, how.epochs - 1, True, lambda: _take(how.epochs, trained, None))
+        self.monitor.finish_epoch(stage, how.epochs - 1, True, lambda: _take(how.epochs, trained, None, self._scaler))
         return True
 
     def _update(
@@ -240,7 +248,7 @@ class Session:
         """One step of the optimizer. With 16-mixed the loss is scaled for the backward pass: gradients are scaled back
         before they are used, and a step at which one of them is infinite is left out and lowers the scale."""
         optimizer.zero_grad(set_to_none=True)
-        scaler = getattr(self.fabric._precision, "scaler", None) if self.fabric is not None else None
+        scaler = self._scaler
         if self.fabric is None:
             value.backward()  # type: ignore[no-untyped-call]
         else:
@@ -318,7 +326,7 @@ def _optimizer(groups: list[dict[str, Any]], how: Training) -> torch.optim.Optim
     return kind(own, lr=how.lr, weight_decay=how.weight_decay)
 
 
-def _take(epoch: int, flat: list[nn.Parameter], optimizer: torch.optim.Optimizer | None) -> Snapshot:
+def _take(epoch: int, flat: list[nn.Parameter], optimizer: torch.optim.Optimizer | None, scaler: Any) -> Snapshot:
     tensors = {f"parameter.{i}": parameter.detach().cpu().clone() for i, parameter in enumerate(flat)}
     tensors |= random_state()
     if optimizer is not None:
@@ -326,11 +334,14 @@ def _take(epoch: int, flat: list[nn.Parameter], optimizer: torch.optim.Optimizer
             for key, value in state.items():
                 if value is not None:
                     tensors[f"optimizer.{index}.{key}"] = torch.as_tensor(value).detach().cpu().clone()
+    if scaler is not None:
+        tensors |= {f"scaler.{key}": torch.tensor(value) for key, value in scaler.state_dict().items()}
     return Snapshot(epoch, tensors)
 
 
-def _put_back(snapshot: Snapshot, flat: list[nn.Parameter], optimizer: torch.optim.Optimizer) -> None:
+def _put_back(snapshot: Snapshot, flat: list[nn.Parameter], optimizer: torch.optim.Optimizer, scaler: Any) -> None:
     state: dict[int, dict[str, Any]] = {}
+    scaling: dict[str, Any] = {}
     with torch.no_grad():
         for key, value in snapshot.tensors.items():
             kind, _, rest = key.partition(".")
@@ -339,5 +350,9 @@ def _put_back(snapshot: Snapshot, flat: list[nn.Parameter], optimizer: torch.opt
             elif kind == "optimizer":
                 index, _, name = rest.partition(".")
                 state.setdefault(int(index), {})[name] = value
+            elif kind == "scaler":
+                scaling[rest] = value.item()
+    if scaler is not None:
+        scaler.load_state_dict(scaling)
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
     set_random_state(snapshot.tensors)
