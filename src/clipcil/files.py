@@ -66,6 +66,20 @@ def whole_file(path: Path) -> Iterator[Path]:
                 part.unlink(missing_ok=True)
 
 
+def need_writable(path: Path) -> None:
+    """Refuse a place where `whole_file` cannot write, before any work is done for the file.
+
+    Raises:
+        UserError: The line says why.
+    """
+    with suppress(_TriedError), whole_file(path):
+        raise _TriedError
+
+
+class _TriedError(Exception):
+    """Leaves `whole_file` without a file."""
+
+
 def _cut(text: str, most: int) -> str:
     """The beginning of a text, of at most `most` bytes."""
     return text.encode(errors="surrogateescape")[:most].decode(errors="ignore")

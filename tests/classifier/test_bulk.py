@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -123,3 +123,26 @@ def test_parquet_files_of_something_else_are_not_touched(model: Path, source: Pa
     with pytest.raises(UserError, match="something else"):
         bulk.predict_on_ray(model, source, tmp_path)
     assert (tmp_path / "mine.parquet").read_bytes() == b"precious"
+
+
+def test_pictures_that_came_since_are_not_passed_over_in_silence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Given again after a month, with more pictures in the folder, the job must not say that it is done."""
+    monkeypatch.setattr(bulk, "_run", lambda parts, settings, *how: answered(parts, Path(settings[1])))
+    for name in ("model/model.toml", "week/a.png"):
+        (tmp_path / name).parent.mkdir()
+        (tmp_path / name).write_bytes(b"")
+    job = tmp_path / "model", tmp_path / "week", tmp_path / "out"
+    for _ in range(2):
+        assert bulk.predict_on_ray(*job) == {"pictures": 1, "errors": 0, "parts": 1}
+    (tmp_path / "week" / "b.png").write_bytes(b"")
+    with pytest.raises(UserError, match="has changed since"):
+        bulk.predict_on_ray(*job)
+
+
+def answered(parts: Sequence[bulk.Part], out: Path) -> None:
+    """What actors do, without Ray or a model."""
+    for part in parts:
+        found = [(name, clipcil.Prediction(["x"], [1.0])) for name, _ in bulk.read_part(part)]
+        bulk.write_answers(out / part.name, iter(found))

@@ -286,3 +286,15 @@ def test_a_class_is_forgotten_whole_or_not_at_all(monkeypatch: pytest.MonkeyPatc
     assert model.predict_proba([asked]) == pytest.approx(before)
     model.forget("red")
     assert model.classes == ["blue", "green"]
+
+
+@pytest.mark.parametrize(("method", "reads_names"), [("zero-shot", True), ("simplecil", False)])
+def test_a_class_called_as_a_renamed_one_was_is_noted(method: str, reads_names: bool) -> None:
+    """The next delivery may have the old name; for zero-shot CLIP both would be equally likely for every picture."""
+    model = clipcil.Classifier(method)
+    model.learn({name: [Image.new("RGB", (8, 8), name)] for name in ("red", "blue")})
+    model.rename("red", "scarlet")
+    lesson = model.learn({"Red": [Image.new("RGB", (8, 8), "darkred")], "green": [Image.new("RGB", (8, 8), "green")]})
+    told = [line for line in lesson.warnings if "before it was renamed" in line]
+    assert len(told) == 1 and "'Red' is learnt as a new class, but 'scarlet' had this name" in told[0]
+    assert ("one text for both" in told[0]) == reads_names

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from picture_helpers import FAST, pictures
+from PIL import Image
 from scipy.stats import binomtest
 from torch.nn.functional import normalize
 
@@ -90,6 +91,18 @@ def test_a_lesson_can_be_watched_and_stopped(stop_at: int) -> None:
     model.learn(pictures(WEEKS[1]), on_progress=lambda *told: seen.append(told))
     assert {"encode", "stage1", "stage2", "measuring"} <= {stage for stage, _, _ in seen}
     assert all(0 <= done <= total or total == 0 for _, done, total in seen)
+
+
+def test_a_lesson_stopped_in_its_last_stage_is_not_learnt() -> None:
+    """Measuring may take long, and nothing is told after it."""
+    model, stages = clipcil.Classifier("simplecil"), [""]
+    with pytest.raises(LessonStoppedError, match="as it was"):
+        model.learn(
+            {name: [Image.new("RGB", (8, 8), name)] for name in ("red", "blue")},
+            on_progress=lambda stage, done, total: stages.append(stage),
+            should_stop=lambda: stages[-1] == "measuring",
+        )
+    assert not model.classes and not model.can_undo
 
 
 @pytest.mark.parametrize("method", ["simplecil", "dmc-ot"])

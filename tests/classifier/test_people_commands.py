@@ -176,6 +176,9 @@ def test_predicting(model: Path, asked: Path, capsys: pytest.CaptureFixture[str]
     assert all(
         row["name"] == (json_row["name"] or "") for row, json_row in zip(table, rows, strict=True) if row["name"]
     )
+    no_file = f"{'x' * 300}.png"  # longer than a file system takes: a picture that cannot be read, like any other
+    lines = said(capsys, "predict", str(model), no_file, str(asked / "airplane"), code=1).splitlines()
+    assert [line.startswith(f"{no_file}: cannot be read") for line in lines[:3]] == [True, False, False]
 
 
 @pytest.mark.parametrize("by", ["link", "copy"])
@@ -267,6 +270,7 @@ def test_an_accuracy_is_over_the_classes_that_were_measured(
         (["rename", "{model}", "ant", "Airplane"], "already"),
         (["show", "{week}"], "holds no model"),
         (["export", "{nowhere}"], "holds no model"),
+        (["serve", "{model}", "--no-open", "--port", "99999"], "no port 99999; choose one from 0 to 65535"),
     ],
 )
 def test_one_line_when_it_cannot_be(

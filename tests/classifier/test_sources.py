@@ -18,7 +18,9 @@ from PIL import Image
 import clipcil
 from clipcil.classifier import layout
 from clipcil.classifier.layout import check_layout, describe_passed_over, passed_over
-from clipcil.classifier.sources import as_list
+from clipcil.classifier.sources import as_list, expand, read_source
+from clipcil.data import pictures as data_pictures
+from clipcil.data import tree as data_tree
 from clipcil.data.pictures import decode
 from clipcil.data.tree import SUFFIXES
 from clipcil.errors import UserError
@@ -76,6 +78,31 @@ def test_what_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert [path.name for path in found] == ["loose.png", "notes", "2.HEIC", "film.mp4"]
     told = describe_passed_over(found)
     assert "1 .heic (pip install 'clipcil[heic]'" in told and "1 .mp4" in told and "1 files without" in told
+    (tmp_path / "linked").mkdir()
+    (tmp_path / "linked" / "ant").symlink_to(root / "ant")  # what lies behind a link is learnt, so it is looked at
+    assert [path.name for path in passed_over(tmp_path / "linked")] == ["2.HEIC", "film.mp4"]
+
+
+def test_pictures_of_a_phone_without_the_extra_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Somebody whose every picture is of this kind is not told that there are no pictures."""
+    without = SUFFIXES - {".heic", ".heif"}
+    monkeypatch.setattr(data_tree, "SUFFIXES", without)
+    monkeypatch.setattr(data_tree.list_files, "__defaults__", (without,))
+    monkeypatch.setattr(data_pictures, "readable_formats", lambda: ["JPEG", "PNG"])
+    root = tree(tmp_path / "photos", "ant/1.heic", "bee/2.HEIC")
+    (root / "ant" / "1.heic").write_bytes(b"\0\0\0\x18ftypheic\0\0\0\0")
+    for action in (
+        lambda: read_source(root),
+        lambda: expand([root / "bee"]),
+        lambda: decode(root / "ant" / "1.heic", "1.heic"),
+        lambda: decode((root / "ant" / "1.heic").read_bytes(), "1.heic"),
+    ):
+        with pytest.raises(UserError, match=re.escape("pip install 'clipcil[heic]'")):
+            action()
+    with pytest.raises(UserError, match="there are no pictures"):
+        expand([tree(tmp_path / "texts", "notes.txt")])
+    with pytest.raises(UserError, match="replace or remove it"):
+        decode(b"no picture", "notes.txt")
 
 
 def test_pictures_of_a_phone(tmp_path: Path) -> None:

@@ -41,6 +41,14 @@ def test_hugging_face_layout(served, mini: CLIP) -> None:
     assert not [file for file in asked if file.endswith((".bin", ".pt", ".msgpack", ".h5"))]
 
 
+def test_an_index_that_is_no_text_is_one_line(served) -> None:
+    folder, _ = served
+    shutil.copy(MINI / "config.json", folder)
+    (folder / "model.safetensors.index.json").write_bytes(b'{"weight_map": {"a": "\xff.safetensors"}}')
+    with pytest.raises(UserError, match="is not UTF-8 text"):
+        load_clip("someone/clip")
+
+
 def test_open_clip_layout(served) -> None:
     folder, _ = served
     clip = make_tiny_clip(3, "gelu", width=128, heads=2, dim=40)

@@ -101,6 +101,17 @@ def test_shards_are_read(mini: CLIP, folder: Path) -> None:
     refused(folder, "model-00002-of-00002.safetensors", "missing")
 
 
+@pytest.mark.parametrize(
+    "shards", ["x", ["x"], None, {"a": 1}, {"a": "model.safetensors.index.json"}, {"a": "pytorch_model.bin"}]
+)
+def test_an_index_that_names_no_shards_is_one_line(shards: object, tmp_path: Path) -> None:
+    """One that names itself would be read for ever."""
+    shutil.copy(MINI / "config.json", tmp_path)
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": shards}))
+    with pytest.raises(UserError, match=r"index\.json does not say in which safetensors files"):
+        load_clip(tmp_path)
+
+
 def test_missing_tensor(folder: Path) -> None:
     edit(folder, lambda tensors: tensors.pop("text_projection.weight"))
     refused(folder, "'text_projection.weight' is missing")

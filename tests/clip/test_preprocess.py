@@ -67,6 +67,8 @@ def test_whatever_the_mode_a_picture_becomes_rgb() -> None:
         torch.testing.assert_close(out[:, 4, 4], expected, atol=1e-5, rtol=0)
     white = preprocess.picture(Image.new("RGB", (8, 8), "white"))
     torch.testing.assert_close(preprocess.picture(Image.new("RGBA", (8, 8), (9, 9, 9, 0))), white)
+    few_colours = Image.new("RGBA", (8, 8), (9, 9, 9, 0)).quantize()  # its palette has four numbers for a colour
+    torch.testing.assert_close(preprocess.picture(few_colours), white)
     torch.testing.assert_close(preprocess.picture(Image.new("L", (8, 8), 255)), white)
     torch.testing.assert_close(preprocess.picture(Image.new("1", (8, 8), 1)), white)
 

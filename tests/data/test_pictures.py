@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import shutil
 import struct
 import zlib
 from collections.abc import Callable
@@ -19,8 +20,8 @@ from PIL import Image
 
 from clipcil.data.broken import drop_broken
 from clipcil.data.dataset import Dataset
-from clipcil.data.pictures import PictureSet, decode, identity_of_files, identity_of_pictures
-from clipcil.data.tree import list_files
+from clipcil.data.pictures import PictureSet, decode, decoding_pool, identity_of_files, identity_of_pictures
+from clipcil.data.tree import list_files, walk
 from clipcil.errors import UserError
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # PIL's, about damaged metadata
@@ -79,6 +80,8 @@ def test_transparency_lies_on_white() -> None:
     assert near(decode(saved(palette, "PNG", transparency=1), "x"), (255, 255, 255))
     assert near(decode(saved(palette, "PNG"), "x"), (200, 0, 0))
     assert near(decode(saved(Image.new("LA", (4, 4), (0, 0)), "PNG"), "x"), (255, 255, 255))
+    few_colours = Image.new("RGBA", (4, 4), (200, 0, 0, 0)).quantize()  # its palette has four numbers for a colour
+    assert few_colours.mode == "P" and near(decode(few_colours, "x"), (255, 255, 255))
 
 
 def test_animation_gives_its_first_frame() -> None:
@@ -165,6 +168,19 @@ def test_listing_ends_in_spite_of_loops_and_passes_over_what_is_no_picture(tmp_p
     assert not any(name.count("up/") > 1 for name in found)
 
 
+def test_a_folder_deleted_while_it_is_listed_has_no_pictures(tmp_path: Path) -> None:
+    """`predict --watch` looks every second, for months."""
+    (tmp_path / "a").mkdir()
+    for name in ("0.png", "a/1.png"):
+        (tmp_path / name).write_bytes(b"")
+    found = walk(tmp_path)
+    assert next(found).name == "0.png"
+    shutil.rmtree(tmp_path / "a")
+    assert list(found) == []
+    with pytest.raises(UserError, match="cannot look into"):
+        list_files(tmp_path / "a")
+
+
 def test_identity_follows_what_is_there(tmp_path: Path) -> None:
     roots = [tmp_path / name for name in ("one", "two")]
     for root in roots:
@@ -246,3 +262,13 @@ def test_pictures_of_a_dataset_are_given_as_to_a_classifier(tmp_path: Path) -> N
         Dataset.from_pictures("made", {3: [photo(3)]}, {})  # type: ignore[dict-item]
     with pytest.raises(UserError, match="give the pictures of each class"):
         Dataset.from_pictures("made", [photo(3)], {})  # type: ignore[arg-type]
+
+
+def test_one_picture_in_memory_may_be_given_many_times(tmp_path: Path) -> None:
+    """PIL loads an opened file when its pixels are first asked for, which several threads may do at once."""
+    noise = np.random.default_rng(0).integers(0, 255, (1200, 1600, 3), dtype=np.uint8)
+    Image.fromarray(noise).save(tmp_path / "noise.jpg", quality=90)
+    for _ in range(3):
+        with Image.open(tmp_path / "noise.jpg") as image, decoding_pool() as pool:
+            found = list(pool.map(lambda called, image=image: decode(image, called), "abcdefgh"))  # type: ignore[misc]
+        assert len({each.tobytes() for each in found}) == 1

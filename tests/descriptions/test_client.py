@@ -232,6 +232,13 @@ def test_interrupted_and_continued(server: StandIn, tmp_path: Path, monkeypatch:
     assert list(tmp_path.iterdir()) == [out]
 
 
+def test_nothing_is_asked_where_the_answers_could_not_be_kept(server: StandIn, tmp_path: Path) -> None:
+    (tmp_path / "a file").write_text("")
+    with pytest.raises(UserError, match="cannot write"):
+        ask_for_descriptions(CLASSES, endpoint(server), tmp_path / "a file" / "d.json")
+    assert not server.questions and [path.name for path in tmp_path.iterdir()] == ["a file"]
+
+
 def test_a_file_that_holds_something_else_is_left_alone(server: StandIn, tmp_path: Path) -> None:
     out = tmp_path / "notes.json"
     out.write_text("[1, 2]", encoding="utf-8")

@@ -169,6 +169,16 @@ def test_no_link_is_followed_by_a_run(tmp_path: Path) -> None:
     assert tree(tmp_path / "mine") == before
 
 
+def test_classes_whose_names_no_folder_can_have_are_sorted_apart(tmp_path: Path) -> None:
+    (tmp_path / "8.png").write_bytes(b"picture")
+    classes = ["a-b", "a/b", "A:B", "fox", "x" * 250, "x" * 251]
+    for _ in range(2):  # the second time finds the same places
+        sorter = Sorter(tmp_path / "S", "copy", classes)
+        places = [sorter.put(tmp_path / "8.png", Prediction([name], [1.0])) for name in classes]
+        assert [place.parent.name for place in places[:4] if place] == ["a-b", "a-b (2)", "A-B (3)", "fox"]
+        assert len({place.parent for place in places if place}) == len(list((tmp_path / "S").iterdir())) == 6
+
+
 def test_no_link_is_followed_by_sorting(tmp_path: Path) -> None:
     (tmp_path / "mine.txt").write_text("mine")
     (tmp_path / "elsewhere").mkdir()

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import json
+import os
 import re
 import time
-from collections.abc import Iterator
+import zipfile
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,7 +21,8 @@ from PIL import Image
 from server_process import form, png
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from clipcil.classifier.lesson import Lesson
+from clipcil.classifier.evaluation import Evaluation
+from clipcil.classifier.lesson import Lesson, LessonRecord
 from clipcil.classifier.model_folder import Facts, Known, write_model
 from clipcil.errors import UserError
 from clipcil.serve import guard, server, transfer
@@ -34,7 +38,7 @@ NO_ROOM = OSError(errno.ENOSPC, "No space left on device")
 PICTURES = [("a.png", png(Image.new("RGB", (8, 8), "red"))), ("b.png", png(Image.new("RGB", (8, 8), "blue")))]
 
 
-def make(folder: Path, **keeper: Any) -> Api:
+def make(folder: Path, /, **keeper: Any) -> Api:
     """The API of a model that does not exist."""
     (folder / "waiting").mkdir()
     kept: Any = SimpleNamespace(**{"folder": folder / "model", "model": None, **keeper})
@@ -162,12 +166,14 @@ def test_a_whole_request_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> N
     assert told == ["http.disconnect"]
 
 
-def taught(folder: Path, small: Any, lesson: Lesson, waiting: int = 1) -> tuple[Lessons, list[Waiting]]:
+def taught(
+    folder: Path, small: Any, lesson: Lesson, waiting: int = 1, classes: Sequence[str] = ("fox", "owl")
+) -> tuple[Lessons, list[Waiting]]:
     """A lesson that ends well, and what waited for it."""
 
     @contextmanager
     def changing() -> Iterator[Any]:
-        yield SimpleNamespace(learn=lambda source, **how: lesson)
+        yield SimpleNamespace(learn=lambda source, **how: lesson, classes=classes)
 
     keeper: Any = SimpleNamespace(model=None, changing=changing)
     items = [Waiting(f"{number:024x}", "fox", f"{number}.png") for number in range(waiting)]
@@ -182,6 +188,23 @@ def test_a_lesson_that_was_learnt_is_not_called_failed(tmp_path: Path) -> None:
     lessons._run(items)
     assert lessons.state is not None and lessons.state["state"] == "done"
     assert "cannot be deleted" in lessons.state["result"]["warnings"][0]
+
+
+@pytest.mark.parametrize("classes", [["fox"], ["fox", "owl"]])
+def test_one_class_has_no_accuracy(classes: list[str], tmp_path: Path) -> None:
+    """It is right about every picture, which says nothing; `clipcil learn` and `show` do not tell it either."""
+    lesson = Lesson(evaluation=Evaluation(pictures=6, right=6))
+    lessons, items = taught(tmp_path, SimpleNamespace(on=False), lesson, classes=classes)
+    lessons._run(items)
+    told = [lessons.state and lessons.state["result"]["accuracy"]]
+    day, known = "2026-01-31", [Known(name, name, "", 6, "", 6, 6) for name in classes]
+    facts = Facts("strata", {}, "mini", "", 0, ("{}",), 1, [len(known)], known)
+    facts.history = [LessonRecord(day, 1, 0, 6, len(known), 6, 6)]
+    model = SimpleNamespace(facts=lambda: facts)
+    api = make(tmp_path, model=model, backbone="mini", revision=1, previous=lambda: None)
+    about = json.loads(ask(api, "GET", "/api/model")[1])
+    told += [each["accuracy"] for each in (about, *about["lessons"], *about["classes"])]
+    assert set(told) == ({None} if len(classes) == 1 else {1.0})
 
 
 def test_pages_hear_of_a_change_whose_small_pictures_could_not_follow(tmp_path: Path) -> None:
@@ -227,6 +250,26 @@ def test_a_download_is_of_one_model(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     transfer.unpack_model(transfer.pack_model(folder, tmp_path / "m.zip"), tmp_path / "unpacked", 2**20)
     names = {path.name for path in (tmp_path / "unpacked").iterdir()}
     assert re.findall('weights = "(.*)"', (tmp_path / "unpacked" / "model.toml").read_text())[0] in names
+
+
+def test_files_of_a_time_before_zip_files_are_packed(tmp_path: Path) -> None:
+    """A small computer without a clock of its own starts in 1970."""
+    (tmp_path / "model.toml").write_text("a")
+    os.utime(tmp_path / "model.toml", (0, 0))
+    with zipfile.ZipFile(transfer._zip(tmp_path / "m.zip", [tmp_path / "model.toml"])) as packed:
+        assert packed.read("model.toml") == b"a"
+
+
+def test_the_page_works_where_the_folder_is_not_utf8(tmp_path: Path) -> None:
+    folder = tmp_path / os.fsdecode(b"v\xf6gel")
+
+    def refuse() -> None:
+        raise UserError(f"cannot write {folder}")
+
+    api = make(tmp_path, folder=folder, backbone="mini", revision=0, undo=refuse)
+    assert ask(api, "GET", "/api/model")[0] == 200
+    status, body = ask(api, "POST", "/api/undo")
+    assert status == 400 and b"cannot write" in body
 
 
 def test_the_name_of_the_folder_is_harmless_on_the_terminal(

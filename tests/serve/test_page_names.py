@@ -79,3 +79,16 @@ def test_small_pictures_have_another_address_after_every_lesson() -> None:
     page = (STATIC / "classes.js").read_text(encoding="utf-8")
     address = re.search(r"/api/classes/picture\?\$\{new URLSearchParams\(\{(.*?)\}\)", page)
     assert address is not None and "revision: store.model.revision" in address[1]
+
+
+@pytest.mark.skipif(NODE is None, reason="needs Node.js")
+@pytest.mark.parametrize("zone", ["UTC", "America/Los_Angeles", "Asia/Tokyo"])
+def test_a_day_is_shown_as_that_day_everywhere(zone: str, tmp_path: Path) -> None:
+    """The model has days without a time, which a browser would take for midnight in Greenwich."""
+    shutil.copy(STATIC / "dom.js", tmp_path)
+    (tmp_path / "package.json").write_text('{"type": "module"}')
+    (tmp_path / "run.js").write_text('import { day } from "./dom.js";\nconsole.log(day("2001-02-03"), "|", day(""));')
+    told = subprocess.run(
+        [str(NODE), "run.js"], cwd=tmp_path, env={"TZ": zone, "LANG": "en_GB.UTF-8"}, capture_output=True, text=True
+    )
+    assert "3" in told.stdout and "2 Feb" not in told.stdout and told.stdout.strip().endswith("|"), told

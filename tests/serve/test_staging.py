@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from clipcil.data.pictures import readable_formats
 from clipcil.errors import UserError
 from clipcil.files import run_lock
 from clipcil.serve import staging
@@ -72,3 +73,23 @@ def test_two_servers_that_start_at_once(tmp_path: Path, monkeypatch: pytest.Monk
             assert first.folder.is_dir() and third.folder != first.folder
         first.add("fox", "a.png", picture(255))
     assert list((tmp_path / "serve").iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["", " _ ", "\u200b", "\u00ad \ufeff"])
+def test_a_name_that_nobody_can_see_is_refused_when_it_comes(name: str, tmp_path: Path) -> None:
+    """Else every lesson would fail because of a class whose card looks as if it had no name."""
+    with pytest.raises(UserError, match="a class needs a name"):
+        Staging(tmp_path, Limits()).add(name, "a.png", picture(1))
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_first_picture_of_a_phone_is_bounded_like_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What reads HEIC is not there before it is asked for."""
+    pillow_heif = pytest.importorskip("pillow_heif")
+    pillow_heif.register_heif_opener()
+    out = io.BytesIO()
+    Image.new("RGB", (64, 64)).save(out, "HEIF")
+    monkeypatch.delitem(Image.OPEN, "HEIF")
+    readable_formats.cache_clear()
+    with pytest.raises(UserError, match="64×64 pixels are too many"):
+        staging.refuse_huge(out.getvalue(), 1000)

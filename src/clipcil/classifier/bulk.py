@@ -14,14 +14,13 @@ import json
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from clipcil.classifier.predicting import Prediction
 from clipcil.cluster import connect
 from clipcil.data.parquet import holds_pictures, open_parquet
-from clipcil.data.tree import list_files
+from clipcil.data.tree import list_files, no_pictures
 from clipcil.errors import UserError, printable
 from clipcil.files import run_lock, sha256, whole_file, write_json
 from clipcil.reading import read_json, typed
@@ -200,17 +199,25 @@ def _prepare(model: Path, source: Path, out: Path, top: int) -> list[Part]:
             raise UserError(f"{out} holds the answers of another job (another {different[0]}); name another folder")
     elif out.is_dir() and any(entry.suffix == ".parquet" for entry in out.iterdir()):
         raise UserError(f"{out} holds parquet files of something else; name a new folder with --out")
-    files = _parquet_files(source)
+    files, marks = _parquet_files(source), {}
     if not files:
+        paths = _paths(source)
+        marks["pictures"] = _mark(paths)
         if not (out / MANIFEST).is_file():
-            _write_manifest(source, out / MANIFEST)
+            _write_manifest(paths, out / MANIFEST)
         files = [out / MANIFEST]
     parts = [Part(number, str(file.resolve()), group) for number, (file, group) in enumerate(_groups(files))]
-    mark = hashlib.sha256(json.dumps([vars(part) for part in parts]).encode()).hexdigest()
-    if (out / JOB).is_file() and typed(read_json(out / JOB), dict, JOB).get("parts") != mark:
-        raise UserError(f"{source} has changed since {out} was begun; name another folder")
-    write_json(out / JOB, {**facts, "parts": mark})
+    marks["parts"] = _mark([vars(part) for part in parts])
+    if (out / JOB).is_file():
+        found = typed(read_json(out / JOB), dict, JOB)
+        if any(found.get(key, mark) != mark for key, mark in marks.items()):
+            raise UserError(f"{source} has changed since {out} was begun; name another folder")
+    write_json(out / JOB, {**facts, **marks})
     return parts
+
+
+def _mark(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value).encode()).hexdigest()
 
 
 def _parquet_files(source: Path) -> list[Path]:
@@ -226,35 +233,38 @@ def _groups(files: Sequence[Path]) -> Iterator[tuple[Path, int]]:
         yield from ((file, group) for group in range(count))
 
 
-def _write_manifest(source: Path, path: Path) -> None:
-    """The paths of all pictures, a row group for each part."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
+def _paths(source: Path) -> list[str]:
+    """The pictures of a folder, or those that a text file names."""
     if source.is_dir():
-        paths: Iterator[str] = (str(file.resolve()) for file in list_files(source))
+        paths = [str(file.resolve()) for file in list_files(source)]
     elif source.is_file():
         try:
             with source.open(encoding="utf-8") as lines:
-                paths = iter([line.strip() for line in lines if line.strip()])
+                paths = [line.strip() for line in lines if line.strip()]
         except UnicodeDecodeError as error:
             raise UserError(
                 f"{source} is not a list of paths (UTF-8 text); give such a list, a folder of pictures or parquet files"
             ) from error
     else:
         raise UserError(f"{source} is not there; give a folder of pictures, parquet files, or a list of paths")
+    if not paths:
+        raise no_pictures(source) if source.is_dir() else UserError(f"there are no pictures in {source}")
+    return paths
+
+
+def _write_manifest(paths: Sequence[str], path: Path) -> None:
+    """The paths of all pictures, a row group for each part."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
     schema = pa.schema([("path", pa.string())])
-    written = 0
     with whole_file(path) as part, pq.ParquetWriter(part, schema) as writer:
-        while rows := list(islice(paths, PART)):
+        for start in range(0, len(paths), PART):
             try:
-                writer.write_table(pa.table({"path": rows}, schema=schema), row_group_size=PART)
+                table = pa.table({"path": paths[start : start + PART]}, schema=schema)
+                writer.write_table(table, row_group_size=PART)
             except UnicodeEncodeError as error:
                 raise UserError(f"the name '{printable(error.object)}' is not UTF-8; rename the file") from error
-            written += len(rows)
-    if not written:
-        path.unlink()
-        raise UserError(f"there are no pictures in {source}")
 
 
 def _count(out: Path, parts: Sequence[Part]) -> dict[str, int]:

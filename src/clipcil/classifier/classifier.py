@@ -137,6 +137,7 @@ class Classifier(TaughtModel):
                 if not self._known:
                     self._templates = self._method.templates = dataset.templates
                 self._teach(pictures, reader, lesson, hold_out)
+                self._monitor.check()  # the last stage may take long, and tells no progress
             except BaseException:
                 self._set_state(before)
                 raise

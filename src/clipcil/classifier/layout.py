@@ -8,7 +8,7 @@ from pathlib import Path
 
 from clipcil.classifier.model_folder import MODEL
 from clipcil.data.datasets.folder import TEST, TRAIN
-from clipcil.data.tree import SUFFIXES, list_folders
+from clipcil.data.tree import SUFFIXES, list_folders, walk
 from clipcil.errors import UserError, quoted
 
 NAMED = 3
@@ -78,13 +78,8 @@ def check_swapped(model: Path, folder: Path, command: str) -> None:
 
 def passed_over(root: Path) -> list[Path]:
     """Files below `root` that are not learnt: no picture by their ending, or pictures that lie in no class folder."""
-    found = []
-    for folder, inside, files in os.walk(root):
-        inside[:] = sorted(name for name in inside if not name.startswith("."))
-        loose = Path(folder) == root
-        paths = [Path(folder) / name for name in sorted(files) if not name.startswith(".")]
-        found += [path for path in paths if loose or path.suffix.lower() not in SUFFIXES]
-    return found
+    found = [path for path in walk(root) if path.parent == root or path.suffix.lower() not in SUFFIXES]
+    return sorted(found, key=lambda path: (path.parent != root, path.as_posix()))
 
 
 def describe_passed_over(files: list[Path]) -> str:

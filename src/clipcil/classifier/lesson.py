@@ -99,9 +99,17 @@ class LearnMonitor(Monitor):
         finally:
             self._on_progress = self._should_stop = None
 
-    def progress(self, stage: str, done: int, total: int) -> None:
+    def check(self) -> None:
+        """Stop the lesson if that was asked for.
+
+        Raises:
+            LessonStoppedError: It was.
+        """
         if self._should_stop is not None and self._should_stop():
             raise LessonStoppedError("the lesson was stopped; the model is as it was before")
+
+    def progress(self, stage: str, done: int, total: int) -> None:
+        self.check()
         if self._on_progress is not None:
             self._on_progress(stage, done, total)
 

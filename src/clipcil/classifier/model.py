@@ -142,7 +142,7 @@ class TaughtModel:
         if not len(rows):
             raise UserError(f"all {len(labels)} pictures were taught before; there is nothing new to learn")
         lesson.repeated = repeats.same
-        lesson.warnings += repeats.elsewhere
+        lesson.warnings += repeats.elsewhere + self._old_names(fresh)
         learnt = torch.bincount(labels[rows], minlength=max(places) + 1).tolist()
         for name, place in zip(dataset.classes, places, strict=True):
             if learnt[place]:
@@ -243,6 +243,22 @@ class TaughtModel:
         """
         sentences = [template.format(name) for name in dataset.classes for template in dataset.templates]
         self._clip.tokenizer(sentences)
+
+    def _old_names(self, names: Sequence[str]) -> list[str]:
+        """A line for each new class that is called as a known one was before it was renamed.
+
+        The folders of a later delivery may still have the old name. And the text of a renamed class stays, so that a
+        method that reads class names has one text for both.
+        """
+        reads_names = self._learner.kind.check_names is not Method.check_names
+        why = "; if not, expect confusion: CLIP reads one text for both" if reads_names else ""
+        before = {same_name(known.text): known.name for known in self._known}
+        return [
+            f"'{name}' is learnt as a new class, but '{before[same_name(name)]}' had this name before it was renamed;"
+            f" if they are one class, undo this lesson and teach the pictures as '{before[same_name(name)]}'{why}"
+            for name in names
+            if same_name(name) in before
+        ]
 
     def _find(self, name: str) -> int | None:
         """The class called `name`. CLIP reads everything in lower case, so case makes no difference."""

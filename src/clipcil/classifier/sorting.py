@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import unicodedata
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -21,16 +22,18 @@ UNKNOWN = "_none of these"
 class Sorter:
     """Puts pictures into `root`/class/. Running it again over the same pictures changes nothing."""
 
-    def __init__(self, root: Path, by: Literal["link", "copy"]) -> None:
+    def __init__(self, root: Path, by: Literal["link", "copy"], classes: Sequence[str] = ()) -> None:
+        """`classes`: those of the model, so that each has a folder of its own."""
         if root.exists() and not root.is_dir():
             raise UserError(f"{root} is a file; name a folder to sort the pictures into")
-        self.root, self.by = root, by
+        self.root, self.by, self._folders = root, by, folder_names(classes)
 
     def put(self, picture: Path, prediction: Prediction) -> Path | None:
         """The picture's place in the sorted folder; None for a picture that cannot be read."""
         if prediction.error is not None:
             return None
-        folder = self.root / (UNKNOWN if prediction.unknown else folder_name(prediction.names[0]))
+        best = prediction.names[0]
+        folder = self.root / (UNKNOWN if prediction.unknown else self._folders.get(best) or folder_name(best))
         refuse_links(folder)
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -59,6 +62,24 @@ class Sorter:
         if not place.is_file() or self.by == "link":
             return False
         return filecmp.cmp(place, picture, shallow=False)
+
+
+def folder_names(classes: Sequence[str]) -> dict[str, str]:
+    """A folder for each class. Names such as `a/b` and `a-b` would share one; the later gets a number.
+
+    >>> folder_names(["a-b", "a/b"])
+    {'a-b': 'a-b', 'a/b': 'a-b (2)'}
+    """
+    found: dict[str, str] = {}
+    taken: set[str] = set()  # some file systems make no difference between capitals and small letters
+    for name in classes:
+        base, number = folder_name(name), 1
+        found[name] = base
+        while found[name].casefold() in taken:
+            number += 1
+            found[name] = f"{base} ({number})"
+        taken.add(found[name].casefold())
+    return found
 
 
 def folder_name(name: str) -> str:

@@ -18,8 +18,9 @@ from clipcil.data.datasets.folder import picture_files, read_tree
 from clipcil.data.given import as_picture
 from clipcil.data.names import clean_name, need_text
 from clipcil.data.pictures import Picture, PictureSet
-from clipcil.data.tree import list_files
+from clipcil.data.tree import list_files, no_pictures
 from clipcil.errors import UserError
+from clipcil.reading import is_folder
 
 TEMPLATE = "a photo of a {}."
 
@@ -79,12 +80,12 @@ def expand(pictures: Sequence[str | Path]) -> list[Path]:
     """Files as they are, folders as the pictures below them."""
     found: list[Path] = []
     for picture in map(Path, pictures):
-        if not picture.is_dir():
+        if not is_folder(picture):
             found.append(picture)
             continue
         inside = list_files(picture)
         if not inside:
-            raise UserError(f"there are no pictures in {picture}")
+            raise no_pictures(picture)
         found += inside
     return found
 

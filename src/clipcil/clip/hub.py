@@ -7,6 +7,7 @@ from pathlib import Path
 
 from clipcil.clip import open_clip
 from clipcil.clip.tokenizer import FILES, Tokenizer
+from clipcil.clip.weights import shard_names
 from clipcil.errors import UserError, first_line
 from clipcil.network import ASK_FIRST, downloads_allowed
 
@@ -35,7 +36,7 @@ def download(name: str) -> Path:
     config = _file(repository, "config.json")
     weights = _file(repository, "model.safetensors") if config else None
     if config and not weights and (index := _file(repository, "model.safetensors.index.json")):
-        for shard in sorted(set(re.findall(r'"([\w.-]+\.safetensors)"', index.read_text(encoding="utf-8")))):
+        for shard in shard_names(index):
             weights = _file(repository, shard)
     if config and not weights and repository.startswith("openai/"):
         # Some of OpenAI's own repositories have no safetensors. The file is read as tensors only (see `openai`).

@@ -149,12 +149,10 @@ def _pair(size: Any) -> tuple[int, int]:
 
 
 def _rgb(image: Image.Image) -> Image.Image:
-    if image.mode == "RGB" and "transparency" not in image.info:
-        return image
-    if "A" in image.getbands() or "transparency" in image.info:
+    if image.has_transparency_data:
         image = image.convert("RGBA")
         return Image.alpha_composite(Image.new("RGBA", image.size, "white"), image).convert("RGB")
-    return image.convert("RGB")
+    return image if image.mode == "RGB" else image.convert("RGB")
 
 
 def _centre_crop(image: Image.Image, high: int, wide: int) -> Image.Image:

@@ -34,12 +34,25 @@ def read_json(path: Path) -> dict[str, Any]:
     return value
 
 
+def shard_names(index: Path) -> list[str]:
+    """The files in which an `…index.json` says the tensors are, without any folders before them.
+
+    Raises:
+        UserError: It names anything but safetensors files.
+    """
+    table = read_json(index).get("weight_map")
+    names: list[Any] = list(table.values()) if isinstance(table, dict) else [None]
+    if not all(isinstance(name, str) and name.endswith(".safetensors") for name in names):
+        raise UserError(f"{index} does not say in which safetensors files the tensors are; copy it again")
+    return sorted({Path(name).name for name in names})
+
+
 def read_safetensors(path: Path) -> dict[str, Tensor]:
     """All tensors of a safetensors file, or of the shards an `…index.json` names."""
     if path.name.endswith(".index.json"):
         tensors: dict[str, Tensor] = {}
-        for shard in sorted({str(name) for name in read_json(path).get("weight_map", {}).values()}):
-            tensors |= read_safetensors(path.parent / Path(shard).name)
+        for shard in shard_names(path):
+            tensors |= read_safetensors(path.parent / shard)
         return tensors
     if not path.is_file():
         raise UserError(f"{path} is missing; put the backbone's safetensors file there")

@@ -83,9 +83,9 @@ def predict(
         raise UserError("name a picture or a folder of pictures")
     check_swapped(model, pictures[-1], "clipcil predict")
     batches = new_pictures(list(pictures)) if watch else iter([expand(pictures)])
-    sorter = Sorter(folder_out, by) if folder_out is not None else None
     with allow_downloads(allow_download):
         classifier = load(model, backbone=backbone, device=device)
+    sorter = Sorter(folder_out, by, classifier.classes) if folder_out is not None else None
     printer = open_printer(json, csv, min(top, len(classifier.classes)))
     asked = broken = 0
     for files in batches:

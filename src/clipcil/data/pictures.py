@@ -22,6 +22,7 @@ from PIL import ExifTags, Image, ImageOps
 from torch import Tensor
 
 from clipcil.errors import UserError, first_line
+from clipcil.reading import open_regular
 
 Picture = Path | bytes | Image.Image
 """Where a picture comes from: a file, an encoded file's bytes, or a picture already in memory."""
@@ -31,6 +32,9 @@ MAX_PIXELS = 100_000_000
 LARGE = 8_000_000
 """Pixels above which a picture is decoded while no other such picture is."""
 _one_at_a_time = threading.RLock()
+_in_memory = tuple(threading.Lock() for _ in range(64))
+"""Locks for pictures in memory, shared out by `id`. A caller may give one `Image` several times, and PIL loads its
+pixels and its EXIF tags when they are first asked for: two threads that do so at once get a broken picture."""
 STRIP = 2**20
 """Pixels converted at a time where a conversion needs many bytes for each."""
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM", "JPEG2000", "AVIF", "HEIF")
@@ -124,18 +128,35 @@ def decoded(picture: Picture, called: str) -> Iterator[Image.Image]:
 def _decode(picture: Picture, called: str, turn: ExitStack) -> Image.Image:
     try:
         if isinstance(picture, Image.Image):
-            return _finish(picture, called, turn)
+            with _in_memory[id(picture) // 16 % len(_in_memory)]:
+                return _finish(picture, called, turn)
         if isinstance(picture, Path) and not stat.S_ISREG(picture.stat().st_mode):
             raise BrokenPictureError(
                 f"{called} is not a file; replace or remove it"
             )  # opening a pipe might never return
-        with Image.open(io.BytesIO(picture) if isinstance(picture, bytes) else picture, formats=_formats()) as image:
+        with Image.open(
+            io.BytesIO(picture) if isinstance(picture, bytes) else picture, formats=readable_formats()
+        ) as image:
             return _finish(image, called, turn)
     except BrokenPictureError:
         raise
     except Exception as error:  # a damaged file can raise anything, because its decoder trusts the header
         message = f"{called} is not a picture that can be read ({_short(error)}); replace or remove it"
+        if _is_heif(picture) and "HEIF" not in readable_formats():
+            message = f"{called} is a HEIC picture, which needs an extra: pip install 'clipcil[heic]'"
         raise BrokenPictureError(message) from error
+
+
+def _is_heif(picture: Picture) -> bool:
+    """Whether a file begins as the pictures of many phones do."""
+    if isinstance(picture, Image.Image):
+        return False
+    try:
+        with io.BytesIO(picture) if isinstance(picture, bytes) else open_regular(picture, links=True) as file:
+            start = file.read(12)
+    except (OSError, UserError):
+        return False
+    return start[4:8] == b"ftyp" and start[8:] in (b"heic", b"heix", b"heim", b"heis", b"hevc", b"mif1", b"msf1")
 
 
 def _finish(image: Image.Image, called: str, turn: ExitStack) -> Image.Image:
@@ -153,7 +174,7 @@ def _finish(image: Image.Image, called: str, turn: ExitStack) -> Image.Image:
 
 
 @cache
-def _formats() -> list[str]:
+def readable_formats() -> list[str]:
     """Those of `FORMATS` that this build of PIL has, and HEIF by the extra `heic`."""
     Image.init()
     if find_spec("pillow_heif") is not None:
@@ -176,7 +197,7 @@ def _to_rgb(image: Image.Image) -> Image.Image:
         image = _eight_bits(image)
     if image.mode == "La":  # PIL turns it into nothing else
         image = image.convert("LA")
-    if image.mode in ("RGBA", "LA", "PA", "RGBa") or "transparency" in image.info:
+    if image.has_transparency_data:  # a palette can have it too
         return _on_white(image)
     return image.convert("RGB")
 

@@ -9,6 +9,8 @@ from pathlib import Path
 
 from clipcil.errors import UserError
 
+HEIC = (".heic", ".heif")
+"""Endings of the pictures of many phones, which need the extra `heic`."""
 SUFFIXES = frozenset(
     {
         ".jpg",
@@ -25,7 +27,7 @@ SUFFIXES = frozenset(
         ".pgm",
         ".pbm",
         ".avif",
-        *((".heic", ".heif") if find_spec("pillow_heif") else ()),
+        *(HEIC if find_spec("pillow_heif") else ()),
     }
 )
 """Endings of the files taken for pictures. What a file holds is found by its contents, not by its ending."""
@@ -38,7 +40,7 @@ def list_files(folder: Path, suffixes: Iterable[str] = SUFFIXES) -> list[Path]:
     picture counts twice. A link that leads nowhere is listed like any file: reading it names it.
     """
     wanted = frozenset(suffixes)
-    found = [path for path in _walk(folder) if path.suffix.lower() in wanted]
+    found = [path for path in walk(folder) if path.suffix.lower() in wanted]
     return sorted(found, key=lambda path: path.as_posix())
 
 
@@ -50,7 +52,8 @@ def list_folders(folder: Path) -> list[Path]:
         raise UserError(f"cannot look into {folder}: {error.strerror or error}") from error
 
 
-def _walk(root: Path) -> Iterator[Path]:
+def walk(root: Path) -> Iterator[Path]:
+    """Every file below `root` by the rules of `list_files`, whatever its ending; in no order."""
     seen: set[tuple[int, int]] = set()
     links: list[Path] = []  # entered last: a folder that is really here is listed by its own path
     waiting = [root]
@@ -63,6 +66,8 @@ def _walk(root: Path) -> Iterator[Path]:
             seen.add((status.st_dev, status.st_ino))
             entries = sorted(os.scandir(folder), key=lambda entry: entry.name, reverse=True)
         except OSError as error:
+            if isinstance(error, FileNotFoundError) and folder != root:
+                continue  # deleted since it was found
             raise UserError(f"cannot look into {folder}: {error.strerror or error}") from error
         for entry in entries:
             if entry.name.startswith("."):
@@ -73,6 +78,13 @@ def _walk(root: Path) -> Iterator[Path]:
                 (links if entry.is_symlink() else waiting).append(path)
             else:
                 yield path
+
+
+def no_pictures(folder: Path, advice: str = "") -> UserError:
+    """The error for a folder in which `list_files` has found nothing; `advice` says what to do."""
+    if not SUFFIXES.issuperset(HEIC) and list_files(folder, HEIC):
+        return UserError(f"the pictures in {folder} are HEIC files, which need an extra: pip install 'clipcil[heic]'")
+    return UserError(f"there are no pictures in {folder}{advice}")
 
 
 def need_folder(root: Path, what: str) -> Path:

@@ -23,7 +23,7 @@ from urllib.parse import urlsplit
 from clipcil.data.names import clean_name
 from clipcil.descriptions.file import Table, read_table
 from clipcil.errors import UserError, printable
-from clipcil.files import write_json
+from clipcil.files import need_writable, write_json
 from clipcil.reading import parse_json
 
 SAVE_EVERY = 20
@@ -196,6 +196,8 @@ def ask_for_descriptions(
     missing = [(a, b) for a, b in combinations(classes, 2) if not (table.get(a, {}).get(b) and table.get(b, {}).get(a))]
     done, failed, unsaved, in_a_row = total - len(missing), [], 0, 0
     on_progress(done, total)
+    if missing:  # questions cost money: find out now that the answers could not be kept
+        need_writable(out)
     answers = _answers(missing, endpoint, jobs)
     try:
         for (a, b), answer in answers:

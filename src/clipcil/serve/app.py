@@ -16,7 +16,7 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp
 
-from clipcil.errors import UserError
+from clipcil.errors import UserError, printable
 from clipcil.serve.api import Api
 from clipcil.serve.guard import Guard
 from clipcil.serve.openapi import document
@@ -101,7 +101,7 @@ async def _http_error(request: Request, error: Exception) -> Response:
 async def _user_error(request: Request, error: Exception) -> Response:
     if _is_full(error):
         return JSONResponse({"error": FULL}, 507)
-    return JSONResponse({"error": " ".join(str(error).split())}, 400)
+    return JSONResponse({"error": printable(" ".join(str(error).split()))}, 400)
 
 
 async def _disk_error(request: Request, error: Exception) -> Response:

@@ -14,7 +14,7 @@ from starlette.exceptions import HTTPException
 
 from clipcil.classifier.lesson import Lesson, LessonStoppedError
 from clipcil.classifier.small_pictures import MOST, SmallPictures
-from clipcil.errors import UserError
+from clipcil.errors import UserError, printable
 from clipcil.serve.events import Hub
 from clipcil.serve.keeper import Keeper
 from clipcil.serve.staging import Staging, Waiting
@@ -85,7 +85,8 @@ class Lessons:
             self._tell(state="cancelled")
         except (UserError, HTTPException) as error:
             self._staging.put_back(taken)
-            self._tell(state="failed", error=self._with_titles([str(getattr(error, "detail", error))], taken)[0])
+            said = self._with_titles([str(getattr(error, "detail", error))], taken)[0]
+            self._tell(state="failed", error=printable(said))  # it may name a folder that is not UTF-8
         except BaseException as error:
             self._staging.put_back(taken)
             self._tell(state="failed", error=f"unexpected error ({type(error).__name__}); the terminal has the details")
@@ -118,7 +119,7 @@ class Lessons:
         for told in (lesson.warnings, lesson.left_out):
             told[:] = self._with_titles(told, taken)
         broken = [f"{item.title}: {item.broken}" for item in taken if item.broken is not None]
-        return lesson_json(lesson, broken)
+        return lesson_json(lesson, broken, len(model.classes))
 
     def _with_titles(self, lines: list[str], taken: list[Waiting]) -> list[str]:
         """The lines with the pictures called as the person knows them: where they wait is nobody's business."""
@@ -148,8 +149,14 @@ class _Progress:
             self._tell(stage=stage, done=done, total=total, seconds_left=left)
 
 
-def lesson_json(lesson: Lesson, broken: list[str]) -> dict[str, Any]:
-    """What came of a lesson; `broken`: a line for each picture that could not be read when it came."""
+def lesson_json(lesson: Lesson, broken: list[str], classes: int) -> dict[str, Any]:
+    """What came of a lesson.
+
+    Args:
+        lesson: What `learn` returned.
+        broken: A line for each picture that could not be read when it came.
+        classes: Classes that the model knows now; with one alone there is no accuracy, because it is always right.
+    """
     return {
         "new": lesson.new,
         "again": lesson.again,
@@ -157,7 +164,7 @@ def lesson_json(lesson: Lesson, broken: list[str]) -> dict[str, Any]:
         "repeated": len(lesson.repeated),
         "held_out": lesson.evaluation.pictures,
         "left_one_out": lesson.left_one_out,
-        "accuracy": lesson.accuracy,
+        "accuracy": lesson.accuracy if classes > 1 else None,
         "interval": lesson.evaluation.interval,
         "confused": [
             {"name": pair.true, "taken_for": pair.guess, "pictures": pair.pictures}

@@ -22,7 +22,7 @@ from typing import Any
 from PIL import Image
 
 from clipcil.data.names import LONGEST, clean_name, same_name, shorten
-from clipcil.data.pictures import FORMATS, decode
+from clipcil.data.pictures import decode, readable_formats
 from clipcil.errors import UserError
 from clipcil.files import cache_folder, run_lock
 from clipcil.serve.limits import Limits
@@ -198,10 +198,10 @@ def class_name(raw: str) -> str:
     """A name as the model will have it.
 
     Raises:
-        UserError: It is empty or too long.
+        UserError: It is empty, of invisible letters alone, or too long.
     """
     name = clean_name(raw)
-    if not name:
+    if not same_name(name):
         raise UserError("a class needs a name; write one")
     if len(name) > LONGEST:
         raise UserError(f"the name '{shorten(name)}' is too long; use at most {LONGEST} characters")
@@ -220,9 +220,8 @@ def decode_bounded(content: bytes, pixels: int) -> Image.Image:
 
 def refuse_huge(content: bytes, pixels: int) -> None:
     """Raise a UserError for a picture whose header claims more than `pixels` pixels; nothing is decoded."""
-    Image.init()
     try:
-        with Image.open(io.BytesIO(content), formats=[name for name in FORMATS if name in Image.OPEN]) as image:
+        with Image.open(io.BytesIO(content), formats=readable_formats()) as image:
             width, height = image.size
     except Exception:  # a damaged header can raise anything; whoever decodes it says what is wrong
         return

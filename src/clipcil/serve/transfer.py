@@ -113,7 +113,8 @@ def download_name(folder: Path, what: str) -> str:
 
 
 def _zip(into: Path, files: list[Path]) -> Path:
-    with zipfile.ZipFile(into, "w", zipfile.ZIP_STORED) as packed:
+    # A machine without a clock of its own, or a reproducible archive, gives files times before 1980, which zip has not.
+    with zipfile.ZipFile(into, "w", zipfile.ZIP_STORED, strict_timestamps=False) as packed:
         for path in files:
             packed.write(path, path.name)
     return into

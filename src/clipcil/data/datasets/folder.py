@@ -12,7 +12,7 @@ from clipcil.data.dataset import Dataset, register
 from clipcil.data.names import check_template, clean_name
 from clipcil.data.pictures import PictureSet, identity_of_files
 from clipcil.data.splits import split_by_class
-from clipcil.data.tree import list_files, list_folders, need_folder
+from clipcil.data.tree import list_files, list_folders, need_folder, no_pictures
 from clipcil.errors import UserError
 from clipcil.settings import within
 
@@ -86,7 +86,7 @@ def read_tree(root: Path) -> tuple[list[str], list[Path], torch.Tensor]:
     for label, folder in enumerate(folders):
         inside = list_files(folder)
         if not inside:
-            raise UserError(f"there are no pictures in {folder}; put some there or remove the folder")
+            raise no_pictures(folder, "; put some there or remove the folder")
         files += inside
         labels += [label] * len(inside)
     return [clean_name(folder.name) for folder in folders], files, torch.tensor(labels, dtype=torch.int64)

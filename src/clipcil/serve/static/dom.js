@@ -77,7 +77,7 @@ export const plural = (count, word, many = `${word}s`) => `${count} ${count === 
 /** Whole percents; what is nearly all or nearly nothing is not rounded to all or nothing. */
 export const percent = (share) => (share > 0.995 && share < 1 ? ">\u00a099\u00a0%" : share > 0 && share < 0.005 ? "<\u00a01\u00a0%" : `${Math.round(100 * share)}\u00a0%`);
 export const day = (text) => {
-  const date = new Date(text);
+  const date = new Date(/^\d{4}-\d{2}-\d{2}$/.test(text) ? `${text}T00:00` : text); // a day alone would be midnight in Greenwich: west of it, the day before
   const year = date.getFullYear() === new Date().getFullYear() ? undefined : "numeric";
   return Number.isNaN(date.getTime()) ? text : date.toLocaleDateString(undefined, { day: "numeric", month: "short", year });
 };

@@ -76,7 +76,7 @@ function learnt(result) {
   return [
     h("div", { class: "score" }, result.accuracy === null ? null : ring(result.accuracy),
       h("div", {}, h("h3", {}, "Learnt"), h("p", { class: "small quiet" }, result.accuracy === null
-        ? "Too few pictures to hold some out, so nothing is known yet of how well it tells new ones. Five or more a class will do."
+        ? result.held_out ? "One class alone is always right. Teach another one to see how well the two are told apart." : "Too few pictures to hold some out, so nothing is known yet of how well it tells new ones. Five or more a class will do."
         : `of ${plural(result.held_out, "picture")} ${result.left_one_out ? "(left out one by one)" : "held out"} classified correctly, over all classes it knows, old ones included. For pictures like these, expect ${percent(result.interval[0])} to ${percent(result.interval[1])}.`))),
     h("ul", { class: "chips", "aria-label": "What was learnt" }, names.slice(0, 30).map(([name, count, kind]) => h("li", { class: "chip", own: colour(colourIndex(name)) },
       h("span", { class: "dot", "aria-hidden": "true" }), `${name} · ${kind === "new" ? plural(count, "picture") : `${count} more`}`)), names.length > 30 ? h("li", { class: "chip" }, `and ${names.length - 30} more`) : null),
