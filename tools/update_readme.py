@@ -186,13 +186,14 @@ def pages(root: Path) -> dict[Path, str]:
 
 def main(words: Sequence[str]) -> int:
     """Rewrite, or check; returns the exit code."""
-    stale = [path for path, text in pages(ROOT).items() if not path.is_file() or read_text(path) != text]
+    made = pages(ROOT)
+    stale = [path for path, text in made.items() if not path.is_file() or read_text(path) != text]
     if "--check" in words:
         for path in stale:
             print(f"{path.relative_to(ROOT)} is not what results/ says; run python tools/update_readme.py")
         return 1 if stale else 0
-    for path, text in pages(ROOT).items():
-        write_text(path, text)
+    for path in stale:
+        write_text(path, made[path])
     print(f"{len(stale)} files changed")
     return 0
 
