@@ -17,6 +17,7 @@ from clipcil.classifier.output import Printer
 from clipcil.classifier.page import class_table
 from clipcil.classifier.predicting import Prediction
 from clipcil.classifier.small_pictures import SmallPictures
+from clipcil.classifier.summary import kept_sentence
 from clipcil.classifier.watching import watch
 from clipcil.cli import COMMANDS, main
 from clipcil.errors import UserError
@@ -203,6 +204,18 @@ def test_show_rename_forget(model: Path, tmp_path: Path, capsys: pytest.CaptureF
     assert [row["name"] for row in told["classes"]] == ["airplane", "fire ant"]
     said(capsys, "forget", own, "fire ant")
     assert clipcil.load(own).classes == ["airplane"]
+
+
+@pytest.mark.parametrize(("method", "kept"), [("simplecil", "class means"), ("dmc", "class Gaussians")])
+def test_it_is_said_what_statistics_give_away(method: str, kept: str) -> None:
+    expected = f"keeps no picture; keeps {kept} (of a class with few training pictures, their features can be computed"
+    assert kept_sentence(method, 0, 0).startswith(expected)
+    assert kept_sentence(method, 0, 2, 1).startswith("keeps 1 small picture for the page")
+
+
+def test_what_keeps_nothing_of_pictures_says_so() -> None:
+    assert kept_sentence("zero-shot", 0, 0) == "keeps no picture and no features of pictures"
+    assert kept_sentence("l2p", 0, 3) == "keeps no picture; keeps the features of 3 pictures for evaluation"
 
 
 def test_small_pictures_of_the_page_follow_the_commands(

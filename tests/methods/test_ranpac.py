@@ -17,6 +17,7 @@ from clipcil.data.dataset import Dataset, open_dataset
 from clipcil.data.reader import Reader
 from clipcil.data.stream import Task, TaskStream
 from clipcil.errors import UserError
+from clipcil.heads.stacked import spreads
 from clipcil.methods.ranpac import PENALTIES, RanPAC, RanPACAdapted, RanPACAdaptedConfig, RanPACConfig
 from clipcil.training.loop import Session
 from clipcil.training.tuning import Tuned
@@ -62,12 +63,13 @@ def test_a_small_task_is_never_held_out_whole(tiny_clip: CLIP, count: int) -> No
     method = RanPAC(RanPACConfig(projections=90, held_out=0.9), tiny_clip, Session())
     method.grow(["a", "b"])
     features = torch.rand(1, 90).expand(count, -1)  # one picture over and over, so that its class can be foretold
-    penalty = method.choose_penalty(features, torch.zeros(count, dtype=torch.int64))
+    penalty, sharpness = method.choose_penalty(features, torch.zeros(count, dtype=torch.int64))
     kernel = float(features[0].double().square().sum())
     errors = [(kernel / (kernel + choice) - 1) ** 2 for choice in PENALTIES]
     assert errors[PENALTIES.index(float(penalty))] == min(errors)
-    noise = method.choose_penalty(torch.rand(2, 90), torch.arange(2))  # what is held out is never foretold
+    noise, blunt = method.choose_penalty(torch.rand(2, 90), torch.arange(2))  # what is held out is never foretold
     assert float(noise) == max(PENALTIES)
+    assert 1 <= float(blunt) <= float(sharpness) <= 1000
 
 
 def test_tuning_what_it_does_not_read_is_refused() -> None:
@@ -81,15 +83,34 @@ def test_the_penalty_is_the_best_of_plain_fits(tiny_clip: CLIP) -> None:
     part = pictures(tiny_clip, torch.arange(3).repeat(20), 1)
     features = method.expand(part.pooled)
     torch.manual_seed(5)
-    chosen = float(method.choose_penalty(features, part.labels))
+    chosen, sharpness = map(float, method.choose_penalty(features, part.labels))
     torch.manual_seed(5)
     order = torch.randperm(60)
     fit, check, targets = order[12:], order[:12], one_hot(part.labels, 3).double().numpy()
-    errors = []
+    errors, guesses = [], []
     for penalty in PENALTIES:
         model = Ridge(alpha=penalty, fit_intercept=False).fit(features[fit].double().numpy(), targets[fit])
-        errors.append(((model.predict(features[check].double().numpy()) - targets[check]) ** 2).mean())
-    assert chosen == PENALTIES[min(range(17), key=lambda i: errors[i])]
+        guess = model.predict(features[check].double().numpy())
+        errors.append(((guess - targets[check]) ** 2).mean())
+        guesses.append(guess)
+    best = min(range(17), key=lambda i: errors[i])
+    assert chosen == PENALTIES[best]
+
+    def cost(factor: float) -> float:  # the pull of `mix` towards 0 is in units of the scores' spread
+        scores = torch.from_numpy(guesses[best])
+        return float(cross_entropy(factor * scores, part.labels[check]) + 1e-3 * (factor * spreads([scores])[0]) ** 2)
+
+    assert cost(sharpness) < min(cost(0.9 * sharpness), cost(1.1 * sharpness))
+
+
+def test_probabilities_are_as_high_as_the_accuracy(tiny_clip: CLIP) -> None:
+    method = make(tiny_clip)
+    learn(method, tiny_clip)
+    test = pictures(tiny_clip, torch.arange(6).repeat(30), 3)
+    scores = method.logits(test)  # type: ignore[arg-type]
+    sure, guess = (method.score_scale * scores).softmax(1).max(1)
+    assert abs(float(sure.mean()) - float((guess == test.labels).double().mean())) < 0.2
+    assert float(scores.softmax(1).max(1).values.mean()) < 0.4  # 1/6 is what a guess would have
 
 
 def test_more_pictures_later_are_the_same_sums(tiny_clip: CLIP) -> None:

@@ -9,6 +9,7 @@ from clipcil.errors import printable
 
 if TYPE_CHECKING:
     from clipcil.classifier.model_folder import Facts
+    from clipcil.methods.base import Method
 
 
 def model_card(facts: Facts) -> str:
@@ -34,7 +35,8 @@ def model_card(facts: Facts) -> str:
     kept = (
         "Its weights hold features of some training pictures (exemplars), no picture itself."
         if kind.keeps_exemplars
-        else "Its weights hold no picture: statistics, prompts and the features of pictures kept for evaluation."
+        else f"Its weights hold no picture: {kept_statistics(kind) or 'what was trained'}, and the features of pictures"
+        " kept for evaluation."
     )
     return "\n".join(
         [
@@ -59,6 +61,17 @@ def model_card(facts: Facts) -> str:
             "",
         ]
     )
+
+
+def kept_statistics(kind: type[Method]) -> str:
+    """The statistics that a method keeps of its training pictures, with what they give away; "" for none,
+    and for exemplars, which are told by number.
+
+    The mean of one picture is its features, and the centred rows of a scatter are those of as many pictures.
+    """
+    if kind.keeps_exemplars or kind.keeps in ("nothing", "prompts"):
+        return ""
+    return f"{kind.keeps} (of a class with few training pictures, their features can be computed from these)"
 
 
 def _cell(text: str) -> str:

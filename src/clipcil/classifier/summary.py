@@ -10,6 +10,7 @@ from rich.table import Table
 from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
+from clipcil.classifier.card import kept_statistics
 from clipcil.classifier.evaluation import wilson_interval
 from clipcil.classifier.held_out import PREFIX
 from clipcil.classifier.model_folder import COPY, Facts, load_model, read_model, size_on_disk
@@ -115,7 +116,7 @@ def print_summary(folder: Path) -> None:
         f"{quoted(folder)}: {facts['method']} on {facts['backbone']} ({facts['fingerprint']}), {classes} from"
         f" {lessons}, {facts['bytes'] / 1e6:.1f} MB on disk"
     )
-    say(kept_sentence(facts["exemplars_kept"], facts["features_kept"], facts["pictures_kept"]))
+    say(kept_sentence(facts["method"], facts["exemplars_kept"], facts["features_kept"], facts["pictures_kept"]))
     right, total = (sum(row[key] for row in facts["classes"]) for key in ("right", "measured_on"))
     if total and len(facts["classes"]) > 1:  # one class is always right
         low, high = wilson_interval(right, total)
@@ -132,17 +133,19 @@ def print_summary(folder: Path) -> None:
     _print_classes(facts["classes"])
 
 
-def kept_sentence(exemplars_kept: int, features_kept: int, pictures_kept: int = 0) -> str:
+def kept_sentence(method: str, exemplars_kept: int, features_kept: int, pictures_kept: int = 0) -> str:
     """What the model holds of pictures."""
     kept = []
+    if pictures_kept:
+        kept.append(f"{counted(pictures_kept, 'small picture')} for the page of `clipcil serve`")
     if exemplars_kept:
         kept.append(f"the features of {counted(exemplars_kept, 'training picture')} (exemplars)")
+    if statistics := kept_statistics(find_method(method)):
+        kept.append(statistics)
     if features_kept:
         kept.append(f"the features of {counted(features_kept, 'picture')} for evaluation")
-    if pictures_kept:
-        kept.insert(0, f"{counted(pictures_kept, 'small picture')} for the page of `clipcil serve`")
-        return f"keeps {' and '.join(kept)}"
-    return f"keeps no picture; keeps {' and '.join(kept)}" if kept else "keeps no picture and no features of pictures"
+    start = "" if pictures_kept else "keeps no picture; " if kept else "keeps no picture and no features of pictures"
+    return f"{start}keeps {' and '.join(kept)}" if kept else start
 
 
 def _print_classes(classes: list[dict[str, Any]]) -> None:

@@ -20,6 +20,7 @@ from clipcil.data.reader import Pictures
 from clipcil.data.stream import Task
 from clipcil.distributed import spread
 from clipcil.errors import UserError
+from clipcil.heads.stacked import mix
 from clipcil.methods.base import Method
 from clipcil.methods.registry import register
 from clipcil.settings import within
@@ -92,6 +93,7 @@ class RanPAC(Method):
     sums: Tensor  # (C, M): Qᵀ
     classifier: Tensor  # (C, M)
     penalty: Tensor  # 0-d: λ as last chosen
+    sharpness: Tensor  # 0-d: what scores are multiplied by before a softmax, fitted to the newest task
 
     def build(self) -> None:
         width = self.clip.config.vision.width
@@ -99,6 +101,7 @@ class RanPAC(Method):
         self.register_buffer("directions", torch.randn(width, count, device=self.device))
         self.register_buffer("gram", torch.zeros(count, count, dtype=torch.float64, device=self.device))
         self.register_buffer("penalty", torch.ones((), dtype=torch.float64, device=self.device))
+        self.register_buffer("sharpness", torch.full((), float(self.clip.scale), device=self.device))
         self.growing_buffer("sums", count, dtype=torch.float64)
         self.growing_buffer("classifier", count)
 
@@ -107,7 +110,8 @@ class RanPAC(Method):
         with torch.no_grad():
             features, labels = self.expand(task.pictures.pooled), task.pictures.labels
             if len(features) > 1:
-                self.penalty = self.choose_penalty(features, labels).to(self.penalty)
+                penalty, sharpness = self.choose_penalty(features, labels)
+                self.penalty, self.sharpness = penalty.to(self.penalty), sharpness.to(self.sharpness)
             self.add(features, labels)
 
     def adapt(self, task: Task) -> None:
@@ -121,6 +125,11 @@ class RanPAC(Method):
     def logits(self, batch: Batch) -> Tensor:
         return self.expand(batch.pooled) @ self.classifier.T
 
+    @property
+    def score_scale(self) -> float:
+        """Scores estimate 0 and 1, so that their own softmax would be nearly the same for every class."""
+        return float(self.sharpness)
+
     def expand(self, pooled: Tensor) -> Tensor:
         """(B, width) → (B, M)."""
         return torch.relu(pooled @ self.directions)
@@ -133,8 +142,9 @@ class RanPAC(Method):
         matrix.diagonal().add_(self.penalty)
         self.classifier = solve(matrix, self.sums.T).T.to(self.classifier)
 
-    def choose_penalty(self, features: Tensor, labels: Tensor) -> Tensor:
-        """The λ with the least squared error on a held-out part of this task, fitted to its other part alone.
+    def choose_penalty(self, features: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """The λ with the least squared error on a held-out part of this task, fitted to its other part alone; and the
+        factor that makes the labels of the held-out part likeliest, which is ours: the paper has no probabilities.
 
         One eigenvalue problem serves all λ: of the pictures' inner products K = ΦΦᵀ = U diag(e) Uᵀ, because
         Φ'(ΦᵀΦ + λ I)⁻¹Φᵀ Y = Φ'Φᵀ U (U ᵀY / (e + λ)).
@@ -146,8 +156,10 @@ class RanPAC(Method):
         values, basis = torch.linalg.eigh(fitted @ fitted.T)
         values = values.clamp(min=0)
         across, wanted = features[check].double() @ fitted.T @ basis, basis.T @ targets[fit]
-        errors = [(across @ (wanted / (values + p)[:, None]) - targets[check]).square().mean() for p in PENALTIES]
-        return torch.tensor(PENALTIES, dtype=torch.float64, device=features.device)[torch.stack(errors).argmin()]
+        scores = [across @ (wanted / (values + p)[:, None]) for p in PENALTIES]
+        best = torch.stack([(guess - targets[check]).square().mean() for guess in scores]).argmin()
+        factor = mix([scores[best]], labels[check])[0].clamp(1, 1000) if self.seen > 1 else self.sharpness
+        return torch.tensor(PENALTIES, dtype=torch.float64, device=features.device)[best], factor
 
 
 @register
