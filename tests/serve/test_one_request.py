@@ -75,6 +75,14 @@ def ask(api: Api, method: str, path: str, body: bytes = b"", kind: str = "", unt
     return parts[0]["status"], b"".join(part.get("body", b"") for part in parts)
 
 
+def test_asking_for_the_head_of_the_events_listens_to_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def listen(hub: Hub, first: dict[str, Any]) -> None:
+        raise AssertionError("a listener of whom nothing is sent is held until the client leaves")
+
+    monkeypatch.setattr(Hub, "listen", listen)
+    assert ask(make(tmp_path), "HEAD", "/api/events") == (200, b"")
+
+
 def test_a_full_disk_is_one_plain_sentence_and_nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     api, write = make(tmp_path), Path.write_bytes
 

@@ -136,6 +136,8 @@ class Api:
         """Server-sent events: `lesson` with its progress, `model` and `waiting` when they have changed."""
         if self.hub.full:
             raise HTTPException(503, "too many pages listen already; close one", {"Retry-After": "5"})
+        if request.method == "HEAD":  # nothing of a stream would be sent, and it would be held until the client leaves
+            return Response(media_type="text/event-stream")
         # None before the first lesson: a page that has seen the server die in the middle of one learns that it is gone.
         return StreamingResponse(self.hub.listen({"lesson": self.lessons.state}), media_type="text/event-stream")
 
