@@ -10,7 +10,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
-ASK_FIRST = "nothing is fetched on behalf of a folder: give --allow-download, or name the backbone with --backbone"
+ASK_FIRST = (
+    "nothing is fetched because a folder names it: allow it (--allow-download; in Python allow_download=True), or name"
+    " the backbone yourself (--backbone; in Python backbone=)"
+)
 _allowed: ContextVar[bool] = ContextVar("downloads allowed", default=True)
 _told: ContextVar[bool] = ContextVar("told to download", default=False)
 

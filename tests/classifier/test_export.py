@@ -79,3 +79,33 @@ def test_what_learn_makes_by_default_can_be_exported(method: str, tmp_path: Path
     pixels, wanted = expected(model, images)
     for count in (1, len(images)):
         assert torch.equal(network(pixels[:count])[0].argmax(1), wanted[:count].argmax(1))
+
+
+@pytest.mark.parametrize("method", ["strata", "ranpac", "discriminant", "zero-shot"])
+def test_vectors_that_do_not_make_the_logits_are_not_written(method: str, tmp_path: Path) -> None:
+    """Strata has texts, RanPAC a classifier of random features: neither gives the model's answers with the features."""
+    simple = clipcil.Classifier("simplecil")
+    simple.learn(pictures(["airplane", "ant"]))
+    export(simple, tmp_path)  # an earlier export into the same folder
+    model = clipcil.Classifier(method)
+    model.learn(pictures(["airplane", "ant"]))
+    export(model, tmp_path)
+    assert (tmp_path / "classifier.safetensors").exists() == (method == "zero-shot")
+
+
+def test_the_example_of_the_documentation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "people.md").read_text(encoding="utf-8")
+    code = page.split("## An exported model")[1].split("```python\n")[1].split("```")[0]
+    model = clipcil.Classifier()
+    model.learn(pictures(["airplane", "ant", "apple"]))
+    export(model, tmp_path / "things-export")
+    monkeypatch.chdir(tmp_path)
+    for image in flat(pictures(["airplane", "ant"], test=True)):
+        image.save("a.jpg", quality=95)
+        exec(compile(code, "people.md", "exec"), {})
+        name, probability = capsys.readouterr().out.rsplit(maxsplit=1)
+        wanted = model.predict("a.jpg")
+        assert float(probability) == pytest.approx(wanted.probabilities[0], abs=0.02)
+        assert name in ("none of these", wanted.names[0])

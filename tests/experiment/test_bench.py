@@ -18,6 +18,7 @@ from short_runs import digest
 
 from clipcil import cluster
 from clipcil.cli import main
+from clipcil.data.dataset import open_dataset, own_folder
 from clipcil.errors import UserError
 from clipcil.experiment import experiment as engine
 from clipcil.experiment import on_ray, workers
@@ -292,6 +293,15 @@ def test_roots(tmp_path: Path) -> None:
     assert found == {
         "cifar100": tmp_path / "cifar100", "cub200": elsewhere, "imagenet-r": tmp_path, "emoji": None,
     }  # fmt: skip
+
+
+def test_one_run_finds_its_dataset_as_a_bench_does(tmp_path: Path) -> None:
+    (tmp_path / "cifar100").mkdir()
+    (tmp_path / "folder" / "in it").mkdir(parents=True)  # a class that is called as the dataset is
+    assert own_folder("cifar100", tmp_path) == tmp_path / "cifar100"
+    assert own_folder("cub200", tmp_path) == own_folder("folder", tmp_path) == tmp_path
+    with pytest.raises(UserError, match=f"is not in {tmp_path / 'cifar100'}"):
+        open_dataset("cifar100", tmp_path)
 
 
 def test_a_run_has_the_same_folder_however_its_data_is_named(

@@ -199,6 +199,24 @@ def test_too_little_memory_is_one_line(
         assert capsys.readouterr().err == "clipcil: there is not enough memory for this\n"
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--out", "answers"), "--out is for --on ray"),
+        (("--address", "auto"), "--address is for --on ray"),
+        (
+            ("--on", "ray", "--out", "answers", "--csv"),
+            "--csv cannot be given with --on ray; answers are parquet files",
+        ),
+        (("--on", "ray", "--out", "answers", "--watch"), "--watch cannot be given with --on ray"),
+    ],
+)
+def test_options_that_would_be_ignored_are_refused(
+    capsys: pytest.CaptureFixture[str], words: tuple[str, ...], said: str
+) -> None:
+    assert said in fail(capsys, "predict", "model", "pictures", *words)
+
+
 def test_a_run_is_resumed_from_another_folder_with_the_place_of_its_pictures(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

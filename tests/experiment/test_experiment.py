@@ -117,6 +117,13 @@ def test_another_class_with_the_same_name_does_not_resume_a_run(data: Dataset, m
         Experiment(Changed, data=data, backbone=mini, increment=2).run(tmp_path / "run")
 
 
+def test_a_run_of_objects_is_continued_by_the_same_experiment(data: Dataset, mini: CLIP, tmp_path: Path) -> None:
+    Experiment(Changed, data=data, backbone=mini, increment=2).run(tmp_path / "run")
+    with pytest.raises(UserError, match=r"make the same Experiment again and call run\(folder\)"):
+        Experiment.resume(tmp_path / "run")
+    assert Experiment(Changed, data=data, backbone=mini, increment=2).run(tmp_path / "run").average > 0
+
+
 def test_a_folder_with_other_files_is_never_written_to(data: Dataset, mini: CLIP, tmp_path: Path) -> None:
     (tmp_path / "letter.txt").write_text("mine")
     with pytest.raises(UserError, match="is not empty and holds no run"):

@@ -54,6 +54,14 @@ def test_a_preset_is_named_only_where_there_is_one(capsys: pytest.CaptureFixture
     assert "name a method" in capsys.readouterr().err
 
 
+def test_values_are_those_of_the_backbone_that_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    words, large = ("methods", "dmc-ot", "--data", "cifar100"), ("--backbone", "openai/clip-vit-base-patch16")
+    assert "3e-05" in rows(capsys, *words)["stage1.lr"]
+    assert "1e-05" in rows(capsys, *words, *large)["stage1.lr"]
+    main(["methods", "dmc-ot"])
+    assert "--data NAME shows them" in capsys.readouterr().out
+
+
 def test_options_of_a_dataset(capsys: pytest.CaptureFixture[str]) -> None:
     assert "a folder for each class" in rows(capsys, "datasets")["folder"]
     assert "0.2" in rows(capsys, "datasets", "folder")["test_share"]

@@ -17,6 +17,7 @@ from finished_runs import write_run
 from small_models import plain, refused
 from test_processes import start
 
+import clipcil
 from clipcil.cli import main
 from clipcil.clip import hub
 from clipcil.descriptions.client import Endpoint, ask_for_descriptions, parse_answer
@@ -53,7 +54,9 @@ def test_nothing_is_fetched_on_behalf_of_a_folder(
     text = (saved / "model.toml").read_text()
     (saved / "model.toml").write_text(text.replace('backbone = "mini"', 'backbone = "stranger/private"'))
     plain("red")[0].save(tmp_path / "a.png")
-    for words in (["predict", str(saved), str(tmp_path / "a.png")], ["forget", str(saved), "red"]):
+    monkeypatch.setattr("clipcil.serve.server.serve_model", lambda folder, *rest: clipcil.load(folder))
+    words_of = (["predict", str(saved), str(tmp_path / "a.png")], ["forget", str(saved), "red"], ["serve", str(saved)])
+    for words in words_of:
         assert "--allow-download" in refused(capsys, *words)
     run = write_run(tmp_path / "run", "simplecil", tasks=2)
     values = json.loads((run / "results.json").read_text())
@@ -69,7 +72,8 @@ def test_nothing_is_fetched_on_behalf_of_a_folder(
 
     monkeypatch.setattr("huggingface_hub.hf_hub_download", fetch)
     assert "from the hub" in refused(capsys, "predict", str(saved), str(tmp_path / "a.png"), "--allow-download")
-    assert asked == ["stranger/private"]
+    assert "from the hub" in refused(capsys, "serve", str(saved), "--allow-download")
+    assert asked == ["stranger/private"] * 2
 
 
 def test_a_revision_is_pinned_and_recorded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

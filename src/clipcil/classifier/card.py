@@ -33,7 +33,7 @@ def model_card(facts: Facts) -> str:
     right, total = sum(known.right for known in facts.known), sum(known.held_out for known in facts.known)
     accuracy = f" It classifies {right} of {total} pictures kept for evaluation correctly." if total else ""
     kept = (
-        "Its weights hold features of some training pictures (exemplars), no picture itself."
+        "Its weights hold features of training pictures (exemplars), no picture itself."
         if kind.keeps_exemplars
         else f"Its weights hold no picture: {kept_statistics(kind) or 'what was trained'}, and the features of pictures"
         " kept for evaluation."

@@ -2,7 +2,8 @@
 
 `forward(pictures (B, 3, height, width), resized and normalised) → logits (B, C), features (B, dim)`. The preprocessing
 trunk, where the backbone has one, the vision tower and the classifier are inside. Beside it: `classes.json` with the
-names, the preprocessing, the temperature and the threshold; `classifier.safetensors` with the class vectors.
+names, the preprocessing, the temperature and the threshold; where the logits are cosines of the features with one
+vector for each class, times a constant, `classifier.safetensors` with these vectors.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from PIL import Image
 from safetensors.torch import save
 from torch import Tensor, nn
 
@@ -34,7 +36,7 @@ from clipcil.reading import read_json
 Format = Literal["pt2", "onnx"]
 CLASSES, VECTORS_FILE = "classes.json", "classifier.safetensors"
 VECTORS = ("classifier", "texts", "prototypes")
-"""Where methods that score by cosine keep one vector for each class."""
+"""Where methods that score by cosine keep one vector for each class. Others may use the names for something else."""
 
 
 class Exported(nn.Module):
@@ -68,16 +70,15 @@ def export(model: Classifier, out: Path, form: Format = "pt2") -> Path:
     with torch.no_grad(), _without_logging():
         program = _to_onnx(network, example) if form == "onnx" else _trace(network, example)
     files = {file.name: _onnx_bytes(program) if form == "onnx" else _pt2_bytes(program)}
-    vectors = next((getattr(model._method, name) for name in VECTORS if hasattr(model._method, name)), None)
+    vectors = class_vectors(network, steps.crop)
     if vectors is not None:
-        unit = nn.functional.normalize(vectors.detach().float().cpu(), dim=-1)
-        files[VECTORS_FILE] = save({"class_vectors": unit.contiguous()})
+        files[VECTORS_FILE] = save({"class_vectors": vectors.contiguous()})
     facts = {
         "made_by": f"clipcil {clipcil.__version__}",
         "classes": model.classes,
         "temperature": model.calibration.temperature,
         "threshold": model.calibration.threshold,
-        "preprocess": dataclasses.asdict(steps),
+        "preprocess": {**dataclasses.asdict(steps), "filter": Image.Resampling(steps.resample).name.lower()},
         "inputs": "pictures (B, 3, height, width): RGB, resized, × rescale, − mean, ÷ std",
         "outputs": "logits (B, classes), features (B, dim); probabilities are softmax(temperature × logits)",
         "unknown": "none of the classes where the highest probability < threshold"
@@ -92,8 +93,28 @@ def export(model: Classifier, out: Path, form: Format = "pt2") -> Path:
         write_json(out / CLASSES, facts)  # first: it says that the folder is ours, and which files belong to it
         for name, data in files.items():
             write_bytes(out / name, data)
+        if vectors is None:
+            (out / VECTORS_FILE).unlink(missing_ok=True)  # of an earlier export, of another model
         sweep_parts(out, lambda name: name in (CLASSES, VECTORS_FILE, "model.pt2", "model.onnx"))
     return file
+
+
+@torch.no_grad()
+def class_vectors(network: Exported, size: tuple[int, int]) -> Tensor | None:
+    """(C, dim) unit vectors whose cosines with the features are the logits but for a constant factor; None: there are
+    no such vectors. Whether they are is found out with pictures of noise, not taken from a name."""
+    noise = torch.randn(8, 3, *size, generator=torch.Generator().manual_seed(0))
+    logits, features = network(noise)
+    for name in VECTORS:
+        vectors = getattr(network.method, name, None)
+        if not isinstance(vectors, Tensor) or vectors.shape != (logits.shape[1], features.shape[1]):
+            continue
+        unit = nn.functional.normalize(vectors.detach().float().cpu(), dim=-1)
+        cosines = nn.functional.normalize(features, dim=-1) @ unit.T
+        factor = (logits * cosines).sum() / cosines.square().sum()
+        if torch.allclose(factor * cosines, logits, rtol=1e-3, atol=1e-3 * float(logits.abs().max())):
+            return unit
+    return None
 
 
 @contextmanager

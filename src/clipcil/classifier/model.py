@@ -231,8 +231,9 @@ class TaughtModel:
                     " pip install 'clipcil<0.2', or teach it again from its pictures"
                 )
             raise UserError(
-                f"{what} was made with a backbone of fingerprint {fingerprint}, but '{self._backbone}' here is"
-                f" {self._fingerprint()}; name the right one with backbone"
+                f"{what} was taught with another backbone (fingerprint {fingerprint}) than '{self._backbone}' here"
+                f" ({self._fingerprint()}); a model keeps its backbone: leave out --backbone, or give"
+                " the path of its own"
             )
 
     def _check_prompts(self, dataset: Dataset) -> None:

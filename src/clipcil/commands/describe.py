@@ -34,7 +34,7 @@ def describe(
         out: JSON file for the answers; an existing one is continued.
         key_from: Environment variable that holds the API key. The key is never printed or written.
         jobs: Questions under way at the same time.
-        data_root: Folder that holds the dataset.
+        data_root: Folder that holds the dataset, or a folder for each dataset.
     """
     import os
 

@@ -20,7 +20,8 @@ def export(
     """Write a model as one file that runs without clipcil: vision tower and classifier in one.
 
     pt2 is read by torch.export.load, onnx by any ONNX runtime. Next to it are classes.json (names, preprocessing,
-    temperature, threshold) and classifier.safetensors (a vector for each class).
+    temperature, threshold) and, where the method compares features with one vector for each class (simplecil, dmc),
+    classifier.safetensors with these vectors.
 
     For example:
       clipcil export birds/ --out birds-onnx/ --format onnx

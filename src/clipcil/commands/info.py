@@ -15,17 +15,19 @@ from clipcil.experiment.spec import RunSpec, field_docs, method_settings, read_p
 def methods(
     method: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="[METHOD]", help_behavior_hint="")] = "",
     data: Annotated[str, tyro.conf.arg(metavar="NAME", help_behavior_hint="")] = "",
+    backbone: Annotated[str, tyro.conf.arg(metavar="NAME")] = "mini",
 ) -> None:
     """List the methods, or the settings of one with their values and reasons.
 
     For example:
       clipcil methods
       clipcil methods dmc-ot
-      clipcil methods rapf --data cub200
+      clipcil methods dmc-ot --data cub200 --backbone openai/clip-vit-base-patch16
 
     Args:
         method: Show the settings of this method.
-        data: Show the values of the preset for this dataset.
+        data: Show the values that a run on this dataset takes: those of its preset, where there is one.
+        backbone: Some presets have other values for the embedded backbone.
     """
     import inspect
 
@@ -45,12 +47,14 @@ def methods(
         return
     if data:
         find_dataset(data)
-    kind, spec = find_method(method), RunSpec(method=method, data=data or "emoji")
+    kind, spec = find_method(method), RunSpec(method=method, data=data or "emoji", backbone=backbone)
     config = method_settings(spec, {}, preset=bool(data))
     kept = data and read_preset(data, kind.presets or method, spec.backbone)
     about = f", with the preset for {data}" if kept else f"; there is no preset for {data}" if data else ""
     print(f"{kind.title}: settings for --set key=value{about}")
     _print(("setting", "value", "what it is"), _settings(config))
+    if not data:
+        print("A run may take other values from its dataset's preset: --data NAME shows them.")
 
 
 def datasets(

@@ -35,9 +35,9 @@ def learn(
     """Teach a model the classes in a folder; the pictures of earlier lessons are not needed.
 
     FOLDER holds a folder of pictures for each class. New classes are learnt; classes that the model knows get
-    the new pictures added. Pictures taught before are recognised and skipped. The features of some pictures are kept,
-    to measure the accuracy over all classes after every lesson, and to recognise pictures that show none of them. A
-    lesson that is stopped leaves the model as it was.
+    the new pictures added. Pictures taught before are recognised and skipped. The features of some pictures are kept
+    for evaluation: to measure the accuracy over all classes after every lesson, and to recognise pictures that show
+    none of them. A lesson that is stopped leaves the model as it was.
 
     For example:
       clipcil learn birds/ week1/
@@ -50,7 +50,7 @@ def learn(
         method: Method of a new model; `clipcil methods` lists them. Default: strata.
         seed: Seed of a new model. Default: 0.
         set: Settings of the method, for a new model.
-        hold_out: Keep the features of some pictures for evaluation.
+        hold_out: Keep the features of some pictures for evaluation; what the method itself keeps is another thing.
         skip_broken: Leave out pictures that cannot be decoded, and list them, instead of stopping.
         subfolders: Accept class folders that hold only folders of pictures.
         dry_run: Show what would be learnt, and learn nothing.

@@ -58,13 +58,18 @@ def predict(
         folder_out: Also sort the pictures into a folder for each class here; they are never moved.
         by: Sort by symbolic link or by copy.
         watch: Keep watching the folders, and classify new pictures, until Ctrl-C.
-        on: ray: for millions of pictures. PICTURE is then one folder, parquet files or a list of paths, and the answers
-            are parquet files in --out; stopped and given again, finished parts are not done again.
+        on: ray: for millions of pictures. PICTURE is then a folder of pictures, a parquet file, a folder of these or a
+            list of paths, and the answers are parquet files in --out; stopped and given again, finished parts are not
+            done again.
         out: Folder for the answers, with --on ray; every machine of the cluster must be able to write there.
         actors: Number of model replicas, with --on ray.
         gpus_per_actor: GPUs of each replica; 0: the CPU.
         address: Address of a Ray cluster, or auto; without one a Ray is started on this machine.
     """
+    with_ray = {"--out": out is not None, "--address": address is not None, "--gpus-per-actor": gpus_per_actor != 0}
+    here = {"--json": json, "--csv": csv, "--folder-out": folder_out is not None, "--watch": watch}
+    here |= {"--device": device != "cpu", "--allow-download": allow_download}
+    check_place(on, with_ray, here)
     if on == "ray":
         predict_many(model, pictures, out, top, actors, gpus_per_actor, address, backbone)
         return
@@ -98,6 +103,17 @@ def predict(
     if broken:
         print(f"clipcil: {broken} of {asked} pictures cannot be read", file=sys.stderr)
         sys.exit(1)
+
+
+def check_place(on: str, with_ray: dict[str, bool], here: dict[str, bool]) -> None:
+    """Refuse options that would be ignored: those for Ray without it, and those that answer here with it."""
+    from clipcil.errors import UserError
+
+    ignored = [name for name, given in (here if on == "ray" else with_ray).items() if given]
+    if ignored:
+        why = "cannot be given with --on ray" if on == "ray" else "is for --on ray"
+        more = "; answers are parquet files in --out" if on == "ray" else ""
+        raise UserError(f"{ignored[0]} {why}{more}")
 
 
 def predict_many(

@@ -7,7 +7,7 @@ from typing import Annotated
 import tyro
 
 from clipcil.commands.learn import Model
-from clipcil.commands.types import Device, Name, NewBackbone, Number
+from clipcil.commands.types import Device, Download, Name, NewBackbone, Number
 
 
 def serve(
@@ -18,6 +18,7 @@ def serve(
     method: Name = None,
     backbone: NewBackbone = None,
     device: Device = "cpu",
+    allow_download: Download = False,
 ) -> None:
     """Serve a web page for teaching a model, and the same as a JSON API.
 
@@ -35,6 +36,8 @@ def serve(
         open: Open the page in a browser.
         method: Method of a new model; `clipcil methods` lists them.
     """
+    from clipcil.network import allow_downloads
     from clipcil.serve.server import serve_model
 
-    serve_model(model, host, port, open, method, backbone, device)
+    with allow_downloads(allow_download):
+        serve_model(model, host, port, open, method, backbone, device)

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from clipcil.data.given import as_picture
-from clipcil.data.names import check_names, need_text
+from clipcil.data.names import ANYTHING, check_names, need_text
 from clipcil.data.pictures import PictureSet, identity_of_pictures
 from clipcil.errors import UserError, nearest
 from clipcil.plugins import plugins
@@ -243,5 +243,15 @@ def full_options(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def open_dataset(name: str, root: Path | None = None, options: Mapping[str, Any] | None = None) -> Dataset:
-    """The dataset called `name`; `root` is the folder that holds it, where it needs one."""
-    return find_dataset(name).open(root, resolve_options(name, options or {}))
+    """The dataset called `name`; `root` is the folder that holds it, or its folder, where it needs one."""
+    return find_dataset(name).open(own_folder(name, root), resolve_options(name, options or {}))
+
+
+def own_folder(name: str, root: Path | None) -> Path | None:
+    """Of a folder with a folder for each dataset the one of this dataset, else the folder itself.
+
+    Datasets that take any folder of pictures, where a class may be called as the dataset is, have no such folder.
+    """
+    if root is None or name in ANYTHING or not (root / name).is_dir():
+        return root
+    return root / name

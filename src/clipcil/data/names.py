@@ -8,6 +8,8 @@ from collections.abc import Sequence
 
 from clipcil.errors import UserError, printable
 
+ANYTHING = ("folder", "parquet", "hub")
+"""Datasets that are whatever pictures their folder or repository holds; the others are the same wherever they lie."""
 LONGEST = 300
 """Characters in a name. 77 tokens hold no more than this of any language; the tokenizer says the exact limit later."""
 _INVISIBLE = re.compile("[\u00ad\u200b-\u200f\u202a-\u202e\u2060-\u2069\ufeff]")

@@ -21,7 +21,7 @@ from clipcil.experiment.device import find_device, make_fabric
 from clipcil.experiment.display import Display
 from clipcil.experiment.drift import copy_memory, measure_drift
 from clipcil.experiment.evaluate import Record, evaluate
-from clipcil.experiment.folder import check_same, check_start, read_config, write_results, write_start
+from clipcil.experiment.folder import check_installed, check_same, check_start, read_config, write_results, write_start
 from clipcil.experiment.loading import Parts, Shared, load_parts
 from clipcil.experiment.monitor import RunMonitor
 from clipcil.experiment.notebook import default_display
@@ -123,10 +123,14 @@ class Experiment:
             given: Options of `RunSpec`, and `settings` of the method, that must be those of the run; only `data_root`
                 may be another: where the same pictures are today.
 
+        A run of a dataset or method that was given as an object is continued by `run(folder)` of an experiment that is
+        made again with the same object.
+
         Raises:
             UserError: The folder holds no run, or something in `given` is not what the run was begun with.
         """
         kept, given = read_config(Path(folder)), dict(given or {})
+        check_installed(Path(folder), kept["run"])
         settings = given.pop("settings", {})
         other = {"tasks": "increment", "increment": "tasks"}  # the one given replaces the other one kept
         run = {key: value for key, value in kept["run"].items() if other.get(key) not in given}

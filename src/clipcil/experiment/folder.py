@@ -18,13 +18,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from clipcil import __version__
+from clipcil.data.dataset import datasets
+from clipcil.data.names import ANYTHING
 from clipcil.errors import UserError, printable, quoted
 from clipcil.experiment.checkpoint import RUN_FILES, first_difference
 from clipcil.experiment.monitor import RunMonitor, peak_megabytes
 from clipcil.files import LOCK, part_names, write_json, write_text, write_toml
+from clipcil.methods.registry import methods
 from clipcil.reading import read_json, read_toml
 from clipcil.report.answers import PACKED, PLAIN
-from clipcil.report.runs import ANYTHING, RunResult, find_runs, read_run
+from clipcil.report.runs import RunResult, find_runs, read_run
 
 if TYPE_CHECKING:
     from clipcil.clip import CLIP
@@ -47,7 +50,20 @@ def check_start(folder: Path, table: dict[str, Any], resume: bool) -> None:
     if is_kept(folder):  # evidence, which a run of today would replace
         raise UserError(f"{folder} holds a kept run, which cannot be continued; name another folder with --out")
     if not resume:
-        raise UserError(f"{folder} holds this run already; continue it with --resume {quoted(folder)}, or name another")
+        raise UserError(
+            f"{folder} holds this run already; continue it with --resume {quoted(folder)} (in Python with run(folder)),"
+            " or name another"
+        )
+
+
+def check_installed(folder: Path, run: dict[str, Any]) -> None:
+    """Refuse to continue a run of a dataset or method that nobody here knows by its name."""
+    for key, called, known in (("data", "dataset", datasets()), ("method", "method", methods())):
+        if isinstance(name := run.get(key), str) and name not in known:
+            raise UserError(
+                f"{folder} is a run of the {called} '{name}', which is not installed here; where it was given in"
+                " Python, make the same Experiment again and call run(folder), which continues"
+            )
 
 
 def check_same(folder: Path, found: dict[str, Any], asked: dict[str, Any]) -> None:

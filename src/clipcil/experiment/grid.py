@@ -11,7 +11,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from clipcil.data.dataset import datasets, find_dataset
+from clipcil.data.dataset import datasets, find_dataset, own_folder
 from clipcil.errors import UserError, nearest
 from clipcil.experiment.spec import PER_RUN, Grid, RunSpec, as_table, method_settings, resolved
 from clipcil.methods.registry import find_method, methods
@@ -198,7 +198,7 @@ def data_roots(words: Sequence[str], data: Iterable[str]) -> dict[str, Path | No
     for name in data:
         root = own.get(name)
         if root is None and general and name in known and known[name].needs != "nothing":
-            root = general[0] / name if (general[0] / name).exists() else general[0]
+            root = own_folder(name, general[0])
         found[name] = root.absolute() if root is not None else None
     return found
 

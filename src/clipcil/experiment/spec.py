@@ -35,7 +35,7 @@ class RunSpec:
     data: str = "emoji"
     """The dataset (`clipcil datasets` lists them), or a folder of class/picture."""
     data_root: Path | None = None
-    """Folder that holds the dataset."""
+    """Folder that holds the dataset, or a folder for each dataset."""
     data_options: dict[str, Any] = field(default_factory=dict)
     """Options of the dataset, such as split=random; `clipcil datasets NAME` lists them."""
     skip_broken: bool = False

@@ -9,13 +9,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, NotRequired, TypedDict
 
+from clipcil.data.names import ANYTHING
 from clipcil.errors import UserError
 from clipcil.reading import Between, Count, MissingFileError, Text, read_json, typed
 
 WHOLE = ("loading", "learning", "evaluation", "drift")
 """The phases that follow each other; the others lie inside `learning`."""
-ANYTHING = ("folder", "parquet", "hub")
-"""Datasets that are what their folder holds; the others are the same wherever they lie."""
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from clipcil.data.dataset import Dataset, register
 from clipcil.data.datasets.parquet import ParquetOptions, from_files
 from clipcil.data.tree import list_files
 from clipcil.errors import UserError, first_line
-from clipcil.network import ASK_FIRST, downloads_allowed
+from clipcil.network import downloads_allowed
 
 CONVERTED = "refs/convert/parquet"
 """The branch where the hub keeps the parquet form of datasets that come in another one."""
@@ -86,5 +86,8 @@ def _cached(options: HubOptions, revision: str | None) -> Path:
     commit = mark.read_text().strip() if mark.is_file() else revision or ""
     found = home / "snapshots" / Path(commit).name
     if not commit or not found.is_dir():
-        raise UserError(f"hub dataset '{options.repo}' is not on this machine; {ASK_FIRST}")
+        raise UserError(
+            f"hub dataset '{options.repo}' is not on this machine; nothing is fetched because a folder names it: allow"
+            " it with --allow-download"
+        )
     return found
