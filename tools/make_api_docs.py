@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import inspect
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +17,11 @@ ORDER = (
     "Experiment", "Results", "methods", "datasets", "Method", "Dataset", "Training", "load_clip", "Classifier", "load",
     "Prediction", "UserError",
 )  # fmt: skip
+USED = {  # what the names above hand to a caller or to the author of a method
+    "Lesson": "classifier.lesson", "LessonStoppedError": "classifier.lesson", "Evaluation": "classifier.evaluation",
+    "Task": "data.stream", "Pictures": "data.reader", "Batch": "data.batch", "Session": "training.loop",
+    "TowerTraining": "training.augment", "tuned": "training.tuning",
+}  # fmt: skip
 HEAD = """# The Python API
 
 Made from the docstrings by `python tools/make_api_docs.py`; a test holds it current. Every example runs as a test.
@@ -29,16 +35,24 @@ def page() -> str:
         raise SystemExit(f"give {', '.join(sorted(missing))} a place in ORDER")
     parts = [HEAD, *(section(name) for name in ORDER)]
     parts.append(function("clipcil.checks.check_method", clipcil.checks.check_method))
+    for name, room in USED.items():
+        parts.append(describe(f"clipcil.{room}.{name}", getattr(importlib.import_module(f"clipcil.{room}"), name)))
     return "\n".join(parts)
 
 
 def section(name: str) -> str:
     """A public name: a class with its members, or a function."""
-    thing = clipcil.methods.registry.methods if name == "methods" else getattr(clipcil, name)
+    return describe(
+        f"clipcil.{name}", clipcil.methods.registry.methods if name == "methods" else getattr(clipcil, name)
+    )
+
+
+def describe(name: str, thing: Any) -> str:
+    """A class with its members, or a function."""
     if not inspect.isclass(thing):
-        return function(f"clipcil.{name}", thing)
-    lines = [function(f"clipcil.{name}", thing)]
-    if name == "Experiment":
+        return function(name, thing)
+    lines = [function(name, thing)]
+    if thing is clipcil.Experiment:
         lines += ["Options:\n", *(f"- `{key}`: {text}" for key, text in field_docs(RunSpec).items()), ""]
     if dataclasses.is_dataclass(thing):
         docs, names = field_docs(thing), [item.name for item in dataclasses.fields(thing)]
@@ -49,11 +63,11 @@ def section(name: str) -> str:
         if key.startswith("_") or not (isinstance(member, property) or inspect.isfunction(plain)):
             continue
         if not inspect.getdoc(plain):
-            raise SystemExit(f"clipcil.{name}.{key} has no docstring")
+            raise SystemExit(f"{name}.{key} has no docstring")
         if isinstance(member, property):
             lines.append(f"- `{key}`: {' '.join(text_of(member).split())}")
         else:
-            lines.append(f"- `{key}{signature(plain)}`: {summary(plain)}")
+            lines += [f"- `{key}{signature(plain)}`: {summary(plain)}", *arguments(plain)]
     return "\n".join(lines) + "\n"
 
 
@@ -86,9 +100,22 @@ def summary(thing: Any) -> str:
     return " ".join((inspect.getdoc(thing) or "").split("\n\n")[0].split())
 
 
+def arguments(thing: Any) -> list[str]:
+    """The `Args:` of a docstring, each a line of a list in a list."""
+    _, _, rest = (inspect.getdoc(thing) or "").partition("\nArgs:\n")
+    lines: list[str] = []
+    for line in rest.split("\n\n")[0].splitlines():
+        if line.startswith("     "):
+            lines[-1] += f" {line.strip()}"
+        else:
+            key, _, text = line.strip().partition(": ")
+            lines.append(f"  - `{key}`: {text}")
+    return lines
+
+
 def signature(thing: Any) -> str:
     """The parameters, without `self`."""
-    if thing is clipcil.UserError:
+    if inspect.isclass(thing) and (issubclass(thing, Exception) or getattr(thing, "_is_protocol", False)):
         return ""
     found = inspect.signature(thing)
     kept = [

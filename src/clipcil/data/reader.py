@@ -213,6 +213,7 @@ class Pictures:
         return Pictures(self._reader, self._set, picked, self._gate)
 
     def batches(self, size: int) -> Iterator[Pictures]:
+        """The same pictures in order, at most `size` at a time."""
         for start in range(0, len(self), size):
             yield self[start : start + size]
 
