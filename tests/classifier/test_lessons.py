@@ -203,3 +203,9 @@ def test_names_are_compared_once_for_all_and_not_in_pairs(monkeypatch: pytest.Mo
     assert plan.pictures.labels.tolist() == [*range(200, 400), *range(0, 200, 2)]
     assert list(lesson.new) == names[:200] and list(lesson.again) == names[200:]
     assert len(asked) < 2000
+
+
+def test_a_single_class_that_a_method_cannot_learn_is_a_warning() -> None:
+    model = clipcil.Classifier("l2p", train={"epochs": 1})
+    assert not any("one class" in said for said in model.learn(pictures(["airplane", "ant"])).warnings)
+    assert any("tasks have one class" in said for said in model.learn(pictures(["apple"])).warnings)

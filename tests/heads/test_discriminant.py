@@ -95,3 +95,24 @@ def test_averaged_head_of_one_task_ranks_as_the_pooled_one() -> None:
 def test_averaged_head_takes_one_picture_a_class() -> None:
     head = learnt([groups([1, 1]), groups([1], seed=2)], AveragedDiscriminantHead)
     assert torch.isfinite(head(torch.randn(3, DIM))).all()
+
+
+@pytest.mark.parametrize("copies", [1, 2, 3, 6, 7])
+@pytest.mark.parametrize("kind", [DiscriminantHead, AveragedDiscriminantHead])
+def test_a_task_of_copies_of_one_picture_harms_no_other_class(kind: type[Discriminant], copies: int) -> None:
+    """The mean of equal numbers can be off by a rounding, so that their scatter is tiny and not zero."""
+    parts = groups([30, 30, 30])
+    picture = torch.full((copies, DIM), 0.1, dtype=torch.float64) + torch.arange(DIM)
+    inputs, labels = torch.cat(parts).float(), torch.arange(3).repeat_interleave(30)
+    for tasks, old in (([parts, [picture]], slice(0, 3)), ([[picture], parts], slice(1, 4))):
+        scores = learnt(tasks, kind)(inputs)
+        assert scores.abs().max() < 1e6
+        assert (scores[:, old].argmax(1) == labels).double().mean() > 0.8
+
+
+@pytest.mark.parametrize("kind", [DiscriminantHead, AveragedDiscriminantHead])
+def test_copies_alone_are_told_apart_by_the_nearest_mean(kind: type[Discriminant]) -> None:
+    centres = torch.cat(groups([1, 1, 1]))
+    head = learnt([[centre.expand(3, -1) for centre in centres]], kind)
+    tests = torch.cat(groups([7, 7, 7], seed=4)).float()
+    assert torch.equal(head(tests).argmax(1), torch.cdist(tests, centres.float()).argmin(1))

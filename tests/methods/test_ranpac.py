@@ -18,7 +18,7 @@ from clipcil.data.reader import Reader
 from clipcil.data.stream import Task, TaskStream
 from clipcil.errors import UserError
 from clipcil.heads.stacked import spreads
-from clipcil.methods.ranpac import PENALTIES, RanPAC, RanPACAdapted, RanPACAdaptedConfig, RanPACConfig
+from clipcil.methods.ranpac import PENALTIES, SHARPNESS, RanPAC, RanPACAdapted, RanPACAdaptedConfig, RanPACConfig
 from clipcil.training.loop import Session
 from clipcil.training.tuning import Tuned
 
@@ -67,9 +67,17 @@ def test_a_small_task_is_never_held_out_whole(tiny_clip: CLIP, count: int) -> No
     kernel = float(features[0].double().square().sum())
     errors = [(kernel / (kernel + choice) - 1) ** 2 for choice in PENALTIES]
     assert errors[PENALTIES.index(float(penalty))] == min(errors)
-    noise, blunt = method.choose_penalty(torch.rand(2, 90), torch.arange(2))  # what is held out is never foretold
-    assert float(noise) == max(PENALTIES)
-    assert 1 <= float(blunt) <= float(sharpness) <= 1000
+    assert 1 <= float(sharpness) <= 1000
+
+
+def test_one_picture_of_every_class_chooses_nothing_and_more_of_them_do(tiny_clip: CLIP) -> None:
+    """What is held out is then never foretold, and the largest λ would always be the best."""
+    method, first = make(tiny_clip), pictures(tiny_clip, torch.arange(3), 1)
+    method.learn(Task(0, list("abc"), first))  # type: ignore[arg-type]
+    assert float(method.penalty) == 1 and float(method.sharpness) == SHARPNESS
+    more = pictures(tiny_clip, torch.arange(3).repeat(20), 2)
+    method.learn_again(Task(1, [], more))  # type: ignore[arg-type]
+    assert float(method.penalty) != 1 and float(method.sharpness) != SHARPNESS
 
 
 def test_tuning_what_it_does_not_read_is_refused() -> None:

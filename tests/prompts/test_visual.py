@@ -138,3 +138,11 @@ def test_head_keeps_earlier_rows_and_the_loss_is_that_of_logits_masked_to_the_ta
     torch.testing.assert_close(cross_entropy(head.current(features), labels - 3), cross_entropy(masked, labels))
     cross_entropy(masked, labels).backward()
     assert head.weights[0].grad is None
+
+
+def test_tasks_of_one_class_are_said_to_teach_the_head_nothing() -> None:
+    head = GrowingHead(4, CPU)
+    head.grow(3)
+    assert head.notes() == []
+    head.grow(1)
+    assert head.notes()[0].startswith("1 of 2 tasks have one class")

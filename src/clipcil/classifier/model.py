@@ -168,6 +168,7 @@ class TaughtModel:
             with follow_tower(method, self._held, new) as moves:
                 if len(new):
                     self._learner.learn(Task(len(method.sizes), list(lesson.new), new))
+                    lesson.warnings += method.notes()
             if len(known):
                 self._learner.learn_again(Task(len(method.sizes), list(lesson.again), known))
         for move in moves:

@@ -9,6 +9,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+NO_SPREAD = 1e-12
+"""A scatter below this share of the squared means is rounding: the pictures show no spread."""
+
 
 class Discriminant(nn.Module, ABC):
     """Class means and a linear score for every class; how the covariance is found is up to the subclass."""
@@ -85,7 +88,8 @@ class AveragedDiscriminantHead(Discriminant):
 
     k classes before the task and C with it; m and m_new the means of their class means; S the scatter of the task's n
     pictures. Scores are not centred. In float64, because what all classes have in common is much larger than what
-    tells them apart.
+    tells them apart. A task of single pictures, or of copies of one, says nothing about the spread and leaves Ω as it
+    is, which is ours; Ω is the identity for the scores until there is some.
     """
 
     inverse: Tensor  # (d, d) float64
@@ -96,25 +100,31 @@ class AveragedDiscriminantHead(Discriminant):
 
     def solve(self, old: Tensor, new: Tensor, deviations: Tensor) -> tuple[Tensor, Tensor]:
         """Average the task's inverse covariance into that of the tasks before it."""
-        known, seen = len(old), len(old) + len(new)
-        fresh = torch.linalg.inv(ridged(deviations.T @ deviations, len(deviations)))
-        if known:
-            apart = old.mean(0) - new.mean(0)
-            rank_one = known * (seen - known) / seen**3 * torch.outer(apart, apart)
-            fresh = known / seen * self.inverse + (seen - known) / seen * fresh + rank_one
-        self.inverse = fresh
-        weight = self.centres @ fresh
+        known, seen, scatter = len(old), len(old) + len(new), deviations.T @ deviations
+        if has_spread(scatter, new):
+            fresh = torch.linalg.inv(ridged(scatter, len(deviations), new))
+            if bool(self.inverse.any()):
+                apart = old.mean(0) - new.mean(0)
+                rank_one = known * (seen - known) / seen**3 * torch.outer(apart, apart)
+                fresh = known / seen * self.inverse + (seen - known) / seen * fresh + rank_one
+            self.inverse = fresh
+        weight = self.centres @ self.inverse if bool(self.inverse.any()) else self.centres
         return weight, -math.log(seen) - 0.5 * (weight * self.centres).sum(1)
 
 
-def ridged(scatter: Tensor, count: float) -> Tensor:
+def has_spread(scatter: Tensor, means: Tensor) -> bool:
+    """Whether a scatter is more than the rounding of features with these means (C, d), as that of copies is."""
+    return float(scatter.trace()) > NO_SPREAD * float(means.square().sum())
+
+
+def ridged(scatter: Tensor, count: float, means: Tensor) -> Tensor:
     """(S + tr(S)/(n−1) I) / d: the covariance estimator of Kubokawa and Srivastava, whose ridge fades as n grows.
 
-    The identity where the pictures have no spread at all.
+    The identity where the pictures, of classes with these means, have no spread at all.
     """
     identity = torch.eye(len(scatter), dtype=scatter.dtype, device=scatter.device)
     ridge = float(scatter.trace()) / max(1.0, count - 1)
-    return (scatter + ridge * identity) / len(scatter) if ridge > 0 else identity
+    return (scatter + ridge * identity) / len(scatter) if has_spread(scatter, means) else identity
 
 
 def discriminant(centres: Tensor, scatter: Tensor, count: float) -> tuple[Tensor, Tensor]:
@@ -126,6 +136,6 @@ def discriminant(centres: Tensor, scatter: Tensor, count: float) -> tuple[Tensor
     the mean over classes is taken out of both w and b, so that no large common part has to cancel in single precision,
     and so that scores can be scaled to unit length. Pictures without any spread give the nearest class mean.
     """
-    weight = torch.cholesky_solve(centres.T, torch.linalg.cholesky(ridged(scatter, count))).T
+    weight = torch.cholesky_solve(centres.T, torch.linalg.cholesky(ridged(scatter, count, centres))).T
     bias = -0.5 * (weight * centres).sum(1)
     return weight - weight.mean(0), bias - bias.mean()

@@ -5,10 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from clipcil.heads.discriminant import discriminant
-
-NO_SPREAD = 1e-12
-"""A scatter below this share of the squared means is rounding: the pictures show no spread."""
+from clipcil.heads.discriminant import NO_SPREAD, discriminant, has_spread
 
 
 def scaled_discriminant(means: Tensor, counts: Tensor, scatter: Tensor) -> tuple[Tensor, Tensor]:
@@ -22,7 +19,7 @@ def scaled_discriminant(means: Tensor, counts: Tensor, scatter: Tensor) -> tuple
         scatter: S (d, d), pooled within the classes. Without any spread A = I: the nearest mean.
     """
     dim, count = means.shape[1], float(counts.sum())
-    if float(scatter.trace()) <= NO_SPREAD * float(means.square().sum()):
+    if not has_spread(scatter, means):
         return discriminant(means, torch.zeros_like(scatter), count)
     weight, bias = discriminant(means, scatter, count)  # its covariance is A n/d
     return weight * (count / dim), bias * (count / dim)

@@ -39,3 +39,9 @@ class GrowingHead(nn.Module):
     def forward(self, features: Tensor) -> Tensor:
         """(B, size) → (B, classes seen)."""
         return linear(features, torch.cat(list(self.weights)), torch.cat(list(self.biases)))
+
+    def notes(self) -> list[str]:
+        """What a report should say where tasks have one class."""
+        lone = sum(len(rows) == 1 for rows in self.weights)
+        said = "a cross-entropy within the task learns nothing of a single class, whose logit is always 0"
+        return [f"{lone} of {len(self.weights)} tasks have one class: {said}"] if lone else []

@@ -143,7 +143,7 @@ class CODAPrompt(Method):
         return features
 
     def notes(self) -> list[str]:
-        return missing_note(self.config.layers, self.clip.config.vision.layers)
+        return [*missing_note(self.config.layers, self.clip.config.vision.layers), *self.head.notes()]
 
 
 def join(earlier: Components | None, newest: Components) -> Components:

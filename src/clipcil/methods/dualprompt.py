@@ -143,4 +143,4 @@ class DualPrompt(Method):
 
     def notes(self) -> list[str]:
         layers = (*self.config.general_layers, *self.config.expert_layers)
-        return missing_note(layers, self.clip.config.vision.layers)
+        return [*missing_note(layers, self.clip.config.vision.layers), *self.head.notes()]

@@ -114,6 +114,9 @@ class L2P(Method):
         parameters = [self.prompts, self.keys, *self.head.newest()]
         self.session.fit("train", parameters, task.pictures, loss, self.config.train)
 
+    def notes(self) -> list[str]:
+        return self.head.notes()
+
     def logits(self, batch: Batch) -> Tensor:
         chosen = choose(cosine(batch.features, self.keys), self.config.top_k)
         scores: Tensor = self.head(self.encode(batch.pixels, chosen))
