@@ -69,7 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 OUT_OF_MEMORY = ("allocate memory", "could not create a primitive", "out of memory")
-"""What torch, its oneDNN kernels, and CUDA and MPS say where the memory is used up; none raises MemoryError."""
+"""What torch, its oneDNN kernels, and CUDA say where the memory is used up; none raises MemoryError."""
 GRID_LISTS = ("--methods", "--only", "--data", "--orders", "--data-root", "--kept")
 """Options of `bench` and `sweep` that take several words."""
 

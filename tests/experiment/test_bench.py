@@ -224,6 +224,26 @@ def test_ablations_are_settings(tmp_path: Path) -> None:
     assert usual[0].folder == planned[2].folder, "the same run in two tables is one run"
 
 
+@pytest.mark.parametrize("changed", ["order", "pictures"])
+def test_a_file_that_has_changed_since_is_not_passed_over(
+    pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changed: str
+) -> None:
+    own, order = tmp_path / "folder", tmp_path / "order.txt"
+    shutil.copytree(pictures, own)
+    order.write_text("\n".join(COLOURS))
+    grid = small_grid(own, tmp_path / "out", methods=("simplecil",), seeds=1, orders=(str(order),))
+    first = run_grid(plan(grid), grid.out)
+    done = counted(monkeypatch)
+    assert run_grid(plan(grid), grid.out)[0].result is not None and not done, "the same files: done before"
+    if changed == "order":
+        order.write_text("\n".join(reversed(COLOURS)))
+    else:
+        Image.new("RGB", (50, 50), COLOURS[0]).save(own / COLOURS[0] / "more.png")
+    for _ in range(2):  # a refused run has not made the old results those of the new files
+        again = run_grid(plan(grid), grid.out)[0]
+        assert first[0].result is not None and again.result is None and "another run" in str(again.error)
+
+
 def test_two_rows_that_are_the_same_run_are_run_once(
     pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from clipcil.errors import UserError
 from clipcil.experiment import device
-from clipcil.experiment.device import avoid_broken_amx, make_fabric
+from clipcil.experiment.device import avoid_broken_amx, find_device, make_fabric
 
 VARIABLE = "ONEDNN_MAX_CPU_ISA"
 
@@ -78,3 +79,12 @@ def test_half_precision_works_on_this_machine() -> None:
     )
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stderr
+
+
+def test_apple_s_gpu_has_no_double_precision_and_is_never_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    monkeypatch.setattr("torch.backends.mps.is_available", lambda: True)
+    assert find_device("auto") == "cpu"
+    for ask in (find_device, lambda name: make_fabric(name, "32-true")):
+        with pytest.raises(UserError, match=r"no double precision.*--device cpu"):
+            ask("mps")

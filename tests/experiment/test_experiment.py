@@ -162,7 +162,7 @@ def test_the_default_number_of_tasks_is_ten_and_auto_is_a_device() -> None:
     assert RunSpec(tasks=10) == RunSpec() and RunSpec(increment=5).tasks is None
     table = Experiment("simplecil").table["run"]
     assert table["tasks"] == 10 and table["device"] == ("cuda" if torch.cuda.is_available() else table["device"])
-    assert table["device"] in ("cpu", "cuda", "mps")
+    assert table["device"] in ("cpu", "cuda")
 
 
 def test_a_number_stands_for_the_word_of_a_choice() -> None:

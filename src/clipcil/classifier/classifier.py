@@ -43,7 +43,7 @@ class Classifier(TaughtModel):
         method: One of `clipcil methods`.
         backbone: "mini" (embedded), a Hugging Face id, a folder or a file, or a loaded `CLIP`.
         seed: The same seed and the same lessons give the same model.
-        device: cpu, cuda, mps or auto.
+        device: cpu, cuda or auto.
         settings: Settings of the method, such as `beta=0.2`, `stage1={"epochs": 5}` or `**{"stage1.epochs": 5}`;
             `clipcil methods METHOD` lists them.
 
@@ -368,7 +368,7 @@ def load(
     Args:
         folder: Where it was saved.
         backbone: Path of the backbone on this machine, if it differs from where the model was made.
-        device: cpu, cuda, mps or auto.
+        device: cpu, cuda or auto.
         allow_download: Fetch a backbone that the folder names and this machine lacks; one named here is fetched anyway.
 
     Raises:

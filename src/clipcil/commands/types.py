@@ -17,7 +17,7 @@ Flag = Annotated[bool, tyro.conf.FlagCreatePairsOff, tyro.conf.arg(help_behavior
 Folder = Annotated[Path | None, tyro.conf.arg(metavar="DIR", help_behavior_hint="")]
 File = Annotated[Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="")]
 Download = Annotated[Flag, tyro.conf.arg(help="Fetch a backbone that the folder names and this machine lacks.")]
-Device = Annotated[str, tyro.conf.arg(metavar="NAME", help="cpu, cuda, mps or auto.")]
+Device = Annotated[str, tyro.conf.arg(metavar="NAME", help="cpu, cuda or auto.")]
 Name = Annotated[str | None, tyro.conf.arg(metavar="NAME", help_behavior_hint="")]
 Backbone = Annotated[Name, tyro.conf.arg(help="Path of the model's backbone on this machine, if it differs.")]
 NewBackbone = Annotated[

@@ -22,6 +22,8 @@ from clipcil.distributed import gather, rank, share_bounds, world_size
 from clipcil.errors import UserError
 from clipcil.run_cache import RunCache
 
+MOST_BYTES = 2 * 2**30
+"""Features that runs share in memory; beyond it they are dropped before the next run."""
 BLOCK = 128
 """Pictures per tower pass. Always whole blocks at fixed places, so that features have the same bits however and
 whenever they are asked for (a resumed run asks in another order than the run it continues)."""
@@ -146,6 +148,11 @@ class Reader:
             store.close()
         self._stores.clear()
         self._encoded.clear()
+
+    def make_room(self) -> None:
+        """Drop the features that runs share where they have grown beyond `MOST_BYTES`; they are computed again."""
+        if sum(table.features.nbytes + table.levels.nbytes for table in self._encoded.values()) > MOST_BYTES:
+            self._encoded.clear()
 
     def forget(self, pictures: PictureSet) -> None:
         """Drop the features of a set that is no longer needed, unless other runs share them."""

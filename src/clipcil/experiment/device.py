@@ -26,12 +26,16 @@ HALF_PRODUCT = "import torch; matrix = torch.ones(64, 64, dtype=torch.bfloat16);
 
 
 def find_device(name: str) -> str:
-    """`auto` → cuda, mps or cpu, the first that is there; another name stays as it is."""
+    """`auto` → cuda where there is one, else cpu; another name stays as it is.
+
+    Raises:
+        UserError: It is Apple's GPU, on which statistics, heads and memories in double precision cannot lie.
+    """
+    if name == "mps":
+        raise UserError("Apple's GPU (mps) has no double precision, which most methods compute in; take --device cpu")
     if name != "auto":
         return name
-    if torch.cuda.is_available():
-        return "cuda"
-    return "mps" if torch.backends.mps.is_available() else "cpu"
+    return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def make_fabric(device: str, precision: str, devices: int = 1, nodes: int = 1) -> Any:
@@ -41,7 +45,7 @@ def make_fabric(device: str, precision: str, devices: int = 1, nodes: int = 1) -
     Slurm has started them.
 
     Args:
-        device: cpu, cuda, mps or auto.
+        device: cpu, cuda or auto.
         precision: 32-true, bf16-mixed or 16-mixed.
         devices: Number of devices of this machine.
         nodes: Number of machines.

@@ -7,10 +7,12 @@ on a CPU; what differs from run to run (seconds, versions) stands in `timing.jso
 from __future__ import annotations
 
 import datetime
+import hashlib
 import json
 import os
 import platform
 from collections.abc import Sequence
+from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,7 +25,7 @@ from clipcil.data.names import ANYTHING
 from clipcil.errors import UserError, printable, quoted
 from clipcil.experiment.checkpoint import RUN_FILES, first_difference
 from clipcil.experiment.monitor import RunMonitor, peak_megabytes
-from clipcil.files import LOCK, part_names, write_json, write_text, write_toml
+from clipcil.files import LOCK, part_names, sha256, write_json, write_text, write_toml
 from clipcil.methods.registry import methods
 from clipcil.reading import read_json, read_toml
 from clipcil.report.answers import PACKED, PLAIN
@@ -76,10 +78,12 @@ def write_start(folder: Path, table: dict[str, Any], clip: CLIP) -> list[str]:
     """Claim the folder for this run; returns what a person should know about it."""
     if not (folder / "config.toml").exists():
         write_toml(folder / "config.toml", table)
-    now = {**environment(), "backbone": clip.pinned, "fingerprint": clip.fingerprint}
+    now = {**environment(), "backbone": clip.pinned, "fingerprint": clip.fingerprint, "inputs": inputs(table)}
     try:
-        before = read_json(folder / "environment.json")["threads"]
-    except (UserError, LookupError, TypeError):
+        kept = read_json(folder / "environment.json")
+        before = kept["threads"]
+        now["inputs"] = kept.get("inputs", now["inputs"])  # those that it was begun with: it may be refused with others
+    except (UserError, LookupError, TypeError, AttributeError):
         before = now["threads"]
     write_json(folder / "environment.json", now)
     if before == now["threads"]:
@@ -126,7 +130,49 @@ def finished_run(folder: Path, table: dict[str, Any]) -> RunResult | None:
     except UserError:  # damaged results are made again from the last checkpoint
         return None
     same = json.dumps(found.values["config"], sort_keys=True) == json.dumps(table, sort_keys=True)
-    return found if same else None
+    return found if same and not _inputs_changed(folder, table) else None
+
+
+def inputs(table: dict[str, Any]) -> dict[str, str]:
+    """A digest of every file and folder that the options and settings name and that is there: an order, descriptions,
+    weights, pictures of one's own."""
+    run, named = table["run"], {key: value for key, value in table["method"].items() if is_file(value)}
+    named |= {"order": run["order"]} if is_file(run.get("order")) else {}
+    named |= {"backbone": run["backbone"]} if run.get("backbone") != "mini" else {}
+    named |= {"data_root": run["data_root"]} if run["data"] in ANYTHING and run.get("data_root") else {}
+    return {key: digest for key, value in named.items() if (digest := _digest(Path(value)))}
+
+
+def is_file(value: object) -> bool:
+    """Whether a setting is the path of a file."""
+    with suppress(OSError, ValueError):
+        return isinstance(value, str | Path) and Path(value).is_file()
+    return False
+
+
+def _inputs_changed(folder: Path, table: dict[str, Any]) -> bool:
+    """Whether a file or folder that a run was made with is another one today. What is gone cannot be compared."""
+    try:
+        before = read_json(folder / "environment.json")["inputs"]
+        return any(before.get(key, digest) != digest for key, digest in inputs(table).items())
+    except (UserError, LookupError, TypeError, AttributeError):
+        return False  # of a run made before these were kept
+
+
+def _digest(path: Path) -> str:
+    """Of a file its bytes; of a folder names, sizes and times of what is in it; empty where there is nothing."""
+    with suppress(OSError, ValueError):
+        if path.is_file():
+            return sha256(path)
+        if path.is_dir():
+            found = hashlib.sha256()
+            for place, folders, names in os.walk(path):
+                folders.sort()
+                for file in (Path(place) / name for name in sorted(names)):
+                    status = file.lstat()
+                    found.update(f"{str(file)!r} {status.st_size} {status.st_mtime_ns}".encode())
+            return found.hexdigest()
+    return ""
 
 
 class FinishedRuns:
@@ -146,7 +192,9 @@ class FinishedRuns:
 
     def find(self, folder: Path, table: dict[str, Any]) -> RunResult | None:
         """The results of exactly these options and settings; None where there are none."""
-        return finished_run(folder, table) or self._kept.get(_identity(table))
+        if (done := finished_run(folder, table)) is not None:
+            return done
+        return None if inputs(table) else self._kept.get(_identity(table))  # of what is in files none is kept
 
     def other_device(self, folder: Path, table: dict[str, Any]) -> str:
         """The device of a kept run that differs from this one in nothing else, where this one is not finished."""

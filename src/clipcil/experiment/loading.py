@@ -65,6 +65,7 @@ def load_parts(
         if reader.clip is not clip or reader.device != session.device:  # the same name for another backbone
             reader = Reader(clip, cache_folder(), session.device, shared=True)
         shared.readers[spec.backbone] = reader
+        reader.make_room()
     order = class_order(spec.order, dataset.classes)
     tasks = None if spec.tasks == TASKS else spec.tasks  # the default adapts to fewer classes
     stream = TaskStream(dataset, reader, order, task_sizes(len(order), tasks, spec.increment, spec.base))

@@ -60,7 +60,7 @@ class RunSpec:
     test_sample: int | None = None
     """Evaluate each old task on at most this many of its test pictures; the last evaluation uses all of them."""
     device: str = "auto"
-    """cpu, cuda, mps, or auto: CUDA if there is one, else MPS, else the CPU."""
+    """cpu, cuda, or auto: CUDA if there is one, else the CPU."""
     precision: str = "32-true"
     """32-true, bf16-mixed or 16-mixed."""
     devices: int = 1

@@ -56,11 +56,9 @@ def _said(entries: Sequence[Entry], tables: Sequence[str]) -> str:
         said.append("In brackets: settings in which variants of a method differ; what most of them have is left out.")
     if any(len(entry.group.runs) > 1 for entry in entries):
         said.append("Mean ± standard deviation over class orders and seeds.")
-        said.append("Interval: bootstrap over runs and test pictures.")
+        said.append("Interval: over runs and test pictures, 95 %.")
     else:
-        said.append(
-            "Interval: bootstrap over test pictures; one class order and one seed cannot show their own spread."
-        )
+        said.append("Interval: over test pictures, 95 %; one class order and one seed cannot show their own spread.")
     if len(entries) > 1:
         said.append("Behind the best: paired difference with its 95 % interval; ≈ where it cannot be told from zero.")
     if tables:
@@ -153,7 +151,7 @@ def settings(group: Group) -> str:
     pairs = {**flatten(group.first.run, "run."), **flatten(group.first.settings)}
     pairs["run.seed"] = ", ".join(dict.fromkeys(str(run.seed) for run in group.runs))
     pairs["run.order"] = ", ".join(dict.fromkeys(run.order for run in group.runs))
-    pairs |= {f"environment.{key}": value for key, value in _environment(group.first.folder).items()}
+    pairs |= flatten(_environment(group.first.folder), "environment.")
     rows = [[html.text(key), html.text(show(value))] for key, value in pairs.items()]
     return html.details("Settings", html.table(["Setting", "Value"], rows))
 
