@@ -50,6 +50,8 @@ class Sweep:
     method: str
     key: str
     values: tuple[float, ...]
+    tasks: tuple[int, ...] = ()
+    """As of a row."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +86,7 @@ class PaperTable:
     def all_rows(self) -> tuple[Row, ...]:
         """The rows; those of a sensitivity study are its sweeps, a row for each value."""
         swept = (
-            Row(f"{sweep.symbol} = {value:g}", sweep.method, {sweep.key: value})
+            Row(f"{sweep.symbol} = {value:g}", sweep.method, {sweep.key: value}, tasks=sweep.tasks)
             for sweep in self.sweeps
             for value in sweep.values
         )
@@ -113,7 +115,7 @@ def read_table(name: str) -> PaperTable:
     with resources.as_file(resources.files("clipcil") / "paper" / f"{name}.toml") as path:
         values = read_toml(path)
     rows = tuple(_row(row) for row in values.pop("rows", []))
-    sweeps = tuple(Sweep(**{**sweep, "values": tuple(sweep["values"])}) for sweep in values.pop("sweeps", []))
+    sweeps = tuple(Sweep(**{**sweep, **_tuples(sweep, "values", "tasks")}) for sweep in values.pop("sweeps", []))
     claims = tuple(_claim(claim) for claim in values.pop("claims", []))
     return PaperTable(
         name=name, rows=rows, sweeps=sweeps, claims=claims, **{**values, **_tuples(values, "datasets", "orders")}

@@ -22,7 +22,7 @@ class Part:
 
     worse: str
     difference: Interval | None
-    """A_B of the better − A_B of the worse, by bootstrap over runs and test pictures; None without predictions."""
+    """A_B of the better − A_B of the worse, over class orders and test pictures; None without predictions."""
     over_orders: Interval | None
     """The same by Student's t over the class orders alone (the mean over the seeds of each)."""
     by_order: tuple[tuple[str, float], ...]
