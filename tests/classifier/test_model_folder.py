@@ -53,7 +53,7 @@ def test_the_features_that_a_model_is_made_of_are_told(tmp_path: Path) -> None:
     model.save(tmp_path / "m")
     kept = sum(known["pictures"] for known in summarise(tmp_path / "m")["classes"])
     assert summarise(tmp_path / "m")["exemplars_kept"] == kept > 0
-    assert "features of some training pictures" in (tmp_path / "m" / "README.md").read_text()
+    assert "features of training pictures" in (tmp_path / "m" / "README.md").read_text()
 
 
 def test_saving_again_keeps_one_set_of_weights(model: clipcil.Classifier, tmp_path: Path) -> None:
