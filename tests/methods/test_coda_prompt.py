@@ -128,7 +128,7 @@ def test_a_picture_is_scored_for_itself() -> None:
 
 def test_layers_the_tower_lacks_are_left_out_and_noted(mini: CLIP) -> None:
     method = CODAPrompt(CODAPromptConfig(), mini, Session())
-    method.grow(["a"])
+    method.grow(["a", "b"])
     assert method.prompts[0].shape == (3, 10, 8 * 384)
     assert method.notes() == ["the tower has 3 layers: no prompts at layer 3, 4"]
 

@@ -138,7 +138,7 @@ def inputs(table: dict[str, Any]) -> dict[str, str]:
     weights, pictures of one's own."""
     run, named = table["run"], {key: value for key, value in table["method"].items() if is_file(value)}
     named |= {"order": run["order"]} if is_file(run.get("order")) else {}
-    named |= {"backbone": run["backbone"]} if run.get("backbone") != "mini" else {}
+    named |= {"backbone": run["backbone"]} if run.get("backbone", "mini") != "mini" else {}
     named |= {"data_root": run["data_root"]} if run["data"] in ANYTHING and run.get("data_root") else {}
     return {key: digest for key, value in named.items() if (digest := _digest(Path(value)))}
 
