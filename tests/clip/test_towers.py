@@ -9,6 +9,7 @@ import torch
 from helpers import make_tiny_clip
 
 from clipcil.clip import CLIP
+from clipcil.clip.text import padded, without_padding
 from clipcil.errors import UserError
 
 
@@ -144,6 +145,24 @@ def test_cut_text_tower_equals_full_context(name: str, mini: CLIP, tiny_clip: CL
     scale = results[1][1].abs().max().item()
     torch.testing.assert_close(results[0][1], results[1][1], atol=3e-6 * max(scale, 1), rtol=0)
     assert results[0][1][1, int(ends[1]) + 1 :].abs().max() == 0  # nothing after the end reaches it
+
+
+@pytest.mark.parametrize("layers", [0, 1, 4])
+def test_text_tower_of_a_gpu_pads_and_gives_the_same(mini: CLIP, layers: int) -> None:
+    """On a CPU texts of one length are taken together; elsewhere all of them in one piece, which is tried here, too."""
+    blocks = mini.text.text_model.encoder.blocks()[:layers]
+    ends = torch.tensor([5, 2, 9, 5, 0, 9])  # lengths out of order, two of them twice, one text of a single token
+    generator = torch.Generator().manual_seed(0)
+    hidden = torch.randn(6, 12, mini.config.text.width, generator=generator).requires_grad_()
+    direction = torch.randn(6, mini.config.text.width, generator=generator)
+    results = []
+    for tower in (without_padding, padded):
+        states = tower(blocks, hidden, ends)
+        (gradient,) = torch.autograd.grad((states * direction).sum(), hidden)
+        results.append((states, gradient))
+    for ours, expected in zip(*results, strict=True):
+        torch.testing.assert_close(ours, expected, atol=1e-4, rtol=1e-4)
+    assert results[1][1].abs().max() > 0.1
 
 
 def test_text_tower_refuses_what_does_not_fit(tiny_clip: CLIP) -> None:
