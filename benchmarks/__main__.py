@@ -35,6 +35,7 @@ BENCHMARKS = {
     "S10": "s10_training_steps",
     "S11": "s11_freed_memory",
     "S12": "s12_denormals",
+    "S13": "s13_texts_without_padding",
 }
 
 

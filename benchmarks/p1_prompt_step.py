@@ -3,7 +3,7 @@
 Peers: every class's prompt is padded to the 77 tokens of the context and passes all layers whole; PromptFusion-style
 code also lets autograd compute the gradients of the frozen tower's weights. CoOp-style code does not, so that is a
 second line. Both use this project's own blocks, which are faster than the reference's attention modules.
-Ours: cut after the longest name, last layer at the end token alone, gradients for the prompt vectors alone.
+Ours: cut where each name ends, last layer at the end token alone, gradients for the prompt vectors alone.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 CLAP4CLIP: a decoder layer for every picture and class, or its MLP's first layer of texts and pictures apart. PROOF:
 self-attention over the sequence of every picture, or one key more for tokens that all pictures share. CoOp: every
-prompt through the text tower, or their common beginning once and no padding.
+prompt through the text tower, or their common beginning once.
 """
 
 from __future__ import annotations
