@@ -186,6 +186,9 @@ def pages(root: Path) -> dict[Path, str]:
 
 def main(words: Sequence[str]) -> int:
     """Rewrite, or check; returns the exit code."""
+    if unknown := [word for word in words if word != "--check"]:  # a misspelt --check is no order to write
+        print(f"'{unknown[0]}' is not known here; --check is, or nothing")
+        return 2
     made = pages(ROOT)
     stale = [path for path, text in made.items() if not path.is_file() or read_text(path) != text]
     if "--check" in words:

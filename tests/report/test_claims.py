@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -95,6 +96,19 @@ def test_the_paper_s_numbers_stand_beside_ours() -> None:
     two = paper_difference(ROWS["DMC"], ROWS["DMC simultaneous"], "emoji", 10)
     assert two[1] and two[0] == pytest.approx(2.91, abs=0.01)  # the mean of its four datasets, as its text says
     assert paper_difference(better, ROWS["β = 0.5"], "cifar100", 10) == (None, False)
+    told = next(claim for claim in TABLE.claims if claim.says.startswith("DMC alone beats RAPF"))
+    found = [paper_difference(ROWS["DMC"], ROWS[each], "emoji", 10, told.paper_datasets) for each in told.worse]
+    assert found == [(pytest.approx(0.77), True), (pytest.approx(2.565), True)]  # its text has 2.61 for the second
+
+
+def test_a_row_that_is_the_same_run_is_not_compared_with_itself(tmp_path: Path) -> None:
+    """On CUB-200 the preset has β = 1.5 and λ = 0.5."""
+    write_claim_runs(tmp_path, {"DMC-OT": 0.6}, data="cub200")
+    told = {each.claim.says: each for each in judge_claims(find_runs([tmp_path])) if each.stream[1] == 10}
+    for what, others in (("weight β", ["β = 0.01", "β = 0.5"]), ("weight λ", ["λ = 0.01", "λ = 2"])):
+        (judged,) = (each for says, each in told.items() if what in says)
+        assert [part.worse for part in judged.parts] == others and judged.verdict == "not measured"
+    assert len(next(each for says, each in told.items() if "length M" in says).parts) == 3
 
 
 def test_a_row_may_have_other_settings_with_other_numbers_of_tasks(tmp_path: Path) -> None:
@@ -349,3 +363,51 @@ def test_of_two_devices_the_one_with_the_most_runs_is_judged(tmp_path: Path) -> 
     write_claim_runs(tmp_path / "a", {"DMC": 0.5, "DMC-OT": 0.9}, ORDERS[:1], device="cpu")
     write_claim_runs(tmp_path / "b", {"DMC": 0.5, "DMC-OT": 0.9}, device="cuda")
     assert of(judge_claims(find_runs([tmp_path])), "DMC-OT beats DMC at 10").verdict == "holds"
+
+
+def test_the_mean_is_that_of_the_orders_where_one_has_more_seeds(tmp_path: Path) -> None:
+    folder = write_claim_runs(tmp_path / "one", {"DMC": 0.5, "DMC-OT": 0.9})
+    for path in folder.glob("*dmc-ot*"):
+        values = json.loads((path / "results.json").read_text())
+        order = values["config"]["run"]["order"]
+        (path / "results.json").write_text(json.dumps({**values, "last": 90.0 if order == "seed:1" else 60.0}))
+    for path in folder.iterdir():
+        if json.loads((path / "results.json").read_text())["config"]["run"]["order"] == "seed:1":
+            shutil.copytree(path, tmp_path / "two" / path.name)
+            change(tmp_path / "two" / path.name, "run", seed=1)
+    one, two = (judge_claims(find_runs(places)) for places in ([folder], [folder, tmp_path / "two"]))
+    parts = [of(each, "DMC-OT beats DMC at 10").parts[0] for each in (one, two)]
+    assert [len(part.by_order) for part in parts] == [3, 4]
+    assert parts[0].difference == pytest.approx(parts[1].difference)
+    means = [re.search(r"DMC-OT − DMC \| (\S+) \|", markdown(each, find_runs([folder]))) for each in (one, two)]
+    assert means[0] is not None and means[1] is not None and means[0][1] == means[1][1]
+
+
+def test_rows_are_compared_on_the_device_and_in_the_precision_that_most_of_them_have(tmp_path: Path) -> None:
+    """More runs of one row in another precision do not tear it from the rows that it is compared with."""
+    shares = {"DMC": 0.5, "DMC simultaneous": 0.3, "DMC-OT": 0.9}
+    write_claim_runs(tmp_path / "a", shares, device="cuda")
+    more = {"device": "cuda", "precision": "bf16-mixed"}
+    write_claim_runs(tmp_path / "b", {"DMC-OT": 0.1}, (*ORDERS, "seed:3"), **more)
+    assert of(judge_claims(find_runs([tmp_path])), "DMC-OT beats DMC at 10").verdict == "holds"
+
+
+def test_keeping_does_not_replace_the_same_run_on_other_classes(tmp_path: Path) -> None:
+    for kind in ("bird", "tree"):
+        names = [f"{kind} {index}" for index in range(6)]
+        write_run(tmp_path / kind / "run", data="folder", data_root=tmp_path / kind, names=names)
+    keep_runs(find_runs([tmp_path / "bird"]), tmp_path / "kept")
+    before = contents(tmp_path / "kept")
+    with pytest.raises(UserError, match="does not hold the run in"):
+        keep_runs(find_runs([tmp_path / "tree"]), tmp_path / "kept")
+    assert contents(tmp_path / "kept") == before
+
+
+def test_a_name_does_not_become_html_or_a_heading_of_the_page(tmp_path: Path) -> None:
+    folder = write_claim_runs(tmp_path, {"DMC": 0.5, "DMC-OT": 0.9})
+    for path in folder.iterdir():
+        change(path, "run", data="<img src=x>", backbone="mini\n\n# Proven <script>")
+    runs = find_runs([folder])
+    page = markdown(judge_claims(runs), runs)
+    assert "<img" not in page and "<script" not in page and "\n# Proven" not in page
+    assert "&lt;img src=x>, 10 tasks" in page and "backbone mini # Proven &lt;script>" in page

@@ -98,3 +98,11 @@ def test_a_cell_of_the_claims_names_the_tasks_where_verdicts_differ_or_one_is_mi
     other = judged(20, "cannot be told")
     assert tool._verdict(both, [ten, other]) == "holds (10 tasks); cannot be told (20 tasks)"
     assert tool._verdict(both, []) == "–"
+
+
+@pytest.mark.parametrize("word", ["--chek", "--help", "docs/claims.md"])
+def test_a_word_that_is_not_known_writes_nothing(
+    tool: ModuleType, word: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(tool, "pages", lambda _: pytest.fail("the pages were made"))
+    assert tool.main([word]) == 2 and f"'{word}' is not known" in capsys.readouterr().out

@@ -26,6 +26,7 @@ from clipcil.report.ranking import finding, rank
 from clipcil.report.runs import find_runs
 from clipcil.report.strip import Strips, choose
 from clipcil.report.style import LOOKS, assign_looks, series_looks
+from clipcil.report.tables import comparison
 from clipcil.report.tensorboard import write_tensorboard
 
 NASTY = "<img src=x onerror=alert(1)>"
@@ -309,10 +310,8 @@ def test_packed_predictions_hold_rows_or_what_differs_from_the_line_before(tmp_p
 )
 def test_packed_predictions_that_are_damaged_are_named(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "predictions.csv.gz").write_bytes(content)
-    try:
-        assert read_predictions(tmp_path) == []
-    except UserError as error:
-        assert "predictions.csv.gz cannot be read" in str(error)
+    with pytest.raises(UserError, match=r"predictions\.csv\.gz cannot be read"):
+        read_predictions(tmp_path)
 
 
 def test_the_best_on_other_class_orders_is_not_called_better(tmp_path: Path) -> None:
@@ -412,3 +411,16 @@ def test_a_dash_stands_below_the_numbers_whichever_way_they_are_sorted() -> None
     done = subprocess.run(["node", "-e", code], capture_output=True, text=True, check=True)
     falling = [words[3], words[1], words[2], words[5]]
     assert json.loads(done.stdout) == [[*falling, "—", "—"], [*falling[::-1], "—", "—"]]
+
+
+def test_data_that_may_not_be_looked_into_does_not_stop_the_report(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "a", data="folder", data_root="x" * 5000)
+    with pytest.raises(UserError, match="folder cannot be opened: File name too long"):
+        Strips().strip(find_runs([folder])[0])
+
+
+def test_times_that_are_not_known_are_not_zero_seconds(tmp_path: Path) -> None:
+    (write_run(tmp_path / "a", "dmc-ot") / "timing.json").unlink()
+    write_run(tmp_path / "b", "simplecil")
+    table = comparison(rank(group_runs(find_runs([tmp_path]))))
+    assert table.count("<td>—</td></tr>") == 1 and '<td data-value="9">9.0</td></tr>' in table

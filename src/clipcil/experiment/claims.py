@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from functools import cache
 from typing import Any
@@ -22,18 +23,26 @@ def judge_claims(runs: Sequence[RunResult]) -> list[Judged]:
 
 
 def find_rows(rows: Sequence[Row], groups: Sequence[Group]) -> dict[tuple[Stream, str], Group]:
-    """The group of each row on each stream of tasks; of several the one nearest to today's settings, then the one with
-    the most runs (those of another device or precision are a group of their own).
+    """The group of each row on each stream of tasks; of several the one nearest to today's settings, then the one on
+    the device and in the precision that the most rows of the stream have, then the one with the most runs.
 
     Rows that are compared must share the settings by which they do not differ. So a group that ran with other settings
     than today's is left out where another row on the stream ran with today's value of all of them.
     """
-    found: dict[tuple[Stream, str], tuple[Group, dict[str, tuple[Any, Any]]]] = {}
+    fitting: dict[tuple[Stream, str], list[tuple[Group, dict[str, tuple[Any, Any]]]]] = {}
     for group in groups:
         for row in rows:
-            differ, place = since_then(group, row), (group.stream, row.label)
-            if differ is not None and (place not in found or _nearer((group, differ), found[place])):
-                found[place] = group, differ
+            if (differ := since_then(group, row)) is not None:
+                fitting.setdefault((group.stream, row.label), []).append((group, differ))
+    rows_on = Counter(
+        (place[0], own) for place, fits in fitting.items() for own in {_machine(group) for group, _ in fits}
+    )
+
+    def distance(fit: tuple[Group, dict[str, Any]]) -> tuple[int, int, int]:
+        group, differ = fit
+        return len(differ), -rows_on[group.stream, _machine(group)], -len(group.runs)
+
+    found = {place: min(fits, key=distance) for place, fits in fitting.items()}
     current = [group for group, differ in found.values() if not differ]
 
     def superseded(stream: Stream, differ: dict[str, tuple[Any, Any]]) -> bool:
@@ -43,8 +52,9 @@ def find_rows(rows: Sequence[Row], groups: Sequence[Group]) -> dict[tuple[Stream
     return {place: group for place, (group, differ) in found.items() if not superseded(place[0], differ)}
 
 
-def _nearer(one: tuple[Group, dict[str, Any]], other: tuple[Group, dict[str, Any]]) -> bool:
-    return (len(one[1]), -len(one[0].runs)) < (len(other[1]), -len(other[0].runs))
+def _machine(group: Group) -> str:
+    """Device and precision, which are no part of a stream."""
+    return f"{group.first.run.get('device')}, {group.first.run.get('precision')}"
 
 
 def since_then(group: Group, row: Row) -> dict[str, tuple[Any, Any]] | None:

@@ -67,6 +67,8 @@ class Claim:
     """None: `better` has the higher A_B. A number: the two differ by no more than this."""
     datasets: tuple[str, ...] = ()
     """The datasets it is about; empty: all."""
+    paper_datasets: tuple[str, ...] = ()
+    """The datasets for which the paper says it; empty: all of the paper's."""
 
 
 @dataclass(frozen=True)
@@ -127,7 +129,7 @@ def _tuples(values: dict[str, Any], *keys: str) -> dict[str, tuple[Any, ...]]:
 
 
 def _claim(values: dict[str, Any]) -> Claim:
-    return Claim(**{**values, **_tuples(values, "worse", "datasets", "tasks")})
+    return Claim(**{**values, **_tuples(values, "worse", "datasets", "paper_datasets", "tasks")})
 
 
 def _row(values: dict[str, Any]) -> Row:

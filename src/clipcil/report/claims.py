@@ -9,7 +9,7 @@ from typing import Literal
 
 from clipcil.paper import Claim, Row, printed, read_table, table_names
 from clipcil.report.compare import Group
-from clipcil.report.statistics import Interval, Resampled, paired, t_interval
+from clipcil.report.statistics import Interval, Resampled, order_means, paired, t_interval
 
 Verdict = Literal["holds", "does not hold", "cannot be told", "not measured"]
 Stream = tuple[str, int, str, str]
@@ -59,7 +59,8 @@ def judge(claims: Iterable[Claim], rows: Sequence[Row], groups: Mapping[tuple[St
         groups: The runs of each row on each stream, by the stream and the label of the row.
 
     Returns:
-        One judgement for each claim and stream of its numbers of tasks.
+        One judgement for each claim and stream of its numbers of tasks. Where a preset has the value of a row, such as
+        β = 1.5 on CUB-200, that row is the same run as the one it would be compared with, and is no part of the claim.
     """
     by_label = {row.label: row for row in rows}
     streams = sorted({stream for stream, _ in groups})
@@ -71,10 +72,9 @@ def judge(claims: Iterable[Claim], rows: Sequence[Row], groups: Mapping[tuple[St
     for claim in claims:
         for stream in streams:
             if stream[1] in claim.tasks and (not claim.datasets or stream[0] in claim.datasets):
-                better = by_label[claim.better]
-                parts = (
-                    _part(claim, stream, (better, by_label[label]), groups, resampled[stream]) for label in claim.worse
-                )
+                better, own = by_label[claim.better], groups.get((stream, claim.better))
+                others = [label for label in claim.worse if own is None or groups.get((stream, label)) is not own]
+                parts = [_part(claim, stream, (better, by_label[each]), groups, resampled[stream]) for each in others]
                 found.append(Judged(claim, stream, tuple(parts)))
     return found
 
@@ -87,17 +87,16 @@ def _part(
     resampled: Resampled,
 ) -> Part:
     sides = [groups.get((stream, row.label)) for row in rows]
-    paper, is_mean = paper_difference(*rows, stream[0], stream[1])
+    paper, is_mean = paper_difference(*rows, stream[0], stream[1], claim.paper_datasets)
     if sides[0] is None or sides[1] is None or not (pairs := paired(sides[0].runs, sides[1].runs)):
         return Part(rows[1].label, None, None, (), paper, is_mean, "not measured")
     by_order = tuple((one.order, one.last - other.last) for one, other in pairs)
     difference = resampled.difference(pairs)
-    orders = {order: [value for own, value in by_order if own == order] for order, _ in by_order}
+    means = order_means(by_order)
     verdict: Verdict = "cannot be told"
-    if difference is not None and len(orders) >= FEWEST_ORDERS:
+    if difference is not None and len(means) >= FEWEST_ORDERS:
         verdict = decide(difference, claim.margin)
-    over_orders = t_interval([fmean(values) for values in orders.values()])
-    return Part(rows[1].label, difference, over_orders, by_order, paper, is_mean, verdict)
+    return Part(rows[1].label, difference, t_interval(means), by_order, paper, is_mean, verdict)
 
 
 def decide(difference: Interval, margin: float | None) -> Verdict:
@@ -120,8 +119,13 @@ def decide(difference: Interval, margin: float | None) -> Verdict:
     return "does not hold" if difference.low > margin or difference.high < -margin else "cannot be told"
 
 
-def paper_difference(better: Row, worse: Row, data: str, tasks: int) -> tuple[float | None, bool]:
-    """What the paper printed for this comparison: on this dataset, else the mean over its datasets (then True)."""
+def paper_difference(
+    better: Row, worse: Row, data: str, tasks: int, among: Sequence[str] = ()
+) -> tuple[float | None, bool]:
+    """What the paper printed for this comparison: on this dataset, else the mean over its datasets (then True).
+
+    `among`: those of its datasets that the mean is over. Default: all.
+    """
 
     def on(name: str) -> float | None:
         one, other = (printed(row.method, row.settings_with(tasks), name, tasks) for row in (better, worse))
@@ -132,7 +136,7 @@ def paper_difference(better: Row, worse: Row, data: str, tasks: int) -> tuple[fl
 
     if (own := on(data)) is not None:
         return own, False
-    known = [value for name in _paper_datasets() if (value := on(name)) is not None]
+    known = [value for name in among or _paper_datasets() if (value := on(name)) is not None]
     return (fmean(known), True) if known else (None, False)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 
 from clipcil.paper import read_table
@@ -10,6 +11,7 @@ from clipcil.report import html
 from clipcil.report.claims import Judged, Part, Stream
 from clipcil.report.ranking import stream_titles
 from clipcil.report.runs import RunResult
+from clipcil.report.statistics import order_means
 
 HOW = """Each comparison is the mean over class orders of A_B of the first − A_B of the second, run on the same order
 with the same seed, in percentage points. **95 %** is its interval over class orders and test pictures: pictures are
@@ -18,9 +20,9 @@ drawn from Student's t. **t** is Student's interval over the orders alone, as if
 A claim of the form "A beats B" *holds* where the 95 % interval lies above 0, *does not hold* where it lies below
 0, and *cannot be told* otherwise, or with fewer than 3 class orders. A claim of stability holds where the interval lies
 within the margin named. A claim with several parts holds where all hold, and does not hold where one does not. No
-correction is made for the number of comparisons. In simulations with three orders the interval held the
-true difference in 94 to 98 % of the cases, with 200 and with 2,000 pictures, whether orders differ by 0, 2 or 5 points
-(standard deviation); Student's in 89 to 95 % (`tests/report/test_statistics.py`)."""
+correction is made for the number of comparisons. `tests/report/test_statistics.py` simulates three orders that differ
+by 0, 2 or 5 points (standard deviation) and asserts that the 95 % interval contains the true difference as often as it
+should."""
 DASH = "–"
 
 
@@ -36,7 +38,8 @@ def markdown(judged: Sequence[Judged], runs: Sequence[RunResult], note: str = ""
     name = stream_namer(streams)
     counts = {stream: next(run.test_pictures for run in runs if run.stream == stream) for stream in streams}
     minutes = sum(run.seconds for run in runs) / 60
-    backbones = f"backbone {', '.join(dict.fromkeys(stream[2] for stream in streams))}, where the paper has {BACKBONE}"
+    used = _one_line(", ".join(dict.fromkeys(stream[2] for stream in streams)))
+    backbones = f"backbone {used}, where the paper has {BACKBONE}"
     parts = [
         "# The paper's claims, measured",
         "Written by `clipcil claims`; do not edit by hand. "
@@ -70,8 +73,8 @@ def _verdicts(judged: Sequence[Judged], streams: Sequence[Stream]) -> list[list[
 def _cells(part: Part) -> list[str]:
     """Mean, interval, t interval, the differences by order, the paper's number, verdict."""
     interval, over = part.difference, part.over_orders
-    values = [value for _, value in part.by_order]
-    mean = f"{sum(values) / len(values):+.2f}" if values else DASH
+    values, means = [value for _, value in part.by_order], order_means(part.by_order)
+    mean = f"{sum(means) / len(means):+.2f}" if means else DASH
     own = f"{interval.low:+.2f} to {interval.high:+.2f}" if interval else DASH
     by_t = f"{over.low:+.2f} to {over.high:+.2f}" if over else DASH
     paper = DASH if part.paper is None else f"{part.paper:+.2f}{' (mean)' * part.is_paper_mean}"
@@ -80,7 +83,7 @@ def _cells(part: Part) -> list[str]:
 
 
 def markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table in Markdown; a name may hold what would end a cell.
+    """A table in Markdown; a name may hold what would end a cell, or be read as HTML.
 
     Example:
         >>> print(markdown_table(["a", "b"], [["1", "2"]]))
@@ -88,8 +91,13 @@ def markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
         | --- | --- |
         | 1 | 2 |
     """
-    lines = [[" ".join(cell.split()).replace("|", "\\|") for cell in line] for line in (head, *rows)]
+    lines = [[_one_line(cell).replace("|", "\\|") for cell in line] for line in (head, *rows)]
     return "\n".join(f"| {' | '.join(line)} |" for line in (lines[0], ["---"] * len(head), *lines[1:]))
+
+
+def _one_line(text: str) -> str:
+    """Text for Markdown without line breaks and tags; `<180 s` is no tag."""
+    return re.sub(r"<(?=[A-Za-z/!?])", "&lt;", " ".join(text.split()))
 
 
 def stream_namer(streams: Sequence[Stream]) -> Callable[[Stream], str]:

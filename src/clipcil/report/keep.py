@@ -13,7 +13,7 @@ from clipcil.reading import MissingFileError, read_text, read_toml
 from clipcil.report.answers import PACKED, read_predictions, write_packed
 from clipcil.report.claims import Judged
 from clipcil.report.claims_text import markdown
-from clipcil.report.runs import RunResult
+from clipcil.report.runs import RunResult, read_run
 
 NOTES = "NOTES.md"
 FIRST_LINE = "# The paper's claims, measured"
@@ -63,6 +63,8 @@ def _refuse_others(place: Path, run: RunResult) -> None:
         raise UserError(f"{place} is there already and is no folder; keep the runs in another one")
     names = {path.name for path in place.iterdir()} - part_names(place, FILES.__contains__)
     ours = "config.toml" in names and names <= FILES and read_toml(place / "config.toml") == _config(run)
+    if ours and "results.json" in names:  # the folder of the data is not kept: the classes tell it from another
+        ours = _classes(read_run(place)) == _classes(run)
     if names and not ours:
         raise UserError(f"{place} is there already and does not hold the run in {run.folder}; name another folder")
 

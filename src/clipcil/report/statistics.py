@@ -142,28 +142,32 @@ class Resampled:
         return Interval(found.mean, max(0.0, found.low), min(100.0, found.high))
 
     def difference(self, pairs: Sequence[tuple[RunResult, RunResult]]) -> Interval | None:
-        """The mean of A_B of the first − A_B of the second of each pair (same class order, same seed)."""
+        """The mean over class orders of A_B of the first − A_B of the second of each pair (same order, same seed)."""
         if not pairs or not all(self.knows(run) for pair in pairs for run in pair):
             return None
         first, second = ([self._columns[id(run)] for run in side] for side in zip(*pairs, strict=True))
-        return self._interval(self._accuracy[:, first] - self._accuracy[:, second], [run.order for run, _ in pairs])
+        apart = self._accuracy[:, first] - self._accuracy[:, second]
+        return self._interval(apart, [run.order for run, _ in pairs], alike=True)
 
-    def _interval(self, values: NDArray[np.float64], orders: Sequence[str] = ()) -> Interval:
-        """`values`: (draws + 1, n), the measured line first; `orders`: the class order of each of the n."""
+    def _interval(self, values: NDArray[np.float64], orders: Sequence[str] = (), alike: bool = False) -> Interval:
+        """`values`: (draws + 1, n), the measured line first; `orders`: the class order of each of the n; `alike`: each
+        order weighs the same in the mean, instead of each of the n."""
         own = np.eye(values.shape[1])
         if len(set(orders)) > 1:
             own = np.array([[each == order for order in dict.fromkeys(orders)] for each in orders], dtype=np.float64)
-        mean, count = float(values[0].mean()), own.shape[1]
-        moved = values[1:].mean(1) - mean
+        sizes, count = own.sum(0), own.shape[1]
+        by_order = values @ (own / sizes)
+        means = (by_order if alike else values).mean(1)
+        mean, moved = float(means[0]), means[1:] - means[0]
         low, high = np.quantile(moved, (0.025, 0.975))
         if count > 1:
-            by_order = values @ (own / own.sum(0))
+            squares = 1 / count if alike else float((sizes**2).sum() / sizes.sum() ** 2)  # of the orders' weights
             apart = by_order - by_order.mean(1, keepdims=True)
             between = sqrt(float((apart[0] ** 2).sum()) / (count - 1))
             single = float(((apart[1:] - apart[0]) ** 2).mean(0).sum()) / (count - 1)
             whole = float((moved**2).mean())
-            moved *= sqrt(max(0.0, whole - single / count) / whole) if whole else 1.0
-            moved += between / sqrt(count) * students(count - 1, len(moved))
+            moved *= sqrt(max(0.0, whole - single * squares) / whole) if whole else 1.0
+            moved += between * sqrt(squares) * students(count - 1, len(moved))
             ends = np.quantile(moved, (0.025, 0.975))
             low, high = min(low, ends[0]), max(high, ends[1])
         return Interval(mean, mean + float(low), mean + float(high))
@@ -186,6 +190,16 @@ def _measured(run: RunResult) -> tuple[NDArray[np.int64], NDArray[np.float64], N
     _, task, sizes = np.unique([each.task for each in found], return_inverse=True, return_counts=True)
     weight = 1.0 / (len(sizes) * sizes[task])
     return np.array([each.row for each in found]), weight, np.array([each.right for each in found])
+
+
+def order_means(values: Sequence[tuple[str, float]]) -> list[float]:
+    """The mean of each class order, over its seeds.
+
+    Example:
+        >>> order_means([("seed:1", 1.0), ("seed:1", 3.0), ("seed:2", 5.0)])
+        [2.0, 5.0]
+    """
+    return [fmean(value for own, value in values if own == order) for order in dict.fromkeys(own for own, _ in values)]
 
 
 def paired(better: Sequence[RunResult], worse: Sequence[RunResult]) -> list[tuple[RunResult, RunResult]]:

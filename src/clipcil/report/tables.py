@@ -44,7 +44,8 @@ def comparison(entries: Sequence[Entry]) -> str:
         for key in (*(key for key, _ in more), "forgetting"):
             value = _spread(group, key)
             cells.append(html.cell(str(value), value.mean))
-        rows.append([*cells, html.cell(f"{group.seconds:.1f}", group.seconds)])
+        timed = all(run.timing.get("seconds") for run in group.runs)
+        rows.append([*cells, html.cell(f"{group.seconds:.1f}", group.seconds) if timed else html.cell("—")])
     named = sorted({paper.table for paper in papers if paper})
     return f'{html.table(head, rows, sortable=several)}<p class="faint">{_said(entries, named)}</p>'
 
