@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 from short_runs import Killed, Runner, digest, few_classes, stop_after
 
 from clipcil.clip import CLIP
+from clipcil.experiment.checkpoint import SnapshotFolder
 from clipcil.methods.registry import methods
 
 
@@ -42,6 +45,31 @@ def test_stages_are_forgotten_with_their_task_and_two_checkpoints_stay(runner: R
     runner.run("rapf", out)
     left = sorted(path.name for path in (out / "checkpoint").iterdir())
     assert left == ["task-0002.json", "task-0002.safetensors", "task-0003.json", "task-0003.safetensors"]
+
+
+def test_short_epochs_share_a_snapshot(mini: CLIP, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Writing one takes longer than an epoch here: the first epoch has one and the end of the stage, and with a share
+    of none the end alone; the log has every step, and the results are the same."""
+    logs, written = [], []
+    save = SnapshotFolder.save
+
+    def counted(self: SnapshotFolder, *args: Any) -> None:
+        written[-1] += 1
+        save(self, *args)
+
+    monkeypatch.setattr(SnapshotFolder, "save", counted)
+    for share in (math.inf, 1e-9):
+        monkeypatch.setattr("clipcil.experiment.monitor.SNAPSHOT_SHARE", share)
+        written.append(0)
+        Runner(mini, few_classes(6), epochs=5).run("rapf", out / str(share))
+        logs.append(digest(out / str(share)))
+    assert written == [3 * 5, 1 + 3]  # three tasks of one stage
+    with pytest.raises(Killed), pytest.MonkeyPatch.context() as patch:
+        stop_after(patch, 2)  # the end of the first stage, before its checkpoint: the log is written with a snapshot
+        patch.setattr("clipcil.experiment.monitor.SNAPSHOT_SHARE", 1e-9)
+        Runner(mini, few_classes(6), epochs=5).run("rapf", out / "cut")
+    Runner(mini, few_classes(6), epochs=5).run("rapf", out / "cut", resume=True)
+    assert [*logs, digest(out / "cut")] == [logs[0]] * 3
 
 
 def test_two_snapshots_of_a_stage_stay_while_it_is_trained(mini: CLIP, out: Path) -> None:

@@ -21,9 +21,16 @@ from clipcil.experiment.display import Display
 from clipcil.files import open_log
 from clipcil.training.loop import Monitor, Snapshot
 
+SNAPSHOT_SHARE = 0.05
+"""A snapshot is taken once training since the last one took so long that this one is at most this share of it."""
+
 
 class RunMonitor(Monitor):
-    """The monitor of one run. Losses stay on the device until an epoch ends: a step never waits for them."""
+    """The monitor of one run. Losses stay on the device until an epoch ends: a step never waits for them.
+
+    A stage has a snapshot when it ends, and after its epochs; where an epoch takes less time than writing one, after
+    some of them. What a killed run has to train again is then at most about 20 times what a snapshot takes.
+    """
 
     def __init__(self, log: Path | None, display: Display, snapshots: SnapshotFolder | None) -> None:
         self.display, self.snapshots = display, snapshots
@@ -33,6 +40,8 @@ class RunMonitor(Monitor):
         self._log = log
         self._waiting: list[tuple[str, int, int, Tensor, float]] = []
         self._since = 0.0
+        self._saved = self._cost = 0.0
+        """When the last snapshot was there, and the seconds it took."""
         self.log_size = 0
         """Bytes of the log covered by the current snapshot."""
 
@@ -78,14 +87,18 @@ class RunMonitor(Monitor):
         self.display.advance()
 
     def finish_epoch(self, stage: str, epoch: int, last: bool, snapshot: Callable[[], Snapshot]) -> None:
-        if self._log is not None:
-            self._write_log()
-        self._waiting = []
         now = time.perf_counter()
         self._count(stage, now - self._since)
         self._since = now
+        if self.snapshots is not None and not last and (now - self._saved) * SNAPSHOT_SHARE < self._cost:
+            return
+        if self._log is not None:
+            self._write_log()
+        self._waiting = []
         if self.snapshots is not None:
             self.snapshots.save(self.task, self._place, stage, snapshot(), self.log_size)
+            self._saved = time.perf_counter()
+            self._cost = self._saved - now
 
     def _write_log(self) -> None:
         assert self._log is not None
