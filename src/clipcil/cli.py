@@ -52,7 +52,7 @@ COMMANDS: dict[str, Callable[..., Any]] = {
 }
 DESCRIPTION = """Class-incremental learning with CLIP: DMC, DMC-OT and the methods they are compared with.
 
-`clipcil COMMAND --help` explains a command; `clipcil --version` prints the version."""
+Type `clipcil COMMAND --help` for the help of a command, and `clipcil --version` for the version."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -253,7 +253,7 @@ def test_predictions_do_not_depend_on_company(taught: clipcil.Classifier) -> Non
         ({}, "no classes"),
         ({"a": []}, "list of pictures"),
         ({"a": "x.jpg"}, "list of pictures"),
-        ({"a": [3]}, "is no picture"),
+        ({"a": [3]}, "is not a picture"),
         ({"a": [np.zeros((2, 2), dtype=np.int64)]}, "uint8"),
         ({"a": [np.full((2, 2), 7.0)]}, "divide by 255"),
         ("nowhere", "nowhere does not exist"),

@@ -71,7 +71,7 @@ def test_where_the_tower_moves_the_features_are_carried_along() -> None:
 def test_a_method_that_reads_pixels_measures_its_newest_lesson_and_says_so() -> None:
     model = clipcil.Classifier("l2p", **{"train.epochs": 1})
     lesson = [model.learn(pictures(names)) for names in WEEKS][1]
-    assert lesson.evaluation.pictures == 4 and any("this lesson alone" in line for line in lesson.warnings)
+    assert lesson.evaluation.pictures == 4 and any("held out of this lesson" in line for line in lesson.warnings)
 
 
 @pytest.mark.parametrize("stop_at", [0, 2])
@@ -162,7 +162,9 @@ def test_the_default_measures_by_leaving_one_out_where_a_class_has_two_pictures(
 
 def test_one_class_warns() -> None:
     lesson = clipcil.Classifier("simplecil").learn(pictures(["ant"]))
-    assert lesson.warnings == ["the model knows one class, so it says 'ant' to every picture; teach it another class"]
+    assert lesson.warnings == [
+        "the model knows one class, so it predicts 'ant' for every picture; teach it another class"
+    ]
 
 
 def test_counting_answers() -> None:

@@ -136,7 +136,7 @@ def test_a_weights_name_cannot_lead_outside(model: clipcil.Classifier, tmp_path:
     name = read_model(tmp_path / "m").weights
     (tmp_path / "m" / name).replace(tmp_path / name)
     edit(tmp_path / "m", name, f"../{name}")
-    with pytest.raises(UserError, match="no name of weights"):
+    with pytest.raises(UserError, match="not the name of a weights file"):
         clipcil.load(tmp_path / "m")
 
 

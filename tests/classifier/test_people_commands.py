@@ -116,7 +116,7 @@ def test_watching_hands_on_each_picture_once(tmp_path: Path) -> None:
     (tmp_path / "camera" / "a.png").write_bytes(b"a")
     found = [path.name for batch in watch([tmp_path / "camera"], should_stop, pause=0) for path in batch]
     assert found == ["a.png", "b.png"]
-    with pytest.raises(UserError, match="is no folder"):
+    with pytest.raises(UserError, match="is not a folder"):
         next(watch([tmp_path / "nowhere"]))
 
 

@@ -191,7 +191,7 @@ def test_python_conveniences(tmp_path: Path) -> None:
         (lambda model, data: model.learn({"ant": None}), "class 'ant' needs a list of pictures"),
         (lambda model, data: model.learn({"ant": iter(data["ant"])}), "class 'ant' needs a list of pictures"),
         (lambda model, data: model.forget(3), "class name 3 is of type int"),
-        (lambda model, data: model.predict(None), "a NoneType is no picture"),
+        (lambda model, data: model.predict(None), "a NoneType is not a picture"),
         (lambda model, data: model.predict(data["ant"], top="2"), "top is '2'"),
         (lambda model, data: model.predict(data["ant"], top=1.5), "top is 1.5"),
         (lambda model, data: clipcil.Classifier(seed="zero"), "setting 'seed' is 'zero'"),

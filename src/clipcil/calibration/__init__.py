@@ -1,1 +1,1 @@
-"""Maps that carry stored statistics along when the vision tower moves."""
+"""Maps that transport stored statistics when the vision tower changes."""

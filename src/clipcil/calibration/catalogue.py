@@ -1,7 +1,7 @@
 """The calibrations by name. Each is a function `calibrate(memory, before, after)` in a file of its own.
 
-`before` and `after` hold the unit features (n_c, d) of each class of the new task, by the tower before and after it
-moved; `memory` holds the Gaussians of the old classes in the space before, and is carried into the space after.
+`before` and `after` hold the unit features (n_c, d) of each class of the new task, by the tower before and after its
+change; `memory` holds the Gaussians of the old classes in the space before, and is transported into the space after.
 """
 
 from __future__ import annotations

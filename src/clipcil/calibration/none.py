@@ -1,4 +1,4 @@
-"""No calibration: stored Gaussians stay where they were, as in DMC."""
+"""No calibration: stored Gaussians stay as they are, as in DMC."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Optimal transport between Gaussians: the Bures–Wasserstein distance, Eq. (3), and map, Eq. (4) of the paper.
 
-Everything here is computed in float64, whatever comes in: T holds inverse square roots, and a memory carried through
-many tasks multiplies many of them.
+Everything here is computed in float64: T contains inverse square roots, and a memory that is transported through many
+tasks multiplies many such maps.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ The paper does not say what T does where a covariance is (nearly) singular; we f
 positive definite. An eigensolver finds the eigenvalues of Σ₁^{1/2} Σ₂ Σ₁^{1/2} to about 1e-16 of its norm, and its
 floor is the product of both floors, so 1e-7 squared still stands above the rounding: equal singular covariances give
 T ≈ I.
-Ledoit–Wolf covariances lie far above the floor and do not feel it.
+Ledoit–Wolf covariances lie far above the floor, which does not change them.
 """
 TINY = 1e-30  # the floor of a covariance that is exactly zero
 
 
 def bures_map(mean_from: Tensor, cov_from: Tensor, mean_to: Tensor, cov_to: Tensor) -> AffineMap:
-    """The map that carries N(μ₁, Σ₁) onto N(μ₂, Σ₂) at the least cost, Eq. (4).
+    """The map that transports N(μ₁, Σ₁) to N(μ₂, Σ₂) at the least cost, Eq. (4).
 
         T = Σ₁^{-1/2} (Σ₁^{1/2} Σ₂ Σ₁^{1/2})^{1/2} Σ₁^{-1/2},    b = μ₂ − T μ₁
 
@@ -51,7 +51,7 @@ def bures_map(mean_from: Tensor, cov_from: Tensor, mean_to: Tensor, cov_to: Tens
 
 
 def calibrate(memory: GaussianMemory, before: Sequence[Tensor], after: Sequence[Tensor]) -> None:
-    """Carry the memory by one map between the task's averaged statistics, Eq. (4)."""
+    """Transport the memory by one map between the task's averaged statistics, Eq. (4)."""
     memory.transport(bures_map(*average_moments(before), *average_moments(after)))
 
 

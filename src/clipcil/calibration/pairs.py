@@ -1,8 +1,8 @@
 """A linear map learnt from pairs: learnable drift compensation (LDC, ECCV 2024, https://arxiv.org/abs/2407.08536).
 
-Every picture of the new task is seen by the tower before and after it moved, so the map can be learnt from what became
-of each picture, where Eq. (4) knows only what became of their Gaussian. LDC trains the map by gradient descent; a
-linear one has a closed form, and its ridge is chosen by exact leave-one-out on the pairs: there is nothing to set.
+Every picture of the new task is encoded by the tower before and after its change, so the map can be learnt from pairs
+of features, where Eq. (4) uses only their two Gaussians. LDC trains the map by gradient descent; a linear map has a
+closed form, and its ridge parameter is chosen by exact leave-one-out on the pairs, so there is nothing to set.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ RIDGES = tuple(10.0**power for power in range(-6, 4))
 
 
 def paired_map(before: Tensor, after: Tensor, ridges: Sequence[float] = RIDGES) -> AffineMap:
-    """The affine map that best carries each feature to its own image, drawn towards a plain shift.
+    """The affine map that best maps each feature to its counterpart, regularised towards a plain shift.
 
         T = I + E,    E = argmin ‖X Eᵀ − D‖² + r ‖E‖²,    D = Y − X,    b = ȳ − T x̄
 
-    with X, Y centred and r = ridge · ‖X‖²/d. Left out of the fit, picture i is missed by d_i/(1 − h_i), with d_i what
-    it is missed by in the fit and h_i = x_iᵀ (XᵀX + r I)⁻¹ x_i + 1/n; the ridge that misses least is taken.
+    with X, Y centred and r = ridge · ‖X‖²/d. The leave-one-out residual of picture i is d_i/(1 − h_i), with d_i its
+    residual in the fit and h_i = x_iᵀ (XᵀX + r I)⁻¹ x_i + 1/n; the ridge with the smallest such residuals is taken.
 
     Args:
-        before: (n, d) features by the tower as it was.
-        after: (n, d) features of the same pictures by the tower as it is.
+        before: (n, d) features by the tower before its change.
+        after: (n, d) features of the same pictures by the tower after its change.
         ridges: Ridges to choose from.
 
     Returns:
@@ -64,5 +64,5 @@ def paired_map(before: Tensor, after: Tensor, ridges: Sequence[float] = RIDGES) 
 
 
 def calibrate(memory: GaussianMemory, before: Sequence[Tensor], after: Sequence[Tensor]) -> None:
-    """Carry the memory by the map of all pairs of the task."""
+    """Transport the memory by the map of all pairs of the task."""
     memory.transport(paired_map(torch.cat(list(before)), torch.cat(list(after))))

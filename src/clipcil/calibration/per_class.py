@@ -25,5 +25,5 @@ def average_map(before: Sequence[Tensor], after: Sequence[Tensor]) -> AffineMap:
 
 
 def calibrate(memory: GaussianMemory, before: Sequence[Tensor], after: Sequence[Tensor]) -> None:
-    """Carry the memory by the average of the maps."""
+    """Transport the memory by the average of the maps."""
     memory.transport(average_map(before, after))

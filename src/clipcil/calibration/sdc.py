@@ -1,6 +1,6 @@
 """Semantic drift compensation (SDC, CVPR 2020, https://arxiv.org/abs/2004.00440).
 
-Each stored mean moves by what the new pictures near it moved by; covariances stay as they were.
+Each stored mean moves by the weighted mean shift of the new pictures near it; covariances stay as they are.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ def shifts(means: Tensor, before: Tensor, after: Tensor, width: float = WIDTH) -
 
     Args:
         means: (C, d) stored means in the space before.
-        before: (n, d) features x of the new pictures by the tower as it was.
-        after: (n, d) features y of the same pictures by the tower as it is.
+        before: (n, d) features x of the new pictures by the tower before its change.
+        after: (n, d) features y of the same pictures by the tower after its change.
         width: σ.
 
     Example:

@@ -1,4 +1,4 @@
-"""Predicting for any number of pictures on Ray.
+"""Prediction of any number of pictures on Ray.
 
 The source is cut into parts of `PART` pictures (parquet files: into their row groups). Ray Data hands the parts to a
 pool of actors, each with the model loaded; an actor writes the answers for a part to one parquet file, under another
@@ -69,7 +69,7 @@ def predict_on_ray(
         actors: Models working at the same time.
         gpus: GPUs of each; 0: the CPU.
         address: Address of a Ray cluster; None starts one on this machine.
-        backbone: Where the model's backbone is, if elsewhere.
+        backbone: Path of the model's backbone, if it has moved.
         on_progress: Called with the number of parts done and of all parts.
 
     Returns:

@@ -1,4 +1,4 @@
-"""The model card that lies in a model's folder."""
+"""The model card in the folder of a model."""
 
 from __future__ import annotations
 
@@ -52,8 +52,7 @@ def model_card(facts: Facts) -> str:
             "clipcil learn . more-pictures/",
             "```",
             "",
-            "It tells these classes apart and nothing else; it was not examined for use on people, or where a mistake",
-            "does harm.",
+            "It distinguishes only these classes. It was not evaluated for use on people, or where mistakes do harm.",
             "",
             "| class | learnt | pictures |",
             "|---|---|---|",
@@ -64,8 +63,8 @@ def model_card(facts: Facts) -> str:
 
 
 def kept_statistics(kind: type[Method]) -> str:
-    """The statistics that a method keeps of its training pictures, with what they give away; "" for none,
-    and for exemplars, which are told by number.
+    """The statistics that a method keeps of its training pictures, and what they reveal; "" for none, and for
+    exemplars, which are counted elsewhere.
 
     The mean of one picture is its features, and the centred rows of a scatter are those of as many pictures.
     """

@@ -58,7 +58,7 @@ class Classifier(TaughtModel):
         ['light', 'dark', 'red']
         >>> model.predict(plain("whitesmoke"), top=1)[0].name
         'light'
-        >>> model.undo()   # takes the last lesson back
+        >>> model.undo()   # undoes the last lesson
         >>> model.classes
         ['light', 'dark']
     """
@@ -81,12 +81,12 @@ class Classifier(TaughtModel):
 
     @property
     def class_facts(self) -> list[Known]:
-        """Of each class: when it was learnt, from how many pictures, and its accuracy on held-out pictures."""
+        """For each class: when it was learnt, from how many pictures, and its accuracy after the last lesson."""
         return copy.deepcopy(self._known)
 
     @property
     def history(self) -> list[LessonRecord]:
-        """The lessons it was given, the oldest first, each with the accuracy over all classes after it."""
+        """The lessons, the oldest first, each with the accuracy over all classes after it."""
         return list(self._history)
 
     def learn(
@@ -108,8 +108,8 @@ class Classifier(TaughtModel):
             source: A folder with a folder of pictures for each class, `{name: [pictures]}`, or a dataset. A picture is
                 a path, the bytes of a file, a PIL image or an array.
             hold_out: Keep the features of some pictures, to evaluate on them now and after later lessons and to set the
-                threshold for "none of these". A method that can leave one picture out trains on them too and scores
-                each as if it had not; others keep a tenth of each class (of five pictures or more) out of training.
+                threshold for "none of these". A method with leave-one-out scores trains on them too and scores each
+                as if it had not; others hold a tenth of each class (of five pictures or more) out of training.
             skip_broken: Leave out pictures that cannot be decoded instead of stopping at the first.
             subfolders: Accept class folders that hold folders of pictures and no picture themselves.
             on_progress: Called as `on_progress(stage, done, total)`; total is 0 where there is nothing to count.
@@ -282,7 +282,7 @@ class Classifier(TaughtModel):
         before = self._state()
         try:
             self._forget(index)
-        except BaseException:  # half of it forgotten would be no model
+        except BaseException:  # a class forgotten by halves would leave no valid model
             self._set_state(before)
             raise
         self._previous = before
@@ -321,14 +321,14 @@ class Classifier(TaughtModel):
 
     @property
     def can_undo(self) -> bool:
-        """Whether there is a change to take back."""
+        """Whether there is a change to undo."""
         return self._previous is not None
 
     def undo(self) -> None:
-        """Take back the last change: a lesson, a forgotten class or another name. Only one change can be taken back.
+        """Undo the last change: a lesson, a forgotten class or a new name. Only one change can be undone.
 
         Raises:
-            UserError: There is nothing to take back.
+            UserError: There is nothing to undo.
         """
         if self._previous is None:
             raise UserError("there is no change to take back; the model before the last change is kept until the next")
@@ -367,12 +367,12 @@ def load(
 
     Args:
         folder: Where it was saved.
-        backbone: Path of the backbone on this machine, if it differs from where the model was made.
+        backbone: Path of the model's backbone on this machine, if it has moved.
         device: cpu, cuda or auto.
-        allow_download: Fetch a backbone that the folder names and this machine lacks; one named here is fetched anyway.
+        allow_download: Download a backbone that the folder names and that is not here; `backbone` needs no permission.
 
     Raises:
-        UserError: There is no model, it is damaged, or the backbone is another.
+        UserError: There is no model, it is damaged, or it was taught with another backbone.
 
     Example:
         >>> import clipcil, tempfile

@@ -40,7 +40,7 @@ def wilson_interval(right: int, total: int) -> tuple[float, float]:
 
 @dataclass(frozen=True)
 class Answer:
-    """One picture whose class is known, and what the model said."""
+    """A labelled picture and the answer of the model."""
 
     true: str
     guess: str
@@ -84,7 +84,7 @@ class Evaluation:
     pictures: int = 0
     """Pictures of classes that the model knows."""
     right: int = 0
-    """Those whose likeliest class is the true one."""
+    """Number of these whose likeliest class is the true one."""
     classes: list[ClassResult] = field(default_factory=list)
     """Every class of the model that had pictures, in the model's order."""
     confused: list[Confusion] = field(default_factory=list)
@@ -94,9 +94,9 @@ class Evaluation:
     strangers: int = 0
     """Pictures of classes that the model does not know."""
     unknown_classes: list[str] = field(default_factory=list)
-    """What those classes are called, in the order they came."""
+    """Names of those classes, in the order in which they were found."""
     missed: int = 0
-    """Those of them that were given a class instead of "none of these"."""
+    """Pictures of unknown classes that were given a class instead of "none of these"."""
     mistakes: list[Answer] = field(default_factory=list)
     """Wrong answers (a wrong class, or a class for an unknown picture), the most confident first."""
     unreadable: list[str] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""A model as one file that runs without clipcil: pictures in, logits and features out.
+"""Export of a model to one file that runs without clipcil: pictures in, logits and features out.
 
 `forward(pictures (B, 3, height, width), resized and normalised) → logits (B, C), features (B, dim)`. The preprocessing
 trunk, where the backbone has one, the vision tower and the classifier are inside. Beside it: `classes.json` with the
@@ -83,7 +83,7 @@ def export(model: Classifier, out: Path, form: Format = "pt2") -> Path:
         "outputs": "logits (B, classes), features (B, dim); probabilities are softmax(temperature × logits)",
         "unknown": "none of the classes where the highest probability < threshold"
         + (
-            "; clipcil itself goes by a distance that is not exported, so that its verdicts can differ"
+            "; clipcil itself uses a distance that is not exported, so its verdicts can differ"
             if model.calibration.novelty is not None
             else ""
         ),
@@ -101,8 +101,8 @@ def export(model: Classifier, out: Path, form: Format = "pt2") -> Path:
 
 @torch.no_grad()
 def class_vectors(network: Exported, size: tuple[int, int]) -> Tensor | None:
-    """(C, dim) unit vectors whose cosines with the features are the logits but for a constant factor; None: there are
-    no such vectors. Whether they are is found out with pictures of noise, not taken from a name."""
+    """(C, dim) unit vectors whose cosines with the features are the logits up to a constant factor; None if there are
+    no such vectors. This is tested with pictures of noise, not assumed from an attribute's name."""
     noise = torch.randn(8, 3, *size, generator=torch.Generator().manual_seed(0))
     logits, features = network(noise)
     for name in VECTORS:
@@ -154,7 +154,7 @@ def _refuse_others_files(out: Path) -> None:
     except UserError:
         ours = False
     if not ours:
-        raise UserError(f"{out / there[0]} is there already and no export of clipcil; name another folder with --out")
+        raise UserError(f"{out / there[0]} exists and is not an export of clipcil; name another folder with --out")
 
 
 def _trace(network: nn.Module, example: Tensor) -> Any:

@@ -89,7 +89,7 @@ class FeatureBatch:
 
 @dataclass
 class HeldOut:
-    """Features of all pictures held out so far, in the space of today's tower."""
+    """Features of all pictures held out so far, in the space of the current tower."""
 
     labels: Tensor
     """(N,) int64."""
@@ -113,7 +113,7 @@ class HeldOut:
         return HeldOut.empty(self.features.shape[1], self.levels.shape[1])
 
     def with_pictures(self, pictures: Pictures) -> HeldOut:
-        """These and more, encoded by today's tower."""
+        """With these pictures added, encoded by the current tower."""
         if not len(pictures):
             return self
         return HeldOut(

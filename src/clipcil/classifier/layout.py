@@ -77,7 +77,7 @@ def check_swapped(model: Path, folder: Path, command: str) -> None:
 
 
 def passed_over(root: Path) -> list[Path]:
-    """Files below `root` that are not learnt: no picture by their ending, or pictures that lie in no class folder."""
+    """Files below `root` that are not learnt: not pictures by their ending, or pictures outside the class folders."""
     found = [path for path in walk(root) if path.parent == root or path.suffix.lower() not in SUFFIXES]
     return sorted(found, key=lambda path: (path.parent != root, path.as_posix()))
 

@@ -31,11 +31,11 @@ class Lesson:
     again: dict[str, int] = field(default_factory=dict)
     """Pictures of each class that was known."""
     left_out: list[str] = field(default_factory=list)
-    """A line for each picture that could not be read."""
+    """A line for each picture that could not be read and was left out."""
     repeated: list[str] = field(default_factory=list)
     """Pictures left out because they were taught before, or twice in this lesson."""
     passed_over: list[Path] = field(default_factory=list)
-    """Files of the folder that were not learnt, because they are no pictures or lie in no class folder."""
+    """Files of the folder that were not learnt: they are not pictures, or are outside the class folders."""
     held_out: int = 0
     """Pictures of this lesson that the model did not train on."""
     left_one_out: bool = False

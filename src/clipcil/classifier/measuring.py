@@ -96,14 +96,14 @@ def measure(method: Method, held: HeldOut, newest: Pictures, names: list[str], l
         labels, logits = newest.labels.cpu(), torch.cat(batches) if batches else torch.zeros(0, method.seen)
         novelty = None
         lesson.warnings.append(
-            f"{method.title} reads the pixels of a picture, not its features, so the accuracy and the threshold rest on"
-            " the pictures held out of this lesson alone"
+            f"{method.title} reads the pixels of a picture, not its features, so the accuracy and the threshold are"
+            " based only on the pictures held out of this lesson"
         )
     lesson.calibration = calibrate(logits, labels, method.score_scale, novelty)
     lesson.evaluation = evaluate_scores(logits, novelty, labels, names, lesson.calibration)
     if len(names) == 1:
         lesson.warnings.append(
-            f"the model knows one class, so it says '{names[0]}' to every picture; teach it another class"
+            f"the model knows one class, so it predicts '{names[0]}' for every picture; teach it another class"
         )
     elif len(labels) < ENOUGH:
         lesson.warnings.append(

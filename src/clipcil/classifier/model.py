@@ -1,4 +1,4 @@
-"""A taught model: its method, its classes, what is kept of its lessons, and how a lesson changes them."""
+"""The base class of `Classifier`: a method, its classes, the data kept of lessons, and how a lesson changes them."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ SEED_STEP = 1_000_003
 share a seed."""
 
 State = tuple[Facts, dict[str, Tensor]]
-"""All of a model: what `model.toml` says, and the weights."""
+"""The whole state of a model: the contents of `model.toml`, and the weights."""
 
 
 @dataclass(frozen=True)
@@ -56,10 +56,10 @@ class _Plan:
 
 
 class TaughtModel:
-    """What `Classifier` is made of. Everything that lessons change is in `_state`, and comes back by `_set_state`."""
+    """The base class of `Classifier`. `_state` returns everything that lessons change, and `_set_state` restores it."""
 
     def _open(self, kind: type[Method], config: Any, clip: CLIP, backbone: str, seed: int, device: str) -> None:
-        """Everything that no lesson changes."""
+        """Set up everything that no lesson changes."""
         self.seed, self.config, self.device = seed, config, device
         self._backbone = backbone
         self._monitor = LearnMonitor()
@@ -94,7 +94,7 @@ class TaughtModel:
         return f"<p>{html.text(repr(self))}</p>{class_table(self._known)}"
 
     def __getstate__(self) -> dict[str, Any]:
-        """What `save` would write; the backbone is found again by its name."""
+        """The state that `save` would write; the backbone is loaded again by its name."""
         own = (self._learner.kind.name, self.config, self._backbone, self._fingerprint(), self.seed, self.device)
         return {"model": own, "state": self._state()}
 
@@ -247,9 +247,9 @@ class TaughtModel:
         self._clip.tokenizer(sentences)
 
     def _old_names(self, names: Sequence[str]) -> list[str]:
-        """A line for each new class that is called as a known one was before it was renamed.
+        """A line for each new class that has the former name of a class that was renamed.
 
-        The folders of a later delivery may still have the old name. And the text of a renamed class stays, so that a
+        The folders of a later delivery may still have the old name. And a renamed class keeps its text, so that a
         method that reads class names has one text for both.
         """
         reads_names = self._learner.kind.check_names is not Method.check_names

@@ -1,11 +1,11 @@
 """A model on disk: `model.toml` (readable), the weights (safetensors), `README.md` (a model card).
 
 The weights go into a file named after their checksum; then `model.toml`, which names that file, is replaced in one
-step; only then is the old file deleted. So whoever looks sees the old model or the new one, and a process killed at any
-moment leaves one of the two whole. Nothing is ever unpickled.
+step; only then is the old file deleted. So a reader sees the old model or the new one, and a process killed at any
+moment leaves one of the two intact. Nothing is ever unpickled.
 
 The model before the last change can be kept beside the new one, as `previous.toml` and the weights that it names, until
-the change after it; `restore_previous` brings it back.
+the next change; `restore_previous` restores it.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Known:
     """A class the model knows."""
 
     name: Annotated[str, Between(1, 1000)]
-    """What it is called."""
+    """Its name."""
     text: Annotated[str, Between(1, 1000)]
     """The name it was taught under: the text inside its prompt. Renaming changes `name` alone, so no score moves."""
     learnt: Day
@@ -138,7 +138,7 @@ def hold_model(folder: Path, who: str = "") -> Iterator[None]:
     """
     refuse_other_folders(folder)
     with run_lock(folder, who):
-        refuse_other_folders(folder)  # again, now that nobody else can change it
+        refuse_other_folders(folder)  # again, now that no other process can change it
         sweep(folder)
         yield
 
@@ -151,7 +151,7 @@ def refuse_other_folders(folder: Path) -> None:
         return
     if os.path.lexists(folder / MODEL):
         if _named_weights(folder / MODEL) is None:
-            raise UserError(f"{folder / MODEL} is damaged, or not of clipcil; {COPY}, or name a new folder")
+            raise UserError(f"{folder / MODEL} is damaged, or was not written by clipcil; {COPY}, or name a new folder")
         return
     try:
         names = {path.name for path in folder.iterdir()} - {LOCK}
@@ -176,10 +176,10 @@ def sweep(folder: Path) -> None:
 
 
 def _sweep_if_free(folder: Path) -> None:
-    """Delete what a killed `forget` left, of which it has promised to keep nothing.
+    """Delete the weights that a killed `forget` left behind.
 
-    Not where another process holds the folder, nor where it cannot be written to: whoever only reads a model is never
-    refused for it.
+    Not where another process holds the folder, nor where it cannot be written to: reading a model never fails because
+    of this.
     """
     with suppress(UserError, OSError):
         if _weights_left(folder):
@@ -212,7 +212,7 @@ def _owns(name: str) -> bool:
 
 
 def _is_own_weights(path: Path) -> bool:
-    """Whether a file is weights that `write_model` wrote: its name is made of its own checksum."""
+    """Whether a file is weights that `write_model` wrote: its name contains its own checksum."""
     if not _WEIGHTS.fullmatch(path.name) or path.is_symlink() or not path.is_file():
         return False
     if path.stat().st_size > MOST_TENSORS:  # a file with holes can claim any size, and take days to read
@@ -284,7 +284,7 @@ def restore_previous(folder: Path) -> Facts:
     holds the lock."""
     facts = read_previous(folder)
     if facts is None:
-        raise UserError(f"{folder} keeps no model before this one; nothing can be undone")
+        raise UserError(f"{folder} keeps no earlier model; nothing can be undone")
     read_weights(folder, facts)
     files = {MODEL: read_bytes(folder / PREVIOUS), PREVIOUS: read_bytes(folder / MODEL), CARD: _card(facts)}
     with uninterrupted(), _replacing(folder, files):
@@ -328,7 +328,7 @@ def _facts(table: dict[str, Any]) -> Facts:
     if sum(facts.sizes) != len(facts.known) or not facts.known:
         raise UserError(f"'sizes' count {sum(facts.sizes)} classes, but there are {len(facts.known)}")
     if not _WEIGHTS.fullmatch(facts.weights):
-        raise UserError(f"'weights' is '{printable(facts.weights)[:60]}', which is no name of weights")
+        raise UserError(f"'weights' is '{printable(facts.weights)[:60]}', which is not the name of a weights file")
     Between(1e-6, 1e6).check(facts.calibration.temperature, "unknown.temperature")
     Between(0, 1).check(facts.calibration.threshold or 0.0, "unknown.threshold")
     for known in facts.known:

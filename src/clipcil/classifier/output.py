@@ -1,4 +1,4 @@
-"""What `clipcil predict` prints: a line per picture for people, JSON lines, or CSV."""
+"""The output of `clipcil predict`: a line of text per picture, JSON lines, or CSV."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ SMALLEST = 0.005
 
 
 def json_text(value: Any, out: TextIO | None = None, indent: int | None = None) -> str:
-    """JSON as `out` (default: stdout) can be given: what a terminal takes for a command and what its encoding lacks is
-    escaped as JSON does it."""
+    """JSON for `out` (default: stdout): control characters, and characters that its encoding lacks, are escaped as in
+    JSON strings."""
     text = json.dumps(value, ensure_ascii=False, indent=indent)
     encoding = getattr(out or sys.stdout, "encoding", None) or "utf-8"
 

@@ -1,4 +1,4 @@
-"""Pages about a taught model: what it knows, and how it did in a test. Each is one file that needs nothing else."""
+"""Self-contained HTML pages about a model: its lessons and classes, and the result of a test."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from clipcil.errors import UserError
 from clipcil.report import html
 
 SHOWN = 120
-"""Mistakes shown with their picture: a page of more takes long to load."""
+"""Maximum number of mistakes shown with their picture: with more, a page takes long to load."""
 THUMBNAIL = 112
 """Pixels of the longer side of a picture on the page."""
 
@@ -35,8 +35,8 @@ def write_model_page(model: Classifier, out: Path) -> None:
         f"<h1>{html.text(counted(len(model.classes), 'class', 'classes'))}, learnt in"
         f" {counted(len(model.history), 'lesson')}</h1>",
         f"<p>{_headline(found)}</p>",
-        f'<p class="faint">{html.text(repr(model))}. Measured on pictures that the model was scored on without having'
-        f" learnt them; after every lesson all of them are scored again.{_carried_note(model)}</p>",
+        f'<p class="faint">{html.text(repr(model))}. Measured on the pictures kept for evaluation, each scored as if it'
+        f" had not been learnt; after every lesson all of them are scored again.{_carried_note(model)}</p>",
         "<h2>Lessons</h2>",
         _lesson_table(model),
         "<h2>Classes</h2>",
@@ -82,12 +82,12 @@ def class_table(known: Sequence[Known]) -> str:
         [*map(html.text, (one.name, one.learnt, one.newest)), str(one.pictures), *_share(one.right, one.held_out)]
         for one in known
     ]
-    return html.table(["Class", "Learnt", "Newest", "Pictures", "Told right", "95% interval"], rows)
+    return html.table(["Class", "Learnt", "Newest", "Pictures", "Accuracy", "95% interval"], rows)
 
 
 def _result_table(results: Sequence[Known]) -> str:
     rows = [[html.text(one.name), str(one.held_out), *_share(one.right, one.held_out)] for one in results]
-    return html.table(["Class", "Pictures", "Told right", "95% interval"], rows)
+    return html.table(["Class", "Pictures", "Accuracy", "95% interval"], rows)
 
 
 def _lesson_table(model: Classifier) -> str:
@@ -140,7 +140,7 @@ def _confusions(found: Evaluation) -> str:
     if not found.confused:
         return ""
     rows = [[html.text(pair.true), html.text(pair.guess), str(pair.pictures)] for pair in found.confused[:50]]
-    return "<h2>Most often confused</h2>" + html.table(["Is", "Taken for", "Pictures"], rows)
+    return "<h2>Most often confused</h2>" + html.table(["True class", "Predicted as", "Pictures"], rows)
 
 
 def _mistakes(mistakes: Sequence[Answer]) -> str:
@@ -182,6 +182,6 @@ def _carried_note(model: Classifier) -> str:
     if not count:
         return ""
     return (
-        f" The features of {counted(count, 'picture')} of earlier lessons were carried by a map as the tower moved,"
-        " because those pictures are gone; their part of the accuracy is an estimate."
+        f" The features of {counted(count, 'picture')} of earlier lessons were transported by a map when the tower"
+        " changed, because those pictures are gone; their part of the accuracy is an estimate."
     )

@@ -27,7 +27,7 @@ AHEAD = 3
 
 @dataclass(frozen=True)
 class Prediction:
-    """What a picture shows, the likeliest class first.
+    """The predicted classes of a picture, the likeliest first.
 
     Example:
         >>> import clipcil
@@ -40,9 +40,9 @@ class Prediction:
     names: list[str]
     probabilities: list[float]
     unknown: bool = False
-    """Whether the picture is none of the classes, by the model's threshold; `names` still says which is nearest."""
+    """Whether the picture is none of the classes, by the model's threshold; `names` still begins with the nearest."""
     error: str | None = None
-    """Why the picture could not be read; there are no names then."""
+    """Why the picture could not be read; then there are no names."""
 
     @property
     def name(self) -> str | None:

@@ -1,4 +1,4 @@
-"""A few small pictures of each class, kept beside the model for those who switch it on; off unless they do."""
+"""A few small pictures of each class, kept in the folder of the model where that is switched on; off by default."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class SmallPictures:
         return self.folder.is_dir() and not self.folder.is_symlink()
 
     def switch(self, on: bool) -> None:
-        """Begin to keep them, or stop and delete all of them."""
+        """Start keeping small pictures, or stop and delete all of them."""
         refuse_links(self.folder)
         try:
             with self._lock:
@@ -47,7 +47,7 @@ class SmallPictures:
                     self.folder.rmdir()
         except OSError as error:
             if error.errno == errno.ENOTEMPTY:
-                raise UserError(f"{self.folder} holds other things, which are not ours to delete; move them") from error
+                raise UserError(f"{self.folder} holds files that clipcil did not write; move them away") from error
             raise UserError(f"cannot write {self.folder}: {error.strerror or error}") from error
 
     def of(self, name: str) -> list[bytes]:
@@ -55,7 +55,7 @@ class SmallPictures:
         return _read(self._file(name))
 
     def add(self, name: str, pictures: Sequence[bytes]) -> None:
-        """Keep some of these, the newest in place of the oldest; none where that was switched off meanwhile."""
+        """Keep some of these, the newest replacing the oldest; none if it was switched off in the meantime."""
         with self._lock:
             if self.on:
                 kept = (self.of(name) + list(pictures)[-MOST:])[-MOST:]

@@ -71,7 +71,7 @@ def folder_names(classes: Sequence[str]) -> dict[str, str]:
     {'a-b': 'a-b', 'a/b': 'a-b (2)'}
     """
     found: dict[str, str] = {}
-    taken: set[str] = set()  # some file systems make no difference between capitals and small letters
+    taken: set[str] = set()  # some file systems are not case-sensitive
     for name in classes:
         base, number = folder_name(name), 1
         found[name] = base

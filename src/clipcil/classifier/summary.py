@@ -1,4 +1,4 @@
-"""What `clipcil show` prints about a model, without loading its backbone."""
+"""The output of `clipcil show`; the backbone is not loaded."""
 
 from __future__ import annotations
 
@@ -162,4 +162,4 @@ def _print_classes(classes: list[dict[str, Any]]) -> None:
         table.add_row(*cells, *([f"{row['moved']:.4f}"] if with_moved else []))
     print_table(table)
     if with_moved:
-        say("moved: how far calibration has carried the class's mean since it was learnt (1 − cosine)")
+        say("moved: how far calibration has moved the mean of the class since it was learnt (1 − cosine)")

@@ -1,4 +1,4 @@
-"""What `clipcil test` prints."""
+"""The output of `clipcil test`."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Temperature scaling and the threshold for unknown pictures ("none of these").
 
-Both are fitted to held-out pictures of known classes, scored again by today's model after every lesson. No picture of
-an unknown class is needed: the threshold is where the allowed share of known ones would be called unknown by mistake.
+Both are fitted to held-out pictures of known classes, scored again by the current model after every lesson. No picture
+of an unknown class is needed: the threshold is set so that at most the allowed share of known ones is called unknown.
 
 What is compared with the threshold is the method's own novelty score, such as the distance to the nearest class; for a
 method without one, the highest probability (`python benchmarks/lessons.py unknown` compares them).
@@ -18,24 +18,24 @@ from torch.nn.functional import cross_entropy
 FALSE_ALARMS = 0.05
 """Share of pictures of known classes that may be called unknown."""
 ENOUGH = 20
-"""Held-out pictures needed to fit a temperature and a threshold: with 19 the lowest score is a 5 % threshold."""
+"""Held-out pictures needed to fit a temperature and a threshold; a 5 % threshold needs at least 19."""
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """How scores become probabilities and decisions. With too few held-out pictures nothing is ever called unknown."""
+    """How scores become probabilities and decisions. With too few held-out pictures no picture is called unknown."""
 
     temperature: float = 1.0
     """Logits are multiplied by it before the softmax."""
     threshold: float | None = None
     """A picture whose highest probability lies below it is none of the classes; None: nothing is."""
     pictures: int = 0
-    """Held-out pictures that there were to fit the two."""
+    """Number of held-out pictures for fitting the two."""
     novelty: float | None = None
     """A picture whose novelty score lies above it is none of the classes; None: the method has no such score, and the
     threshold of the probability decides."""
     false_alarms: float | None = None
-    """Share of new pictures of known classes expected called unknown by mistake; None where there is no threshold."""
+    """Expected share of new pictures of known classes that are called unknown; None where there is no threshold."""
 
     def is_unknown(self, probability: float, novelty: float | None) -> bool:
         """Whether a picture with this highest probability and novelty score is none of the classes."""
@@ -55,7 +55,7 @@ def calibrate(
     """Fit temperature and threshold to held-out pictures of known classes.
 
     Args:
-        logits: (N, C) of today's model.
+        logits: (N, C) of the current model.
         labels: (N,) true classes.
         plain: The temperature to use where there are too few pictures to fit one.
         novelty: (N,) novelty score of each picture, where the method has one.
@@ -63,7 +63,7 @@ def calibrate(
 
     Returns:
         With fewer than `ENOUGH` pictures, or with one class, whose probability is always 1: temperature `plain` and no
-        threshold, so that nothing is called unknown; a threshold set by a handful of pictures would be chance.
+        threshold, so that no picture is called unknown; a threshold from a handful of pictures would be arbitrary.
     """
     if len(labels) < ENOUGH or logits.shape[1] < 2:
         return Calibration(plain, None, len(labels))

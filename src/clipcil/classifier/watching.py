@@ -31,7 +31,7 @@ def watch(
     """
     for folder in folders:
         if not folder.is_dir():
-            raise UserError(f"{folder} is no folder; --watch watches folders")
+            raise UserError(f"{folder} is not a folder; --watch watches folders")
     done: dict[Path, tuple[int, int]] = {}
     last: dict[Path, tuple[int, int]] = {}
     while not should_stop():

@@ -1,1 +1,1 @@
-"""The commands, one thin function each. Importing these modules must stay cheap: heavy imports stand inside."""
+"""The commands, one thin function each. Importing these modules must stay cheap: functions import what is heavy."""

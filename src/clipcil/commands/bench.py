@@ -21,10 +21,11 @@ Values = Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar=
 def bench(options: BenchOptions, run: GridRunOptions, quiet: Flag = False, dry_run: Flag = False) -> None:
     """Run methods × datasets × seeds and print A_B and Ā beside the paper's.
 
-    Finished runs are not repeated, a stopped run continues, and a run that fails is reported while the others go on:
-    give the same command again. Tables of the paper: table1 (10 tasks), table2 (20 tasks), table3 (two stages),
-    table4 (optimal transport), table5 (task prompt), sensitivity (M, β, λ); claims: what `clipcil claims` judges, in
-    three class orders. A table decides backbone, orders and number of tasks where they are not given.
+    Finished runs are not repeated and stopped runs are continued, so the same command can be given again. A run that
+    fails is reported while the others go on. TABLE is a table of the paper: table1 (10 tasks), table2 (20 tasks),
+    table3 (two stages), table4 (optimal transport), table5 (task prompt) or sensitivity (M, β, λ); or claims, the runs
+    that `clipcil claims` judges, in three class orders. It sets the backbone, the class orders and the number of tasks
+    where they are not given.
 
     For example:
       clipcil bench table1 --data-root DIR --seeds 3
@@ -70,8 +71,9 @@ def sweep(
 ) -> None:
     """Vary one option of a method, print the numbers and plot the curve.
 
-    Runs already done, by a sweep or a bench with the same folder, are not run again. M, β (beta) and λ (lambda) are
-    the paper's names of prompt_length, beta and ortho; without values they take those of the sensitivity study.
+    Runs already finished, by a sweep or a bench with the same folder, are not repeated. KEY may also be M, β (beta) or
+    λ (lambda), the paper's names of prompt_length, beta and ortho; without VALUE these take the values of the paper's
+    sensitivity study.
 
     For example:
       clipcil sweep dmc-ot beta 0 0.05 0.1 0.5
@@ -82,8 +84,8 @@ def sweep(
     Args:
         method: The method; `clipcil methods` lists them.
         key: A setting of the method, or an option of the run: tasks, increment, shots, order, backbone, …
-        values: Its values.
-        plot: File of the curve: .png, .svg or .pdf. Default: sweep-METHOD-KEY.png in the folder of the runs.
+        values: Values to try.
+        plot: File for the curve: .png, .svg or .pdf. Default: sweep-METHOD-KEY.png in the folder of the runs.
         quiet: Print the table only.
     """
     from rich.console import Console
@@ -122,7 +124,7 @@ def _grid(options: Any, run: Any) -> Grid:
 
 
 def _list(planned: list[Planned], grid: Grid) -> None:
-    """Print how far the grid is."""
+    """Print how many runs of the grid are finished."""
     from rich.console import Console
     from rich.table import Table
 
@@ -166,7 +168,7 @@ def _do(planned: list[Planned], grid: Grid, quiet: bool, about: str = "") -> lis
 
 
 def _folders(finished: list[Finished], grid: Grid) -> list[Path]:
-    """Where the runs lie: in the folder of the grid, among the kept ones, or in both."""
+    """Where the runs are: in the folder of the grid, among the kept ones, or in both."""
     kept = [each for each in finished if each.result is not None and each.result.folder != each.planned.folder]
     return [*([grid.out] if len(kept) < len(finished) else []), *(grid.kept if kept else ())]
 

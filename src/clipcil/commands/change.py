@@ -56,7 +56,7 @@ def rename(
 
 
 def undo(model: Model) -> None:
-    """Take back the last lesson of a model; undoing again brings it back.
+    """Undo the last lesson of a model; undoing again restores it.
 
     The model before the last `clipcil learn` is kept until the next change.
 
@@ -76,7 +76,7 @@ def undo(model: Model) -> None:
         facts = restore_previous(model)
         SmallPictures(model).follow(before)
     lessons, classes = counted(facts.lessons, "lesson"), counted(len(facts.known), "class", "classes")
-    say(f"{quoted(model)} is again what it was after {lessons}: it knows {classes}")
+    say(f"{quoted(model)} is again as it was after {lessons}: it knows {classes}")
 
 
 def _change(folder: Path, backbone: str | None, allow_download: bool, do: Callable[[Classifier], None]) -> None:

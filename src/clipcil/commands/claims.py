@@ -1,4 +1,4 @@
-"""`clipcil claims`: the paper's claims, judged by runs."""
+"""`clipcil claims`: judge the paper's claims by runs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ def claims(
 ) -> None:
     """Judge the claims of the paper by the runs in these folders: holds, does not hold, or cannot be told.
 
-    `clipcil bench claims --data-root DIR` makes the runs; it resumes where it was stopped.
+    The runs are made by `clipcil bench claims --data-root DIR`, which continues where it was stopped. --keep copies
+    what the judgement needs, a folder for each run: results, settings and packed predictions, but no weights. What is
+    there already is replaced only by the same run.
 
     For example:
       clipcil claims results/
@@ -27,8 +29,7 @@ def claims(
     Args:
         runs: Folders of runs, or folders that hold them.
         out: Write a Markdown page with every comparison. A file NOTES.md in the folder of runs becomes part of it.
-        keep: Copy what the judgement needs (results, settings, packed predictions; no weights) to this folder, a
-            folder for each run. What is there already is replaced only by the same run.
+        keep: Copy what the judgement needs to this folder.
     """
     from rich.console import Console
     from rich.table import Table

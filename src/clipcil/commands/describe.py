@@ -1,4 +1,4 @@
-"""`clipcil describe`: the descriptions ENGINE re-ranks with."""
+"""`clipcil describe`: make the descriptions of classes that ENGINE uses for re-ranking."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ def describe(
 ) -> None:
     """Ask a language model how each pair of classes differs, and keep the answers for ENGINE.
 
-    One question per pair: 4,950 for 100 classes. Answers are kept: after a stop, the same command continues.
+    It asks one question for each pair: 4,950 for 100 classes. After a stop, the same command continues.
 
     For example:
       clipcil describe emoji --endpoint http://localhost:8000/v1 --model NAME --out emoji.json
       clipcil run engine --set descriptions=emoji.json
 
     Args:
-        classes: A dataset (`clipcil datasets` lists them), or a text file with one class name a line.
+        classes: A dataset (`clipcil datasets` lists them), or a text file with one class name per line.
         endpoint: Address of an OpenAI-compatible API, such as http://localhost:8000/v1.
         model: Name of the model there.
         out: JSON file for the answers; an existing one is continued.
         key_from: Environment variable that holds the API key. The key is never printed or written.
-        jobs: Questions under way at the same time.
+        jobs: Number of questions asked at the same time.
         data_root: Folder that holds the dataset, or a folder for each dataset.
     """
     import os

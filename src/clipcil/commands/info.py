@@ -26,8 +26,8 @@ def methods(
 
     Args:
         method: Show the settings of this method.
-        data: Show the values that a run on this dataset takes: those of its preset, where there is one.
-        backbone: Some presets have other values for the embedded backbone.
+        data: Show the values that a run on this dataset uses: those of its preset, where there is one.
+        backbone: Show the values for this backbone; some presets have other values for mini.
     """
     import inspect
 
@@ -40,7 +40,8 @@ def methods(
         rows = []
         for name, kind in sorted(methods().items()):
             summary = (inspect.getdoc(inspect.getmodule(kind)) or "").split("\n")[0]
-            summary = summary if kind.title in summary else f"{kind.title}: {summary}"
+            if kind.title not in summary:  # a variant, whose file begins with the name of the method
+                summary = f"{kind.title}: {summary.partition(': ')[2] or summary}"
             rows.append((name, kind.keeps, "tuned" if kind.tunes_tower else "frozen", summary))
         _print(("name", "keeps", "tower", "in short"), rows)
         print("keeps: what remains of old classes; tower: the vision tower. clipcil methods NAME shows the settings.")
@@ -60,7 +61,7 @@ def methods(
 def datasets(
     data: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="[DATASET]", help_behavior_hint="")] = "",
 ) -> None:
-    """List the datasets and what each needs to be there, or the options of one.
+    """List the datasets and the files that each needs, or the options of one.
 
     For example:
       clipcil datasets

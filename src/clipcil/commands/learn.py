@@ -50,14 +50,14 @@ def learn(
         method: Method of a new model; `clipcil methods` lists them. Default: strata.
         seed: Seed of a new model. Default: 0.
         set: Settings of the method, for a new model.
-        hold_out: Keep the features of some pictures for evaluation; what the method itself keeps is another thing.
+        hold_out: Keep the features of some pictures for evaluation, besides what the method itself keeps.
         skip_broken: Leave out pictures that cannot be decoded, and list them, instead of stopping.
         subfolders: Accept class folders that hold only folders of pictures.
         dry_run: Show what would be learnt, and learn nothing.
-        quiet: Print the closing lines only.
-        on: ray: pictures are decoded and encoded by actors on Ray; every machine must be able to read them.
+        quiet: Print only the closing lines.
+        on: ray: pictures are decoded and encoded by Ray actors; every machine must be able to read them.
         actors: Number of actors, with --on ray.
-        address: Address of a Ray cluster, or auto; without one a Ray is started on this machine.
+        address: Address of a Ray cluster, or auto. Default: Ray is started on this machine.
     """
     from clipcil.classifier import teach
     from clipcil.network import allow_downloads

@@ -40,8 +40,12 @@ def predict(
 ) -> None:
     """Classify pictures, with probabilities.
 
-    PICTURE is a file or a folder, any number of them. A picture like none of the classes is called 'none of these'. A
-    picture that cannot be read gets a line that says why; the others are classified, and the exit code is 1.
+    PICTURE is a file or a folder, any number of them. A picture that is unlike all classes is called 'none of these'.
+    A picture that cannot be read gets a line with the reason; the others are classified, and the exit code is 1.
+
+    With --on ray, for millions of pictures, PICTURE is one folder of pictures, a parquet file, a folder of parquet
+    files or a text file with one path per line. The answers are parquet files in --out; after a stop, the same command
+    continues.
 
     For example:
       clipcil predict birds/ a.jpg b.jpg
@@ -53,18 +57,16 @@ def predict(
         model: Folder of the model.
         pictures: Pictures, or folders of them.
         top: Number of classes to print for each picture.
-        json: One JSON object per line.
-        csv: A table with a header.
-        folder_out: Also sort the pictures into a folder for each class here; they are never moved.
-        by: Sort by symbolic link or by copy.
+        json: Print one JSON object per line.
+        csv: Print CSV with a header.
+        folder_out: Also sort the pictures into this folder, a folder for each class; originals are never moved.
+        by: Sort with symbolic links or with copies.
         watch: Keep watching the folders, and classify new pictures, until Ctrl-C.
-        on: ray: for millions of pictures. PICTURE is then a folder of pictures, a parquet file, a folder of these or a
-            list of paths, and the answers are parquet files in --out; stopped and given again, finished parts are not
-            done again.
-        out: Folder for the answers, with --on ray; every machine of the cluster must be able to write there.
+        on: here: in this process; ray: on a Ray cluster.
+        out: Folder for the answers, with --on ray; every machine must be able to write to it.
         actors: Number of model replicas, with --on ray.
-        gpus_per_actor: GPUs of each replica; 0: the CPU.
-        address: Address of a Ray cluster, or auto; without one a Ray is started on this machine.
+        gpus_per_actor: GPUs of each replica; with 0 it runs on the CPU.
+        address: Address of a Ray cluster, or auto. Default: Ray is started on this machine.
     """
     with_ray = {"--out": out is not None, "--address": address is not None, "--gpus-per-actor": gpus_per_actor != 0}
     here = {"--json": json, "--csv": csv, "--folder-out": folder_out is not None, "--watch": watch}
@@ -106,7 +108,7 @@ def predict(
 
 
 def check_place(on: str, with_ray: dict[str, bool], here: dict[str, bool]) -> None:
-    """Refuse options that would be ignored: those for Ray without it, and those that answer here with it."""
+    """Refuse options that would be ignored: those for Ray without --on ray, and those for local output with it."""
     from clipcil.errors import UserError
 
     ignored = [name for name, given in (here if on == "ray" else with_ray).items() if given]

@@ -16,11 +16,12 @@ def report(
     tensorboard: Flag = False,
     allow_download: Flag = False,
 ) -> None:
-    """Write one HTML file about runs, with everything inside it, and its figures as PNGs beside it.
+    """Write one self-contained HTML file about runs, and its figures as PNG files beside it.
 
-    Accuracy after each task, the R matrix, forgetting, drift before and after calibration, confusion between tasks,
-    seconds per phase, measured beside paper, settings, and pictures with right and wrong predictions.
-    Of a taught model: its lessons with the accuracy over all classes after each, its classes, and what it confuses.
+    The page shows the accuracy after each task, the accuracy matrix, forgetting, drift before and after calibration,
+    confusion between tasks, seconds per phase, the paper's numbers beside the measured ones, settings, and pictures
+    with right and wrong predictions. For a taught model it shows the lessons with the accuracy over all classes after
+    each, the classes, and the most confused pairs.
 
     For example:
       clipcil report runs/2026-01-31-dmc-ot-emoji
@@ -29,10 +30,9 @@ def report(
 
     Args:
         runs: Folders of runs, or folders that hold them, such as that of a bench; or one taught model.
-        out: The file. Default: report.html in the folder named, or here where several are named; for a model, its name
-            followed by .html.
+        out: File to write. Default: report.html in the folder given, or here if several are; for a model, MODEL.html.
         tensorboard: Write TensorBoard event files too (needs the extra tensorboard).
-        allow_download: Fetch a dataset that a run names and this machine lacks, to show its pictures.
+        allow_download: Download a dataset that a run names and that is not here, to show its pictures.
     """
     from clipcil.classifier.model_folder import MODEL
     from clipcil.errors import UserError, printable, quoted

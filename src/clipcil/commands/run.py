@@ -21,7 +21,7 @@ def run(
 ) -> None:
     """Learn a dataset task by task with one method, and evaluate after each task.
 
-    Without any argument: DMC-OT on the embedded pictures with the embedded backbone, in a minute or two.
+    Without arguments it runs DMC-OT on the embedded pictures with the embedded backbone, in a minute or two.
 
     For example:
       clipcil run simplecil --data emoji
@@ -31,11 +31,10 @@ def run(
 
     Args:
         set: Settings of the method; `clipcil methods METHOD` lists them.
-        preset: Start from the values kept for this method and dataset.
+        preset: Start from the preset (published values) for this method and dataset.
         out: Folder for the results; must be new. Default: a dated folder under runs/.
-        resume: Folder of a run that was stopped; continues with the options kept there. --data-root names the folder
-            of its data where that has another path now.
-        quiet: Print the closing lines only.
+        resume: Continue the stopped run in this folder with its own options; --data-root says where its data is now.
+        quiet: Print only the closing lines.
     """
     from clipcil.distributed import from_first, rank
     from clipcil.experiment.display import open_display

@@ -20,7 +20,7 @@ def serve(
     device: Device = "cpu",
     allow_download: Download = False,
 ) -> None:
-    """Serve a web page for teaching a model, and the same as a JSON API.
+    """Serve a web page for teaching a model, and a JSON API.
 
     Everything stays on this machine. MODEL need not exist yet: the first lesson creates it. With a host other
     than this machine itself, every request needs a token, which is printed at the start.
@@ -31,8 +31,8 @@ def serve(
 
     Args:
         model: Folder of the model; created by the first lesson if it does not exist.
-        host: Address to listen at.
-        port: Port to listen at; 0 takes a free one.
+        host: Address to listen on.
+        port: Port to listen on; 0 takes a free one.
         open: Open the page in a browser.
         method: Method of a new model; `clipcil methods` lists them.
     """

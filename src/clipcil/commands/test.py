@@ -18,11 +18,11 @@ def test(
     device: Device = "cpu",
     allow_download: Download = False,
 ) -> None:
-    """Test a model on labelled pictures that it was not taught: accuracy, each class, confused pairs.
+    """Test a model on labelled pictures that it was not taught: accuracy, results per class, confused pairs.
 
-    FOLDER holds a folder of pictures for each class, as for `clipcil learn`. Classes that the model does not know count
-    as unknown pictures: how many of them it recognises as none of its classes, and how many it misses. The exit code
-    is 1 if a picture cannot be read.
+    FOLDER holds a folder of pictures for each class, as for `clipcil learn`. Pictures of classes that the model does
+    not know count as unknown: the test says how many of them are recognised as none of the classes and how many are
+    missed. The exit code is 1 if a picture cannot be read.
 
     For example:
       clipcil test birds/ new/

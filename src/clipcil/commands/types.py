@@ -1,4 +1,4 @@
-"""How kinds of arguments are shown in help, and options taken from a dataclass."""
+"""Types of command-line arguments with their help, and options made from a dataclass."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ Number = Annotated[int, tyro.conf.arg(metavar="N")]
 Flag = Annotated[bool, tyro.conf.FlagCreatePairsOff, tyro.conf.arg(help_behavior_hint="")]
 Folder = Annotated[Path | None, tyro.conf.arg(metavar="DIR", help_behavior_hint="")]
 File = Annotated[Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="")]
-Download = Annotated[Flag, tyro.conf.arg(help="Fetch a backbone that the folder names and this machine lacks.")]
+Download = Annotated[Flag, tyro.conf.arg(help="Download a backbone that the folder names and that is not here.")]
 Device = Annotated[str, tyro.conf.arg(metavar="NAME", help="cpu, cuda or auto.")]
 Name = Annotated[str | None, tyro.conf.arg(metavar="NAME", help_behavior_hint="")]
-Backbone = Annotated[Name, tyro.conf.arg(help="Path of the model's backbone on this machine, if it differs.")]
+Backbone = Annotated[Name, tyro.conf.arg(help="Path of the model's backbone on this machine, if it has moved.")]
 NewBackbone = Annotated[
-    Name, tyro.conf.arg(help="Backbone of a new model (default: mini), or the path of the model's own on this machine.")
+    Name, tyro.conf.arg(help="Backbone of a new model (default: mini), or the path of an existing model's backbone.")
 ]
 On = Annotated[Literal["here", "ray"], tyro.conf.arg(help_behavior_hint="(default: here)")]
 Address = Annotated[str | None, tyro.conf.arg(metavar="ADDRESS", help_behavior_hint="")]
@@ -29,7 +29,7 @@ Words = Annotated[tuple[str, ...], tyro.conf.arg(metavar="KEY=VALUE…", help_be
 
 METAVARS = {"data_options": "KEY=VALUE…", "set": "KEY=VALUE…", "only": "PATTERN…"}
 METAVARS |= {"data_root": "DIR", "out": "DIR", "kept": "DIR…"}
-"""What stands for a value in help, where its type does not say it."""
+"""Placeholders of values in help, where they do not follow from the type."""
 
 
 def options_of(kind: type, without: Collection[str] = (), positional: str = "") -> Any:

@@ -1,4 +1,4 @@
-"""What is wrong with the words of a command, in one plain line made from tyro's boxed message."""
+"""Explains in one plain line what is wrong with the words of a command, from tyro's boxed message."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def unknown_option(words: Sequence[str], options: Collection[str]) -> str:
 
 def word_too_many(parts: Sequence[Sequence[str]]) -> str:
     found = re.match(r"Unrecognized options: (.*)", flat(parts[1]))
-    return f"nothing takes the words: {found[1]}" if found else ""
+    return f"unexpected words: {found[1]}" if found else ""
 
 
 def missing(parts: Sequence[Sequence[str]]) -> str:

@@ -1,4 +1,4 @@
-"""Untrusted archives: unpacked into the cache, with no path or link that leads out of it."""
+"""Untrusted archives are unpacked into the cache; paths and links that lead out of it are refused."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def find_archive(folder: Path, pattern: str) -> Path | None:
 
 
 def unpack(archive: Path) -> Path:
-    """The folder with what the archive holds: unpacked once, whole or not at all, and found again by the next run."""
+    """The folder with the contents of the archive: unpacked once, completely or not at all, and used by later runs."""
     try:
         status = archive.stat()
         mark = f"{archive.resolve()}|{status.st_size}|{status.st_mtime_ns}"
@@ -59,14 +59,14 @@ def unpack(archive: Path) -> Path:
                     raise
         return target
     except (tarfile.TarError, EOFError, zlib.error, lzma.LZMAError) as error:
-        raise UserError(f"{archive} is not a whole archive ({first_line(error)}); download it again") from error
+        raise UserError(f"{archive} is not a complete archive ({first_line(error)}); download it again") from error
     except OSError as error:
         if isinstance(error, PermissionError) or error.filename or error.errno:
             raise UserError(
                 f"cannot unpack {archive} ({error.strerror or error}); free some room, or set CLIPCIL_CACHE to a folder"
                 " that can be written"
             ) from error
-        raise UserError(f"{archive} is not a whole archive ({first_line(error)}); download it again") from error
+        raise UserError(f"{archive} is not a complete archive ({first_line(error)}); download it again") from error
 
 
 def _sweep(folder: Path) -> None:

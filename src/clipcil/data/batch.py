@@ -12,7 +12,7 @@ from clipcil.clip.vision import VisionOutput
 
 
 class Batch(Protocol):
-    """What `Method.logits` may ask of B pictures. Nothing is computed before it is asked for."""
+    """A batch of B pictures as `Method.logits` reads it. Nothing is computed before a property is read."""
 
     def __len__(self) -> int: ...
 
@@ -26,11 +26,11 @@ class Batch(Protocol):
 
     @property
     def pooled(self) -> Tensor:
-        """(B, width): what stands before the tower's last projection."""
+        """(B, width): the class token before the projection into the joint space."""
 
     @property
     def levels(self) -> Tensor:
-        """(B, sum of the tower's `level_sizes`): the picture at several depths of the tower; ends with `pooled`."""
+        """(B, sum of the tower's `level_sizes`): features from several depths of the tower; they end with `pooled`."""
 
 
 class TensorBatch:

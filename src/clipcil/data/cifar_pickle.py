@@ -62,7 +62,7 @@ def find_python_version(root: Path) -> Path | None:
 
 
 def read_python_version(source: Path) -> tuple[list[str], tuple[PictureSet, PictureSet]]:
-    """Class names as they stand there, training and test pictures."""
+    """Class names as in the files, and the training and test pictures."""
     contents = _read_archive(source) if source.is_file() else _read_folder(source)
     names = [bytes(name).decode() for name in _load(contents["meta"], source)[b"fine_label_names"]]
     train, test = (_pictures(part, contents[part], source) for part in ("train", "test"))

@@ -1,4 +1,4 @@
-"""A dataset: class names, training and test pictures, and how its classes are put into words."""
+"""A dataset: class names, training and test pictures, and templates for sentences about its classes."""
 
 from __future__ import annotations
 
@@ -40,15 +40,15 @@ class Dataset:
 
     name: str
     classes: list[str]
-    """Names as people say them, in the dataset's own order."""
+    """Readable class names, in the dataset's own order."""
     train: PictureSet
     """Training pictures; labels are indices into `classes`."""
     test: PictureSet
     """Test pictures."""
     templates: tuple[str, ...] = ("a photo of a {}.",)
-    """Sentences for a class name, `{}` standing for it; the first is the one used where only one is."""
+    """Sentences about a class, `{}` standing for its name; methods that use a single sentence take the first."""
     notes: tuple[str, ...] = ()
-    """What a person should know about these pictures, such as lines of a list that were skipped."""
+    """Remarks about these pictures, such as lines of a list that were skipped."""
 
     @classmethod
     def from_pictures(
@@ -61,7 +61,7 @@ class Dataset:
         """A dataset of your own pictures; nothing is decoded yet.
 
         Args:
-            name: What it is called.
+            name: Name of the dataset.
             train: Training pictures of each class by its name: paths, bytes of files, PIL images or arrays.
             test: Test pictures of the same classes.
             templates: Sentences about a class, `{}` standing for its name.
@@ -95,7 +95,7 @@ class Dataset:
 
         Args:
             per_class: Maximum number of training pictures of each class.
-            seed: Which pictures are drawn.
+            seed: Seed that decides which pictures are drawn.
 
         Raises:
             UserError: `per_class` is below 1.
@@ -106,14 +106,14 @@ class Dataset:
         return replace(self, train=self.train.subset(torch.from_numpy(chosen)))
 
     def hold_out(self, per_class: int, seed: int) -> Dataset:
-        """The same dataset with training pictures in the place of its test pictures: for choosing settings.
+        """The same dataset with some training pictures as its test pictures, for choosing settings.
 
-        Each picture is drawn by itself: pictures that are nearly the same, such as frames of one clip, may stand on
-        both sides.
+        Every picture is drawn separately: of pictures that are nearly the same, such as frames of one clip, some may be
+        in each part.
 
         Args:
-            per_class: Training pictures of each class to measure on. They are no longer training pictures.
-            seed: Which pictures are drawn.
+            per_class: Number of training pictures of each class to measure on; they are not trained on.
+            seed: Seed that decides which pictures are drawn.
 
         Raises:
             UserError: `per_class` is below 1, or a class would have no picture left to learn from.
@@ -145,7 +145,7 @@ class Dataset:
 
 @dataclass(frozen=True)
 class NoOptions:
-    """For a dataset that leaves nothing to choose."""
+    """The options of a dataset that has none."""
 
 
 Opener = Callable[[Path | None, Any], Dataset]
@@ -154,27 +154,27 @@ Opener = Callable[[Path | None, Any], Dataset]
 
 @dataclass(frozen=True)
 class Entry:
-    """One dataset that can be asked for by name."""
+    """A registered dataset."""
 
     open: Opener
     summary: str
     needs: str
-    """What has to be there, in a few words."""
+    """The files it needs, in a few words."""
     options: type
-    """The frozen dataclass of what can be chosen about it, a docstring under each field."""
+    """The frozen dataclass of its options, with a docstring under each field."""
 
 
 REGISTRY: dict[str, Entry] = {}
 
 
 def register(name: str, summary: str, needs: str, options: type = NoOptions) -> Callable[[Opener], Opener]:
-    """Decorator: make `open(root, options)` known as dataset `name`.
+    """Decorator: register `open(root, options)` as dataset `name`.
 
     Args:
         name: Name on the command line.
         summary: What it is, in a few words.
-        needs: What has to be there, in a few words; `nothing` where it comes with the package.
-        options: A frozen dataclass of what can be chosen about it, with a docstring under each field.
+        needs: The files it needs, in a few words; `nothing` where it comes with the package.
+        options: A frozen dataclass of its options, with a docstring under each field.
 
     Raises:
         ValueError: Another dataset has that name.
@@ -191,15 +191,15 @@ def register(name: str, summary: str, needs: str, options: type = NoOptions) -> 
 
 
 def _place(opener: Opener) -> tuple[str, str]:
-    """Where a function is defined: one that is defined again there takes the place of the first."""
+    """Where a function is defined: a function that is defined again there replaces the first."""
     return opener.__module__, opener.__qualname__
 
 
 def datasets() -> dict[str, Entry]:
-    """All datasets by name: those of clipcil, and those that installed packages offer as `clipcil.datasets`.
+    """All datasets by name: those of clipcil, and those of other packages by their entry point `clipcil.datasets`.
 
     Returns:
-        Entries by name, with a summary and what each needs to be there.
+        Entries by name, each with a summary and the files it needs.
 
     Example:
         >>> import clipcil
@@ -233,7 +233,7 @@ def resolve_options(name: str, given: Mapping[str, Any]) -> Any:
     try:
         return build(kind, given)
     except UserError as error:
-        hint = f" (dataset {name} has nothing to choose)" if kind is NoOptions else f" (dataset {name})"
+        hint = f" (dataset {name} has no options)" if kind is NoOptions else f" (dataset {name})"
         raise UserError(f"{error}{hint}") from error
 
 
@@ -248,9 +248,9 @@ def open_dataset(name: str, root: Path | None = None, options: Mapping[str, Any]
 
 
 def own_folder(name: str, root: Path | None) -> Path | None:
-    """Of a folder with a folder for each dataset the one of this dataset, else the folder itself.
+    """The folder of this dataset inside a folder with a folder for each dataset; otherwise `root` itself.
 
-    Datasets that take any folder of pictures, where a class may be called as the dataset is, have no such folder.
+    Datasets that take any folder of pictures have no such folder: a class may have the name of the dataset.
     """
     if root is None or name in ANYTHING or not (root / name).is_dir():
         return root

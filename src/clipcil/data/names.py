@@ -1,4 +1,4 @@
-"""Class names: as folders and files spell them → as people say them, and which of them cannot be told apart."""
+"""Class names: readable names from those of folders and files, and which names mean the same class."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from clipcil.errors import UserError, printable
 
 ANYTHING = ("folder", "parquet", "hub")
-"""Datasets that are whatever pictures their folder or repository holds; the others are the same wherever they lie."""
+"""Datasets whose contents depend on their folder or repository; the others are the same everywhere."""
 LONGEST = 300
 """Characters in a name. 77 tokens hold no more than this of any language; the tokenizer says the exact limit later."""
 _INVISIBLE = re.compile("[\u00ad\u200b-\u200f\u202a-\u202e\u2060-\u2069\ufeff]")
@@ -56,7 +56,7 @@ def shorten(name: str, length: int = 60) -> str:
 
 
 def check_template(template: str) -> None:
-    """Refuse a sentence about a class that has not exactly one `{}`, or has another brace."""
+    """Refuse a sentence about a class that does not have exactly one `{}`, or has another brace."""
     rest = template.replace("{}", "", 1)
     if "{}" not in template or "{" in rest or "}" in rest:
         shown = shorten(printable(template))
@@ -81,8 +81,8 @@ def check_names(dataset: str, names: Sequence[str]) -> None:
         key = same_name(name)
         if key in seen:
             other = f"and '{shorten(seen[key])}' differ only in case, blanks or invisible letters"
-            how = "stands there twice" if seen[key] == name else other
+            how = "occurs twice" if seen[key] == name else other
             raise UserError(
-                f"{dataset}: class name '{shorten(name)}' {how}, and CLIP would see one text; rename or merge them"
+                f"{dataset}: class name '{shorten(name)}' {how}, so CLIP would see one text; rename or merge them"
             )
         seen[key] = name

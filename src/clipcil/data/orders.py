@@ -16,7 +16,7 @@ def class_order(spec: str, classes: list[str]) -> list[int]:
 
     `natural`: the dataset's own; `seed:N`: numpy's legacy permutation by seed N (`seed:1993` is the order most of the
     field uses: 68, 56, 78, … for 100 classes); `icarl`: the list of iCaRL for CIFAR-100; otherwise the path of a text
-    file with one class a line, by index or by name.
+    file with one class per line, by index or by name.
     """
     count = len(classes)
     if spec == "natural":
@@ -35,7 +35,7 @@ def class_order(spec: str, classes: list[str]) -> list[int]:
 
 def _from_file(path: Path, classes: list[str]) -> list[int]:
     if not path.is_file():
-        raise UserError(f"class order '{path}' is neither natural, seed:N, icarl nor a file that is there")
+        raise UserError(f"class order '{path}' is neither natural, seed:N, icarl nor an existing file")
     text = read_text(path, links=True)
     place = {name: index for index, name in enumerate(classes)}
     order: list[int] = []
@@ -49,8 +49,8 @@ def _from_file(path: Path, classes: list[str]) -> list[int]:
             order.append(index)
     if sorted(order) != list(range(len(classes))):
         wrong = next(i for i in range(len(classes)) if order.count(i) != 1)
-        times = f"'{classes[wrong]}' ({wrong}) stands there {order.count(wrong)} times"
-        raise UserError(f"{path}: every one of the {len(classes)} classes must stand there once; {times}")
+        times = f"'{classes[wrong]}' ({wrong}) occurs {order.count(wrong)} times"
+        raise UserError(f"{path}: every one of the {len(classes)} classes must occur once; {times}")
     return order
 
 

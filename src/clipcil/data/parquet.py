@@ -126,10 +126,10 @@ class OpenParquet:
 
 @contextmanager
 def open_parquet(file: Path) -> Iterator[OpenParquet]:
-    """Open a parquet file that a stranger could have written.
+    """Open a parquet file from an untrusted source.
 
     Raises:
-        UserError: It is no parquet file, or it claims to unpack to more than pictures do.
+        UserError: It is not a parquet file, or it would unpack to far more than pictures need.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -150,7 +150,7 @@ def open_parquet(file: Path) -> Iterator[OpenParquet]:
 
 
 def _too_large(file: Path, most: int) -> UserError:
-    return UserError(f"{file} unpacks to more than {most / 2**20:.0f} MiB; pictures do not, so it is not read")
+    return UserError(f"{file} unpacks to more than {most / 2**20:.0f} MiB, far more than pictures need; it is not read")
 
 
 def identity_of_tables(files: Sequence[Path]) -> str:
@@ -190,7 +190,7 @@ def _picture_columns(table: Any) -> list[str]:
 def _label_columns(table: Any, features: dict[str, dict[str, Any]]) -> list[str]:
     import pyarrow as pa
 
-    columns = set(table.column_names)  # the metadata may speak of others
+    columns = set(table.column_names)  # the metadata may name others
     named = [key for key, value in features.items() if value.get("_type") == "ClassLabel" and key in columns]
     if "fine_label" in named:  # CIFAR-100 has coarse labels too
         return ["fine_label"]
@@ -247,7 +247,7 @@ def _labels(column: Any, names: list[str] | None, file: Path, key: str) -> tuple
     import pyarrow as pa
 
     if not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
-        names = None  # the metadata are written by whoever made the file
+        names = None  # the metadata are not trusted
     if column.null_count:
         raise UserError(f"{file}: column '{key}' has {column.null_count} empty labels")
     if _is_text(column.type):

@@ -25,7 +25,7 @@ from clipcil.errors import UserError, first_line
 from clipcil.reading import open_regular
 
 Picture = Path | bytes | Image.Image
-"""Where a picture comes from: a file, an encoded file's bytes, or a picture already in memory."""
+"""A picture: a file, the bytes of an encoded file, or a decoded picture in memory."""
 
 MAX_PIXELS = 100_000_000
 """A picture that claims more pixels than this is refused before it is decoded (a decompression bomb)."""
@@ -38,7 +38,7 @@ pixels and its EXIF tags when they are first asked for: two threads that do so a
 STRIP = 2**20
 """Pixels converted at a time where a conversion needs many bytes for each."""
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM", "JPEG2000", "AVIF", "HEIF")
-"""What a picture file may hold, whatever its ending. Not everything PIL can open: some formats start other programs."""
+"""Allowed formats of picture files, whatever their ending. Not all that PIL can open: some start other programs."""
 
 # PIL warns about harmless metadata; what matters raises. Once for all: filters cannot be set within a thread.
 warnings.filterwarnings("ignore", module=r"PIL\.")
@@ -99,7 +99,7 @@ class PictureSet:
         return PictureSet(self.name, self.pictures, labels, self.identity, self.rows[keep])
 
     def describe(self, index: int) -> str:
-        """What to call picture `index` in a message: its file, or its place in the set."""
+        """The name of picture `index` in messages: its file, or its place in the set."""
         picture = self.pictures[int(self.rows[index])]
         return str(picture) if isinstance(picture, Path) else f"picture {int(self.rows[index])} of {self.name}"
 
@@ -261,7 +261,7 @@ def identity_of_pictures(pictures: Sequence[Picture]) -> str:
 def contents(image: Image.Image) -> bytes:
     """Bytes that are equal for pictures in memory that look alike to `decode`, and for no others.
 
-    A picture that cannot be decoded has only a header here: whoever decodes it will say so.
+    Of a picture that cannot be decoded only the header is used here: decoding it reports the error.
     """
     try:
         tags = {"palette": image.getpalette("RGBA"), "transparency": image.info.get("transparency")}
@@ -286,7 +286,7 @@ def identity_of_files(paths: Sequence[Path], root: Path | None = None) -> str:
         try:
             status = path.stat()
             mark = f"{where}|{status.st_size}|{status.st_mtime_ns}\n"
-        except OSError:  # taken away, or a link that leads nowhere: whoever reads it will say so
+        except OSError:  # deleted, or a broken link: reading it reports the error
             mark = f"{where}|missing\n"
         digest.update(mark.encode("utf-8", "surrogateescape"))
     return digest.hexdigest()[:24]

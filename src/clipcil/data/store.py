@@ -26,7 +26,7 @@ from clipcil.errors import UserError
 
 CHUNK = 32
 """Pictures per pass through the preprocessing trunk. Always this many (the last chunk is filled up), so that a picture
-comes out with the same bits whatever stands beside it."""
+has the same bits whatever the other pictures are."""
 
 
 class PixelStore:

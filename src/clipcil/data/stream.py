@@ -17,22 +17,22 @@ from clipcil.errors import UserError
 
 @dataclass(frozen=True)
 class Task:
-    """What a method is given to learn from: the new classes and their training pictures, nothing else."""
+    """The input of a method: the new classes and their training pictures, nothing else."""
 
     index: int
     names: list[str]
     """Names of the new classes, in the order of their labels."""
     pictures: Pictures
-    """Training pictures of these classes only; labels go on from those of the tasks before."""
+    """Training pictures of these classes only; their labels continue those of earlier tasks."""
 
 
 def task_sizes(
     classes: int, tasks: int | None = None, increment: int | None = None, base: int | None = None
 ) -> list[int]:
-    """How many classes each task brings.
+    """Number of classes of each task.
 
-    `tasks`: that many tasks of equal size (the last smaller where it does not divide); `increment`: that many classes
-    a task; `base`: the first task is this large and the rest follow `tasks` or `increment`.
+    `tasks`: number of tasks of equal size (the last is smaller if the classes do not divide evenly); `increment`:
+    number of classes per task; `base`: size of the first task, where the others follow `tasks` or `increment`.
     """
     for what, value in (("tasks", tasks), ("increment", increment), ("base", base)):
         if value is not None and not 1 <= value <= classes:
@@ -77,7 +77,7 @@ class TaskStream:
                 raise UserError(f"class '{name}' of {dataset.name} has no training pictures")
             if not len(self._test[task]):
                 raise UserError(
-                    f"no class of task {task + 1} of {dataset.name} ('{name}', …) has a test picture to measure it by;"
+                    f"no class of task {task + 1} of {dataset.name} ('{name}', …) has a test picture to evaluate it on;"
                     " give it some, or make the tasks larger"
                 )
         self._bounds = bounds

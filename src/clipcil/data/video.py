@@ -86,7 +86,7 @@ def average(clip: VideoClip, frames: Sequence[Image.Image]) -> Image.Image:
 
 
 def read_frames(clip: VideoClip, count: int) -> list[Image.Image]:
-    """The `count` frames at `middles`, RGB; the last frame stands in for those a damaged end has lost."""
+    """The `count` frames at `middles`, RGB; the last frame replaces those lost in a damaged end."""
     if clip.files[0].suffix.lower() not in VIDEO:
         return [decode(clip.files[place], str(clip.files[place])) for place in middles(len(clip.files), count)]
     path = clip.files[0]

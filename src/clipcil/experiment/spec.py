@@ -55,8 +55,8 @@ class RunSpec:
     shots: int | None = None
     """At most this many training pictures per class."""
     hold_out: int | None = None
-    """Measure on this many training pictures of each class, drawn by the seed and not learnt, in the place of the test
-    pictures: for choosing settings."""
+    """For choosing settings: measure on this many training pictures of each class instead of the test pictures. They
+    are drawn by the seed and are not learnt."""
     test_sample: int | None = None
     """Evaluate each old task on at most this many of its test pictures; the last evaluation uses all of them."""
     device: str = "auto"
@@ -93,13 +93,13 @@ class Grid:
     methods: tuple[str, ...] = ()
     """Methods (names, patterns or all). Default: all of the table, or all there are."""
     only: tuple[str, ...] = ()
-    """Patterns of methods, rows and datasets that cut the grid down."""
+    """Run only the methods, rows and datasets that match these patterns."""
     data: tuple[str, ...] = ()
     """Datasets. Default: those of the table, or emoji."""
     seeds: int = 1
     """Number of seeds: 3 means 0, 1 and 2."""
     orders: tuple[str, ...] = ()
-    """Class orders, each of which repeats every run. Default: those of the table, or the one of --order."""
+    """Class orders; every run is done once for each. Default: those of the table, or the one of --order."""
     data_root: tuple[str, ...] = ()
     """A folder with a folder for each dataset, or words dataset=folder."""
     data_options: tuple[str, ...] = ()
@@ -109,19 +109,19 @@ class Grid:
     out: Path = Path("runs/bench")
     """Folder that holds a folder for each run, and results.jsonl."""
     kept: tuple[Path, ...] = ()
-    """Folders of kept runs, such as results/ (`clipcil claims --keep` makes them): what is there with the
-    same settings, data options and device is not run again."""
+    """Folders of kept runs, such as results/ (`clipcil claims --keep` makes them): a run that is there with the same
+    settings, data options and device is not repeated."""
     jobs: int = 1
     """Runs at the same time, each in a process of its own with one thread; 1: one after the other in this process."""
     on: Literal["here", "ray"] = "here"
     """here: on this machine; ray: each run is a task of a Ray cluster (needs the extra ray), and --out a folder that
     all its machines share."""
     address: str | None = None
-    """Address of the Ray cluster, or auto. Default: a Ray is started on this machine."""
+    """Address of the Ray cluster, or auto. Default: start a Ray cluster on this machine."""
     cpus_per_run: float = 1
-    """Cores, and with them threads, of each run on Ray."""
+    """Number of cores, and of threads, of each run on Ray."""
     gpus_per_run: float = 0
-    """GPUs of each run on Ray; --device is cuda then."""
+    """Number of GPUs of each run on Ray; above 0, --device is cuda."""
     run: dict[str, Any] = field(default_factory=dict)
     """Options of `RunSpec` that all runs share."""
 

@@ -1,4 +1,4 @@
-"""The discriminant of class statistics, and the scores it would give each of its pictures had it not learnt it."""
+"""The discriminant of class statistics, and its leave-one-out scores for the pictures it has learnt."""
 
 from __future__ import annotations
 

@@ -8,13 +8,13 @@ from torch.nn.functional import linear
 
 
 class GrowingHead(nn.Module):
-    """A linear classifier over all classes seen; each task adds its rows, and those of earlier tasks are done.
+    """A linear classifier over all classes seen; each task adds its rows, and those of earlier tasks are frozen.
 
     The cross-entropy of these methods is over the classes of the current task only (logits of all others at −∞), so
-    earlier rows would get no gradient anyway; as parameters of their own they cannot move at all.
-    The rows start at 0, as in the code of L2P and DualPrompt; CODA-Prompt's code keeps PyTorch's random start. A masked
-    cross-entropy cannot see what the rows of a task have in common, so whatever they start with in common would stay
-    and favour one task over another: 0 for all three.
+    earlier rows would get no gradient anyway; as separate parameters they cannot change at all.
+    The rows are initialised to 0, as in the code of L2P and DualPrompt; CODA-Prompt's code keeps PyTorch's random
+    values. A masked cross-entropy does not depend on what the rows of a task have in common, so a common part of their
+    initial values would stay and favour one task over another: hence 0 for all three methods.
     """
 
     def __init__(self, size: int, device: torch.device) -> None:
@@ -29,7 +29,7 @@ class GrowingHead(nn.Module):
         self.biases.append(nn.Parameter(zeros[:, 0].clone(), requires_grad=False))
 
     def newest(self) -> list[nn.Parameter]:
-        """The parameters of the task under way."""
+        """The parameters of the newest task."""
         return [self.weights[-1], self.biases[-1]]
 
     def current(self, features: Tensor) -> Tensor:
@@ -41,7 +41,7 @@ class GrowingHead(nn.Module):
         return linear(features, torch.cat(list(self.weights)), torch.cat(list(self.biases)))
 
     def notes(self) -> list[str]:
-        """What a report should say where tasks have one class."""
+        """A remark for reports where tasks have one class."""
         lone = sum(len(rows) == 1 for rows in self.weights)
         said = "a cross-entropy within the task learns nothing of a single class, whose logit is always 0"
         return [f"{lone} of {len(self.weights)} tasks have one class: {said}"] if lone else []

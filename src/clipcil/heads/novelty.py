@@ -1,10 +1,10 @@
-"""How unlike every known class a picture is: the relative Mahalanobis distance (https://arxiv.org/abs/2106.09022).
+"""A novelty score of pictures: the relative Mahalanobis distance (https://arxiv.org/abs/2106.09022).
 
     score(x) = min_k ‖x − μ_k‖²_A − ‖x‖²_{A₀},    A = s (S + r I)⁻¹,    A₀ = s (S + Σ_k n_k μ_k μ_kᵀ + r I)⁻¹
 
-with features centred on the mean of all pictures, so that A₀ belongs to one Gaussian of everything, the background. A
-direction in which all classes are wide alike counts in both and cancels. A − A₀ has rank C (Woodbury), and with the
-discriminant's own weights W = A μ and scores s_k the score of a new picture needs no D×D matrix:
+with features centred on the mean of all pictures, so that A₀ belongs to one Gaussian of all pictures, the background. A
+direction in which all classes have the same variance is in both terms and cancels. A − A₀ has rank C (Woodbury), and
+with the discriminant's own weights W = A μ and scores s_k the score of a new picture needs no D×D matrix:
 
     score(x) = vᵀQv − 2 max_k s_k,    v = Wᵀx,    Q = N (I + N μᵀAμ N / s)⁻¹ N / s,    N = diag(√n_k)
 """

@@ -1,8 +1,8 @@
-"""Closed-form heads that know their own leave-one-out scores, and the mix of several heads that these scores choose.
+"""Closed-form heads with exact leave-one-out scores, and a mix of several heads that is chosen by these scores.
 
-Leaving out one picture of a head that is fitted in closed form is a rank-one change, so the scores that a picture would
-get from a head fitted without it cost no second fit. They are honest scores of training pictures: penalties, weights
-and temperatures can be chosen on them, and no picture has to be held out.
+Leaving one picture out of a head that is fitted in closed form is a rank-one change, so the scores that a picture would
+get from a head fitted without it need no second fit. Penalties, weights and temperatures can be chosen on these scores
+of training pictures, and no picture has to be held out.
 """
 
 from __future__ import annotations

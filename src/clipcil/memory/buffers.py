@@ -11,7 +11,7 @@ class SizedByState(nn.Module):
     """An empty memory can load the state of any other: its buffers get the shapes that the state has."""
 
     rows_of: ClassVar[dict[str, str]] = {}
-    """Buffers whose rows lie class after class, and the buffer that says how many rows each class has."""
+    """Buffers whose rows are sorted by class, and the buffer with the number of rows of each class."""
     alike: ClassVar[tuple[tuple[str, ...], ...]] = ()
     """Buffers that have as many rows as each other, such as one for each class."""
 

@@ -26,7 +26,7 @@ class Budget:
     """Pictures in all, or of each class."""
     per: Literal["dataset", "class"] = "dataset"
     """dataset: `pictures` in all, shared equally among the classes seen, so that old sets shrink as classes come;
-    class: `pictures` of each class, for good."""
+    class: `pictures` of each class, whatever the number of classes."""
 
     def __post_init__(self) -> None:
         within("memory.pictures", self.pictures, 0)
@@ -69,7 +69,7 @@ class ExemplarMemory(SizedByState):
         if len(self) and not 0 <= int(self.labels[0]) <= int(self.labels[-1]) < int(self.classes):
             raise ValueError(f"exemplars of other classes than the {int(self.classes)} seen")
         if bool((self.labels.diff() < 0).any()):
-            raise ValueError("exemplars that do not lie class after class")
+            raise ValueError("exemplars that are not sorted by class")
 
     def budget(self, classes: int) -> int:
         """The most pictures there may be when `classes` classes have been seen."""

@@ -1,10 +1,10 @@
 """One Gaussian per class, stored in the feature space of its task and transported to the current one only for sampling.
 
 A class is (μ, B, ρ, s): its mean, rows B with S = BᵀB, and Σ = (1−ρ) BᵀB + s I (see `ledoit_wolf`). When the tower
-moves, every stored Gaussian should become N(Tμ + b, T Σ Tᵀ). Instead of touching the classes, each *space* (features of
-the tower as it was between two moves, shared by every class learnt then) keeps one pair (M, c): M = T_j⋯T₁ and c
-accumulated. Calibration costs one d×d product per old space, nothing per class; today's space needs no pair at all, so
-a method whose tower is frozen never stores or multiplies a matrix.
+changes, every stored Gaussian should become N(Tμ + b, T Σ Tᵀ). Instead of changing the classes, each *space* (features
+of the tower between two changes, shared by every class learnt then) keeps one pair (M, c): M = T_j⋯T₁ and c
+accumulated. Calibration costs one d×d product per old space, nothing per class; the current space needs no pair at all,
+so a method whose tower is frozen never stores or multiplies a matrix.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class GaussianMemory(SizedByState):
     noises: Tensor  # (C,): s
     counts: Tensor  # (C,) int64: pictures seen
     task_of: Tensor  # (C,) int64: which call of `add` brought the class
-    space_of: Tensor  # (C,) int64: row of `matrices`, or P for today's space
+    space_of: Tensor  # (C,) int64: row of `matrices`, or P for the current space
     matrices: Tensor  # (P, d, d): M of every older space
     offsets: Tensor  # (P, d): c
     tasks: Tensor  # 0-d int64: calls of `add` so far
@@ -79,7 +79,7 @@ class GaussianMemory(SizedByState):
 
     @torch.no_grad()
     def add(self, groups: Sequence[Tensor]) -> None:
-        """A new task: one (n_c, d) tensor per new class, features in today's space.
+        """A new task: one (n_c, d) tensor per new class, features in the current space.
 
         A class without spread (one picture, or copies of one) has S = 0. The paper does not say what to store; we give
         it the isotropic spread of its neighbours (the average Tr(S)/d of the other classes of the task, else of the
@@ -91,7 +91,7 @@ class GaussianMemory(SizedByState):
 
     @torch.no_grad()
     def transport(self, map: AffineMap) -> None:
-        """Transport everything stored so far: (M, c) ← (T M, T c + b) for every space; today's becomes (T, b)."""
+        """Transport all that is stored: (M, c) ← (T M, T c + b) for every space; the current one becomes (T, b)."""
         matrix, offset = map.matrix.to(self.matrices), map.offset.to(self.offsets)
         if matrix.shape != (self._dim, self._dim) and len(self):
             raise ValueError(f"a map of shape {tuple(matrix.shape)} cannot carry features of {self._dim} dimensions")
@@ -114,11 +114,11 @@ class GaussianMemory(SizedByState):
 
     @torch.no_grad()
     def fold(self, keep: int) -> float:
-        """Move the classes of the oldest spaces into today's space, so that at most `keep` maps (M, c) are stored.
+        """Move the classes of the oldest spaces into the current space, so that at most `keep` maps (M, c) are stored.
 
-        A stream of many small tasks would otherwise store one d×d matrix per task. Means and rows are carried exactly:
-        n·d² operations per class, once. The isotropic part s M Mᵀ becomes s tr(M Mᵀ)/d · I, which is exact where M is
-        a scaled rotation.
+        A stream of many small tasks would otherwise store one d×d matrix per task. Means and rows are transported
+        exactly: n·d² operations per class, once. The isotropic part s M Mᵀ becomes s tr(M Mᵀ)/d · I, which is exact
+        where M is a scaled rotation.
 
         Returns:
             The largest relative error ‖M Mᵀ − tr(M Mᵀ)/d I‖ / ‖M Mᵀ‖ (Frobenius) of what was folded; 0 for nothing.
@@ -146,7 +146,7 @@ class GaussianMemory(SizedByState):
         return worst
 
     def moments(self, index: int) -> tuple[Tensor, Tensor]:
-        """Mean (d,) and dense covariance (d, d) of a class in today's space, float64."""
+        """Mean (d,) and dense covariance (d, d) of a class in the current space, float64."""
         summary = self._carried(index)
         cov = (1 - self.shrinkages[index]) * (summary.rows.T @ summary.rows)
         space = int(self.space_of[index])
@@ -158,7 +158,7 @@ class GaussianMemory(SizedByState):
 
     @torch.no_grad()
     def means(self) -> Tensor:
-        """Means of all classes in today's space: (C, d) float64. Kept until the next change: do not write to it."""
+        """Means of all classes in the current space: (C, d) float64. Kept until the next change: do not write to it."""
         if self._means is None:
             carried = self.origin_means.clone()
             for space in range(len(self.matrices)):
@@ -168,8 +168,9 @@ class GaussianMemory(SizedByState):
         return self._means
 
     def sample(self, classes: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-        """One draw for each entry of `classes` (N,), any order and repetition: (N, d) in today's space, on the memory's
-        device, from torch's global generator (see `Sampler.draw`). Keep `classes` on the host to spare a GPU the wait.
+        """One draw for each entry of `classes` (N,), any order and repetition: (N, d) in the current space, on the
+        memory's device, from torch's global generator (see `Sampler.draw`). Keep `classes` on the host to spare a GPU
+        the wait.
         """
         compute = dtype if dtype in (torch.float32, torch.float64) else torch.float32
         if compute not in self._samplers:
@@ -178,9 +179,10 @@ class GaussianMemory(SizedByState):
 
     @torch.no_grad()
     def merge(self, index: int, features: Tensor) -> None:
-        """More pictures of a known class: `features` (n, d) in today's space. Mean and S become those of the union.
+        """More pictures of a known class: `features` (n, d) in the current space. Mean and S become those of the union.
 
-        The class moves to today's space: its old pictures count as the map carried them. It keeps its task and label.
+        The class moves to the current space, with its old pictures as the map transported them. It keeps its task and
+        label.
         """
         merged = union(self._carried(index), features)
         task = int(self.task_of[index])
@@ -199,7 +201,7 @@ class GaussianMemory(SizedByState):
             setattr(self, name, torch.cat([value[:index], value[index + 1 :]]))
         old = len(self.matrices)
         used = torch.unique(self.space_of[self.space_of < old])
-        self.space_of = torch.searchsorted(used, self.space_of)  # today's space, past them all, lands on len(used)
+        self.space_of = torch.searchsorted(used, self.space_of)  # the current space comes after all others
         self.matrices, self.offsets = self.matrices[used], self.offsets[used]
         self._forget_derived()
 
@@ -208,7 +210,7 @@ class GaussianMemory(SizedByState):
         return self.origin_means.shape[1]
 
     def _insert(self, index: int, summaries: Sequence[Summary], task: int) -> None:
-        """Put classes of today's space before class `index`."""
+        """Put classes of the current space before class `index`."""
         if not summaries:
             return
         dim = len(summaries[0].mean)
@@ -254,7 +256,7 @@ class GaussianMemory(SizedByState):
         return self._squared[1]
 
     def _carried(self, index: int) -> Summary:
-        """The unshrunk statistics of a class in today's space."""
+        """The unshrunk statistics of a class in the current space."""
         start, space = int(self.ranks[:index].sum()), int(self.space_of[index])
         mean, rows = self.origin_means[index], self.rows[start : start + int(self.ranks[index])]
         if space < len(self.matrices):

@@ -32,7 +32,7 @@ class Gaussian(NamedTuple):
     mean: Tensor
     factor: Tensor
     noise: Tensor
-    count: int  # type: ignore[assignment]  # hides tuple.count, which nobody needs here
+    count: int  # type: ignore[assignment]  # hides tuple.count, which is not needed here
 
 
 @dataclass(frozen=True)

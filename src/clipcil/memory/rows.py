@@ -1,4 +1,4 @@
-"""Features of training pictures, one byte a number."""
+"""Features of training pictures, stored with one byte per number."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Drawing from many low-rank Gaussians at once."""
+"""Sampling from many low-rank Gaussians at once."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MANY = 8
 
 
 class Sampler(NamedTuple):
-    """The class Gaussians as drawing wants them: in the dtype of the draws, shrunk; indices on the host."""
+    """The class Gaussians prepared for sampling: in the dtype of the draws, shrunk; indices on the host."""
 
     rows: Tensor  # (R, d): √(1−ρ) B of all classes, one class after another
     starts: Tensor  # (C + 1,): class c owns rows starts[c] : starts[c + 1]

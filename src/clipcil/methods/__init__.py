@@ -8,7 +8,7 @@ from typing import Any
 
 
 class _Methods(ModuleType):
-    """The package, callable: importing a method makes it an attribute `methods` of clipcil, whatever else is there."""
+    """The package made callable: importing a method sets `clipcil.methods` to this package, hiding the function."""
 
     def __call__(self) -> dict[str, Any]:
         from clipcil.methods.registry import methods

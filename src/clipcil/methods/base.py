@@ -1,4 +1,4 @@
-"""The base class of every method: it learns tasks and scores pictures; growing and checkpointing are done here."""
+"""The base class of methods. A method learns tasks and scores pictures; growing and checkpointing are done here."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ TEMPLATES = ("a photo of a {}.",)
 
 @dataclass(frozen=True)
 class NoConfig:
-    """For a method without options."""
+    """The config of a method without options."""
 
 
 class Method(nn.Module, ABC):
     """A class-incremental method on CLIP.
 
-    A subclass writes `build` (its modules), `learn_task` (how a task is learnt) and `logits` (how pictures are
-    scored); where something other than a buffer grows with the classes, it also writes `allocate`.
+    A subclass implements `build` (its modules), `learn_task` (how a task is learnt) and `logits` (how pictures are
+    scored); where something other than a buffer grows with the classes, it also implements `allocate`.
 
     A checkpoint is `state_dict()` plus `names` and `sizes`. Everything that grows is a growing buffer or is created in
     `allocate`, so that loading can call `grow` for each task and then fill in the values. `clip` is not a submodule: a
-    frozen backbone is no part of a checkpoint. A method that tunes the tower says so in `tunes_tower`, is given a
-    tower of its own, and registers it as a module in `build`.
+    frozen backbone is not part of a checkpoint. A method that fine-tunes the tower sets `tunes_tower`, is given its own
+    copy of the tower, and registers it as a module in `build`.
 
     Example:
         >>> import torch, clipcil
@@ -63,7 +63,7 @@ class Method(nn.Module, ABC):
     Config: ClassVar[type] = NoConfig
     """A frozen dataclass of its options."""
     presets: ClassVar[str] = ""
-    """The method whose presets it takes, where it is a variant of one; empty: its own."""
+    """Name of the method whose presets it uses, for a variant of another method; empty: its own."""
     scores: ClassVar[Literal["logits", "cosine"]] = "logits"
     """Whether `logits` returns logits for a softmax, or cosines that have to be divided by a temperature first."""
     keeps: ClassVar[str] = "nothing"
@@ -71,7 +71,7 @@ class Method(nn.Module, ABC):
     keeps_exemplars: ClassVar[bool] = False
     """Whether it keeps old training pictures or their features."""
     tunes_tower: ClassVar[bool] = False
-    """Whether it changes the vision tower."""
+    """Whether it fine-tunes the vision tower."""
 
     def __init__(self, config: Any, clip: CLIP, session: Session, templates: Sequence[str] = TEMPLATES) -> None:
         """Build the method without any class.
@@ -91,25 +91,25 @@ class Method(nn.Module, ABC):
         self._growing: list[str] = []
         self.build()
 
-    # What a method writes.
+    # Implemented by a method.
 
     def build(self) -> None:
         """Create modules, parameters and growing buffers."""
 
     def allocate(self, names: Sequence[str]) -> None:
-        """Create what a new task of classes `names` needs beyond growing buffers; `names` and `sizes` include it."""
+        """Create what a new task with classes `names` needs besides growing buffers; `self.names` has them already."""
 
     def check_names(self, names: Sequence[str]) -> None:
-        """Refuse class names that are too long for the texts made of them. An experiment calls it with all its names
-        before the first task, because the last task would be late to say so. Without texts there is nothing to do."""
+        """Refuse class names that are too long for the prompts. An experiment calls it with all its names before the
+        first task, so that a long name is not refused only when its task comes. Methods without texts do nothing."""
 
     @abstractmethod
     def learn_task(self, task: Task) -> None:
-        """Learn the classes of `task`; everything that grows has grown, and the module is in training mode."""
+        """Learn the classes of `task`. Growing buffers have their new rows already; the module is in training mode."""
 
     @abstractmethod
     def logits(self, batch: Batch) -> Tensor:
-        """(B, classes seen so far), logits or cosines as `scores` says. A row depends on its own picture alone."""
+        """Scores (B, classes seen so far): logits or cosines, see `scores`. A row depends on its own picture only."""
 
     def learn_again(self, task: Task) -> None:
         """Learn more pictures of known classes; the labels of `task` are their indices in `names`. Few methods can."""
@@ -127,10 +127,10 @@ class Method(nn.Module, ABC):
         return None
 
     def notes(self) -> list[str]:
-        """What a report should say beside the numbers, such as a part that was left out."""
+        """Remarks for reports, such as a part of the method that was left out."""
         return []
 
-    # What the base does.
+    # Implemented here.
 
     @property
     def clip(self) -> CLIP:
@@ -154,7 +154,7 @@ class Method(nn.Module, ABC):
 
     @property
     def score_scale(self) -> float:
-        """What `logits` are multiplied by before a softmax: CLIP's own scale for cosines, 1 for logits."""
+        """Factor of `logits` before a softmax: CLIP's own scale for cosines, 1 for logits."""
         return float(self.clip.scale) if self.scores == "cosine" else 1.0
 
     @property
@@ -181,14 +181,14 @@ class Method(nn.Module, ABC):
         self.lay_out()
 
     def lay_out(self) -> None:
-        """Make every buffer contiguous, as a checkpoint gives it back; after `learn`, `learn_again` and `forget`.
+        """Make every buffer contiguous, as loading a checkpoint does; called after `learn`, `learn_again` and `forget`.
 
-        Products with a transposed matrix are rounded differently on some CPUs, so that a saved and loaded method would
-        differ in its last bits from the one that went on.
+        Products with a transposed matrix are rounded differently on some CPUs, so that a method that was saved and
+        loaded would differ in its last bits from one that was not.
 
         Raises:
-            UserError: What a checkpoint would hold is not finite, which a checkpoint refuses, too. The training loop
-                looks at losses and parameters; what was computed from them after the last step shows only here.
+            UserError: A value of the state is not finite. The training loop checks losses and parameters; what is
+                computed from them after the last step is checked only here.
         """
         for key, value in self.state_dict().items():
             if value.is_floating_point() and not bool(torch.isfinite(value).all()):
@@ -198,7 +198,7 @@ class Method(nn.Module, ABC):
                 setattr(module, name, buffer.contiguous())
 
     def grow(self, names: Sequence[str]) -> None:
-        """Make room for a new task of classes `names`. Called by `learn`, and for each task when loading."""
+        """Add a new task with classes `names` and its buffer rows. Called by `learn`, and when loading."""
         self.names += list(names)
         self.sizes.append(len(names))
         for name in self._growing:
@@ -236,7 +236,7 @@ def _who_can(hook: str) -> str:
     while kinds:
         kind = kinds.pop()
         kinds += kind.__subclasses__()
-        # A class without a name is not a method yet, but what some of somebody's methods have in common.
+        # A class without a name is a common base class of methods, not a method.
         if hasattr(kind, "name") and getattr(kind, hook) is not getattr(Method, hook):
             found.add(kind.name)
     return ", ".join(sorted(found)) or "no method"

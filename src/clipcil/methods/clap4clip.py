@@ -1,10 +1,10 @@
-"""CLAP4CLIP: every class text becomes a Gaussian around it, moved by what the picture shows.
+"""CLAP4CLIP: probabilistic adapters turn every class text into a Gaussian that depends on the picture.
 
 arXiv:2403.19137. Read at srvCodes/clap4clip, commit 7ff95c2; `docs/baselines.md` compares whole runs. Where that code
-looks at the whole batch (its attention asks all pictures of the batch, and test batches are of one task), a picture
-here is scored alone, in training as at test. Sampling at test is off unless asked for: the mean of the logits over many
-samples is the logit of the mean, without the noise. The code flips its training pictures; with cached features that is
-left out.
+uses the whole batch (its attention covers all pictures of the batch, and test batches are of one task), here each
+picture is scored separately, in training and at test. Sampling at test is off unless asked for: the mean of the logits
+over many samples is the logit of the mean, without the noise. The code flips its training pictures; cached features do
+not allow that.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class CLAP4CLIPConfig:
     samples: int = 20
     """M, samples of each class while training."""
     test_samples: int = 0
-    """Samples of each class at test; 0: the mean, which needs none. The same ones for every picture."""
+    """Samples of each class at test, the same for every picture; 0: the mean, which needs no samples."""
     test_seed: int = 0
     """Seed of the samples at test."""
     kl: float = 1e-3
@@ -59,10 +59,10 @@ class CLAP4CLIPConfig:
     hidden: int = 2048
     """Hidden width of the attention layer's MLP; PyTorch's default, which the reference keeps."""
     dropout: float = 0.1
-    """In the attention layer."""
+    """Dropout in the attention layer."""
     memory: Budget = field(default_factory=Budget)
     """Exemplars, chosen by herding. The reference's default takes the first pictures of each class (it calls that
-    random) and offers herding; all methods here choose alike."""
+    random) and offers herding; here all methods use herding."""
 
     def __post_init__(self) -> None:
         for name, low in (("samples", 1), ("test_samples", 0), ("kl", 0), ("language", 0), ("hidden", 1)):
@@ -72,7 +72,7 @@ class CLAP4CLIPConfig:
 
 
 class VisualGuidedAttention(nn.Module):
-    """One layer of a transformer decoder: class texts look at the texts of their own task, then at one picture.
+    """One layer of a transformer decoder: class texts attend to the texts of their own task, then to one picture.
 
     Equal to nn.TransformerDecoderLayer on targets (B, C, d) and memory (B, 1, d), and computed in less: the texts'
     attention among themselves does not depend on the picture, attention to a single token is its value, and the MLP's
@@ -89,7 +89,7 @@ class VisualGuidedAttention(nn.Module):
         self.layer = nn.TransformerDecoderLayer(dim, 1, hidden, dropout, activation=gelu, batch_first=True)
 
     def forward(self, texts: Tensor, blocked: Tensor, pictures: Tensor) -> Tensor:
-        """Texts (C, d), blocked (C, C) True where a class may not look, pictures (B, d) → (C, B, d)."""
+        """Texts (C, d), blocked (C, C) True where a class must not attend, pictures (B, d) → (C, B, d)."""
         layer, dim = self.layer, texts.shape[1]
         mixed, _ = layer.self_attn(texts[None], texts[None], texts[None], attn_mask=blocked, need_weights=False)
         around = layer.norm1(texts + layer.dropout1(mixed[0]))  # (C, d), the same for all pictures
@@ -110,7 +110,7 @@ class VisualGuidedAttention(nn.Module):
 
 
 class ActiveSum(torch.autograd.Function):
-    """gelu(r_cb (p_c + q_b) + k), with a backward pass that goes over (C, B, hidden) numbers as seldom as it can."""
+    """gelu(r_cb (p_c + q_b) + k), with a backward pass that reads (C, B, hidden) numbers as few times as possible."""
 
     @staticmethod
     def forward(ctx: Any, scale: Tensor, texts: Tensor, pictures: Tensor, shift: Tensor) -> Tensor:

@@ -7,17 +7,19 @@ attention vector A_m; q(x) is the picture's feature from the frozen tower withou
 
 and p(x) goes in front of the layer's keys (first half) and values (second half). A task adds its own components; those
 of earlier tasks stay in the sum but no longer train. New rows of P (flattened), K and A start as unit vectors
-orthogonal to all earlier rows at their layer (Gram–Schmidt), so that a task begins where earlier ones have not been:
+orthogonal to all earlier rows at their layer (Gram–Schmidt), so that a task starts in directions not used before:
 
     loss = CE(head(f(x; p)), y; classes of the current task) + λ Σ_{B∈{P,K,A}} mean((B Bᵀ − I)²), summed over layers
 
 Trained: the task's components and its rows of the head. Kept of old pictures: nothing.
 
-Where codes and descriptions differ:
-- λ is 0 in the released scripts (orthogonal starts made the penalty needless) and here; it is an option.
+Where implementations and paper differ:
+- λ is 0 in the released scripts (the orthogonal initialisation makes the penalty unnecessary) and here; it is an
+  option.
 - The reference divides a fixed total (100) by a number of tasks known in advance. Here a task adds `components`,
   whatever their number, so the stream may be of any length.
-- The reference drops the last incomplete batch of training; with few pictures that would be all, so it is kept.
+- The reference drops the last incomplete batch of training; with few pictures that would be all of them, so here it
+  is kept.
 
 arXiv:2211.13218. Read at GT-RIPL/CODA-Prompt, commit 6417d4f.
 """
@@ -51,14 +53,14 @@ class CODAPromptConfig:
             epochs=20, lr=1e-3, batch_size=128, optimizer="adam", weight_decay=0, schedule="quarter-cosine"
         )
     )
-    """The authors': Adam 1e-3, a quarter of a cosine lowered once an epoch (mean rate 0.64 of the highest), batch 128,
-    20 epochs on CIFAR-100 (50 on ImageNet-R). They crop and flip the pictures (`augment`)."""
+    """The authors' values: Adam 1e-3, a quarter of a cosine lowered once an epoch (mean rate 0.64 of the highest),
+    batch 128, 20 epochs on CIFAR-100 (50 on ImageNet-R). They crop and flip the pictures (`augment`)."""
     layers: tuple[int, ...] = (0, 1, 2, 3, 4)
-    """Layers that get a prompt, from 0; the paper's. Layers a tower does not have are left out, and noted."""
+    """Layers that get a prompt, from 0; the paper's value. Layers that a tower lacks are left out, and noted."""
     components: int = 10
-    """Components a task adds at each layer; the authors have 100 in all, 10 for each of ten tasks, 5 of twenty."""
+    """Components that a task adds at each layer; the authors have 100 in all: 10 for each of ten tasks, 5 of twenty."""
     length: int = 8
-    """L, vectors of a component: half for the keys, half for the values; the reference's."""
+    """L, vectors of a component: half for the keys, half for the values; the reference's value."""
     ortho: float = 0.0
     """λ of the orthogonality penalty; 0 in the released scripts."""
 

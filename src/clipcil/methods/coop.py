@@ -1,7 +1,7 @@
 """CoOp with memory: one learnt context in front of every class name, carried from task to task.
 
 CoOp was made for one dataset; there is no official class-incremental version. As in the comparisons of this field, the
-context of the last task goes on training on the new pictures and the exemplars, over all classes seen.
+context of the last task is trained further on the new pictures and the exemplars, over all classes seen.
 
 arXiv:2109.01134. Read at KaiyangZhou/CoOp, commit ff61507.
 """
@@ -35,12 +35,12 @@ class CoOpConfig:
             epochs=10, lr=2e-3, batch_size=32, optimizer="sgd", weight_decay=5e-4, momentum=0.9, warmup=0.1
         )
     )
-    """CoOp: SGD 2e-3, batch 32, cosine, one epoch of warm-up (at a constant 1e-5; here the rate rises from 0 over as
-    long). Its 50 to 200 epochs are for a few shots; with whole datasets 10 are usual."""
+    """CoOp: SGD 2e-3, batch 32, cosine, one epoch of warm-up (at a constant 1e-5; here the rate rises from 0 over the
+    same time). Its 50 to 200 epochs are for a few shots; with whole datasets 10 are usual."""
     context_length: int = 16
     """M, CoOp's main setting."""
     context_std: float = 0.02
-    """Spread of the first context vectors, CoOp's."""
+    """Standard deviation of the initial context vectors; CoOp's value."""
     suffix: str = "."
     """What follows the class name; CoOp ends the sentence."""
     memory: Budget = field(default_factory=Budget)
@@ -94,7 +94,7 @@ class CoOp(Method):
         self.memory.add(new, new_labels)
 
     def texts(self) -> Tensor:
-        """Unit texts of all classes seen, (C, dim), with today's context."""
+        """Unit texts of all classes seen, (C, dim), with the current context."""
         return normalize(encode_shared(self.clip, self.class_texts, self.context), dim=-1)
 
     def logits(self, batch: Batch) -> Tensor:

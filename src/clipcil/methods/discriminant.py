@@ -1,4 +1,4 @@
-"""Discriminant: class means and one covariance on frozen features. Nothing is trained; exact in every order.
+"""Discriminant: class means and one shared covariance on frozen features; exact for every order of the classes.
 
 A streaming discriminant with a shared covariance, as in Deep SLDA (arXiv:1909.01520), with exact forgetting.
 """
@@ -25,12 +25,12 @@ class Discriminant(Method):
 
         score(x, c) = μ_cᵀ A⁻¹ x − ½ μ_cᵀ A⁻¹ μ_c,    A = (S + r I) / n,    r = tr(S)/(n−1)
 
-    n pictures in all, S = Σ_c S_c the scatter within the classes. The ridge r fades as pictures come in: with few of
-    them this is nearly the nearest mean. Features are taken before CLIP's last projection.
+    n pictures in all, S = Σ_c S_c the scatter within the classes. The ridge r loses influence as n grows; with few
+    pictures this is nearly the nearest class mean. Features are taken before CLIP's last projection.
 
-    Every class keeps its mean, its number of pictures and rows B_c with B_cᵀB_c = S_c, and nothing is shared between
-    classes but what is computed from these. So more pictures of a class, and forgetting a class, give the model that
-    was taught the rest from the start.
+    Every class keeps its mean, its number of pictures and rows B_c with B_cᵀB_c = S_c, and classes share only what is
+    computed from these. So adding pictures of a class, and forgetting a class, give the same model as learning the
+    remaining pictures at once.
     """
 
     name = "discriminant"

@@ -1,10 +1,10 @@
-"""DMC and DMC-OT: "Preserving Cross-Modal Consistency for CLIP-based Class-Incremental Learning".
+"""DMC and DMC-OT: adapt the vision tower, then train text prompts with replay from stored class Gaussians.
 
 Stage 1 adapts the vision tower to frozen hard-prompt texts; stage 2 freezes it and trains soft text prompts over all
 classes seen, replaying the old ones from stored Gaussians. DMC-OT also transports the Gaussians when the tower
 changes (optimal transport) and adds a task prompt to the class prompts. The ablations of the paper are options.
 
-arXiv:2511.10974.
+"Preserving Cross-Modal Consistency for CLIP-based Class-Incremental Learning", arXiv:2511.10974.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ from clipcil.training.own_random import own_random
 from clipcil.training.tuning import Tuned, tuned
 
 NEAREST = 32
-"""Old classes that compete with each replayed one, where the softmax is not over all classes."""
+"""Number of nearest old classes in the softmax for each replayed class, where it is not over all classes."""
 
 
 @dataclass(frozen=True)
 class DMCConfig:
-    """Where a line says "the paper does not say", the value is ours and the README's table of open points lists it."""
+    """Where a setting says "the paper does not say", the value is ours and in the README's table of open points."""
 
     stage1: TowerTraining = field(default_factory=lambda: TowerTraining(epochs=3, lr=1e-5, weight_decay=1e-4))
     """Adapting the tower. AdamW and batch 32 are the paper's; it gives neither learning rate nor epochs. 1e-5 is common
@@ -56,24 +56,24 @@ class DMCConfig:
     """The hard prompt of stage 1, as §3.2 writes it."""
     stage2: Training = field(default_factory=lambda: Training(epochs=5, steps=50, lr=2e-3, weight_decay=1e-4))
     """Training the prompts. The paper gives neither learning rate nor epochs. PromptFusion, by the same first author,
-    has 2e-3 and 3 epochs on CIFAR-100, 3e-3 and 5 epochs on ImageNet-R; the rate of the one and the epochs of the
-    other are taken for all. A task has 50 steps at least, by whole epochs: 60 new pictures make 2 steps an epoch, and
-    10 steps are too few beside many old classes (docs/beyond.md has the held-out accuracies)."""
+    has 2e-3 and 3 epochs on CIFAR-100, 3e-3 and 5 epochs on ImageNet-R; we take the rate of the former and the epochs
+    of the latter for all. A task has at least 50 steps, in whole epochs: 60 new pictures make 2 steps an epoch, and 10
+    steps are too few beside many old classes (docs/beyond.md has the held-out accuracies)."""
     batch_of: Literal["new", "all"] = "new"
-    """What the batch of stage 2 counts: new: the new pictures, replayed ones come on top; all: both together, each
-    class with the same share, which makes more and smaller steps. The paper says 32 and not which."""
+    """What the batch size of stage 2 counts. new: the new pictures, to which replayed features are added; all: both
+    together, each class with the same share, which makes more and smaller steps. The paper says 32 but not which."""
     average_tower: bool = False
-    """Whether the tower after task k is (k−1)/k of the tower before it and 1/k of what stage 1 made of it. Not in the
-    paper; it removes most of the drift."""
+    """Whether the tower after task k is the average of the tower before it, with weight (k−1)/k, and the tower after
+    stage 1, with weight 1/k. Not in the paper; it removes most of the drift."""
     prompt_length: int = 10
     """M, the paper's value for all datasets."""
     prompt_std: float = 0.02
-    """Spread of the first prompt vectors. The paper does not say; CoOp's value."""
+    """Standard deviation of the initial prompt vectors. The paper does not say; CoOp's value."""
     suffix: str = ""
     """What follows the class name in a soft prompt. The paper writes [V1]..[VM][CLS], so nothing; CoOp has a period."""
     train_old_prompts: bool = True
-    """Whether prompts of old classes continue to train. The paper does not say; replay over all classes can correct the
-    old rows only if they are trainable."""
+    """Whether prompts of old classes continue to train. The paper does not say; replay can correct old classes only if
+    their prompts are trainable."""
     max_replay: int = 512
     """Maximum number of replayed features per step. Old and new classes have equal weight for any value. The paper does
     not say."""
@@ -97,8 +97,8 @@ class DMCConfig:
     """Whether f_t(P) is normalised before the sum of Eq. (5). The paper's formula normalises the sum alone."""
     simultaneous: bool = False
     """Ablation: tower and prompts trained together in one stage, by the loss and for the epochs of stage 2, the tower
-    at the learning rate and with the augmentation of stage 1; average_tower has no part in it. The paper gives neither
-    loss nor epochs."""
+    at the learning rate and with the augmentation of stage 1; average_tower is ignored. The paper gives neither loss
+    nor epochs."""
 
     def __post_init__(self) -> None:
         fill(self.template, "")  # refuses a template without a place for the class name
@@ -176,8 +176,8 @@ class DMC(Method):
 
     def learn_again(self, task: Task) -> None:
         """More pictures of known classes: their Gaussians become those of the union, and the prompts are trained
-        further. Replay these classes too: one new picture must not outweigh the many from before. The tower stays
-        frozen, so nothing drifts. The paper has no such case."""
+        further. These classes are replayed too, so that one new picture does not outweigh the many earlier ones. The
+        tower stays frozen, so nothing drifts. The paper has no such case."""
         features, labels = normalize(task.pictures.features, dim=-1), task.pictures.labels
         for label in torch.unique(labels).tolist():
             self.memory.merge(label, features[labels == label].double())
@@ -209,7 +209,7 @@ class DMC(Method):
         return self.clip.scale * normalize(batch.features, dim=-1) @ self.classifier.T
 
     def class_features(self, pictures: Pictures) -> list[Tensor]:
-        """Unit features of each new class by today's tower, (n_c, dim) float64. §3.1 normalises z_v."""
+        """Unit features of each new class by the current tower, (n_c, dim) float64. §3.1 normalises z_v."""
         features, labels = normalize(pictures.features, dim=-1).double(), pictures.labels
         return [features[labels == label] for label in self.new_labels]
 
@@ -326,7 +326,7 @@ class DMC(Method):
     def text_classifier(self, all_classes: bool) -> tuple[Tensor, Tensor]:
         """Eq. (5): the unit vectors w (C, dim), and the unit task texts (K, dim).
 
-        With `all_classes` off only the newest task is encoded; the rest stand as they were stored.
+        Without `all_classes` only the newest task is encoded; the others are taken as they were stored.
         """
         first = 0 if all_classes else len(self.sizes) - 1
         prompts = [self.class_texts[i](self.class_prompts[i]) for i in range(first, len(self.sizes))]

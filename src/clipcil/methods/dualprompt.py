@@ -8,9 +8,9 @@ Two kinds of prompts by prefix tuning, that is (p_K, p_V) in front of a layer's 
     test:   t(x) = argmax_t cos(q(x), k_t),  scores = head(f(x; G, E_t(x))) over all classes seen
 
 q(x) is the picture's feature from the frozen tower without prompts. A new expert starts as a copy of the one before it,
-a new key starts afresh. Trained: G, E_t, k_t, the head's rows of task t. Kept of old pictures: nothing.
+a new key is initialised anew. Trained: G, E_t, k_t, the head's rows of task t. Kept of old pictures: nothing.
 
-Where codes and descriptions differ:
+Where implementations and paper differ:
 - Ports reshape the chosen experts without a permute, which mixes the pictures of a batch, and let a batch vote on its
   task. Here each picture has the expert of its own nearest key, whatever else is in the batch.
 - A CLIP port freezes the general prompt at its random start together with the tower. Here it trains, as described.
@@ -47,25 +47,25 @@ class DualPromptConfig:
             epochs=5, lr=2.8e-3, batch_size=24, optimizer="adam", weight_decay=0, schedule="constant", clip_norm=1
         )
     )
-    """The single-GPU port's on CIFAR-100: Adam at a constant 0.03 × batch 24 / 256, 5 epochs, gradients clipped to norm
-    1. The authors have 24 pictures on each of several devices, whose number they do not say, and the rate of the whole
-    batch. Both crop and flip the pictures (`augment`)."""
+    """The single-GPU port's values on CIFAR-100: Adam at a constant 0.03 × batch 24 / 256, 5 epochs, gradients clipped
+    to norm 1. The authors have 24 pictures on each of several devices, whose number they do not say, and the rate of
+    the whole batch. Both crop and flip the pictures (`augment`)."""
     general_layers: tuple[int, ...] = (0, 1)
-    """Layers of the general prompt, from 0; the authors'. Layers a tower does not have are left out, and noted."""
+    """Layers of the general prompt, from 0; the authors' value. Layers that a tower lacks are left out, and noted."""
     general_length: int = 5
-    """Vectors for the keys, and as many for the values, at each of them; the authors'."""
+    """Vectors for the keys, and as many for the values, at each of these layers; the authors' value."""
     expert_layers: tuple[int, ...] = (2, 3, 4)
-    """Layers of the expert prompts, from 0; the authors'. Layers a tower does not have are left out, and noted."""
+    """Layers of the expert prompts, from 0; the authors' value. Layers that a tower lacks are left out, and noted."""
     expert_length: int = 5
     """Vectors for the keys, and as many for the values; the authors: 5 on CIFAR-100, 20 on ImageNet-R."""
     pull: float = 1.0
-    """λ; the authors'. Keys have no other gradient, so Adam makes little of the size."""
+    """λ; the authors' value. Keys get no other gradient, so with Adam the size matters little."""
     prompt_range: tuple[float, ...] = (-1.0, 1.0)
-    """Prompts start from U[low, high); the port's. The authors draw from U[0, 0.01)."""
+    """Prompts are initialised from U[low, high); the port's range. The authors draw from U[0, 0.01)."""
     key_range: tuple[float, ...] = (-0.01, 0.01)
-    """Keys start from U[low, high). The port has (−1, 1), the authors (0, 0.01). The cosine ignores a key's length, but
-    a key of size r takes about r/lr steps of Adam to turn, and a task of few pictures has no such number of steps.
-    Where it has, all end at the same key. (Embedded dataset, 15 steps a task: the right one of ten tasks is found for
+    """Keys are initialised from U[low, high). The port has (−1, 1), the authors (0, 0.01). The cosine ignores a key's
+    length, but a key of size r takes about r/lr steps of Adam to turn, and a task of few pictures has fewer steps. With
+    enough steps the range does not matter. (Embedded dataset, 15 steps a task: the right one of ten tasks is found for
     12 % of the pictures with (−1, 1), 29 % with this.)"""
 
     def __post_init__(self) -> None:

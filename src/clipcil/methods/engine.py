@@ -1,10 +1,11 @@
-"""ENGINE: "External Knowledge Injection for CLIP-Based Class-Incremental Learning".
+"""ENGINE: linear adapters for every task, a discriminant head, and re-ranking by descriptions of the classes.
 
 Both towers are frozen. Every task adds one linear adapter for pictures and one for texts; the outputs of all tasks are
 summed. A linear discriminant head on the features before the projection has most of the weight in the score, and
 descriptions of pairs of classes (from a language model, see `clipcil describe`) re-rank the best five.
 
-arXiv:2503.08510. Read at LAMDA-CL/ICCV25-ENGINE, commit 8803d66; `docs/baselines.md` compares whole runs.
+"External Knowledge Injection for CLIP-Based Class-Incremental Learning", arXiv:2503.08510. Read at
+LAMDA-CL/ICCV25-ENGINE, commit 8803d66; `docs/baselines.md` compares whole runs.
 """
 
 from __future__ import annotations
@@ -52,24 +53,24 @@ class ENGINEConfig:
     image_weight: float = 0.5
     """a_v, weight of the image loss; 0 leaves it out."""
     pixel_noise: float = 0.25
-    """Deviation of the noise added to preprocessed pictures for the image loss."""
+    """Standard deviation of the noise added to preprocessed pictures for the image loss."""
     views: int = 2
     """Noisy views of each picture, encoded once per task. The code encodes a new one at every step."""
     replay_noise: float = 0.25
     """σ of the noise around an old class's mean feature when it is replayed."""
     full_scale: bool = False
     """Multiply the cosines of the contrastive loss by exp(logit_scale) (100) as CLIP does; off: by logit_scale (4.6),
-    as the code does and its other values suppose."""
+    as the code does, for which its other values were chosen."""
     head: float = 0.8
     """Share of the discriminant head in the final score."""
     covariance: Literal["averaged", "pooled"] = "averaged"
     """The head's covariance. averaged: the authors', inverse covariances averaged over tasks by their share of the
     classes, scores not centred; pooled: ours, the exact covariance of all pictures seen, scores centred. The latter is
-    stronger and is not ENGINE as published: it has a name of its own, `engine-pooled`."""
+    stronger and is not ENGINE as published; the method `engine-pooled` uses it."""
     rerank: float = 0.5
-    """Share of the descriptions in what is left; 0 without descriptions."""
+    """Share of the re-ranking in the rest of the score; 0 without descriptions."""
     top: int = 5
-    """How many of the best classes are re-ranked."""
+    """Number of best classes that are re-ranked."""
 
     def __post_init__(self) -> None:
         for name in ("text_weight", "image_weight", "pixel_noise", "replay_noise"):
@@ -91,8 +92,8 @@ class ENGINE(Method):
       already, which blackens half of every picture. `views` noisy pictures are drawn a task, not a new one every step.
     - Descriptions D[a][b] are averaged where the code draws one at random, three times for every test batch, so that a
       picture's score is the same every time.
-    - Only descriptions between classes seen are used, in the text loss too: those of later classes would tell their
-      names too early.
+    - Only descriptions of pairs of classes seen are used, in the text loss too: others would reveal the names of
+      classes that have not arrived yet.
     - The head is computed in float64.
     """
 
@@ -269,7 +270,7 @@ def rerank(pictures: Tensor, scores: Tensor, pair_texts: Tensor, top: int) -> Te
         pictures: (B, dim) v, unit, not adapted.
         scores: (B, C), by which the best are found.
         pair_texts: (C, C, dim) e, raw.
-        top: How many are re-ranked.
+        top: Number of classes that are re-ranked.
     """
     count = min(top, scores.shape[1])
     best = scores.topk(count, dim=1).indices  # (B, T)

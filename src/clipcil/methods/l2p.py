@@ -8,9 +8,9 @@ prompted pass f:
 
 Trained: prompts, keys, head. Frozen: the tower. Kept of old pictures: nothing.
 
-Where codes and descriptions differ:
-- The published code lets a batch vote on its prompts, in training and at test. Here every picture chooses for itself
-  (the paper's Eq. for S(x)); `vote_in_training` brings the vote back for training alone, and nothing does for test.
+Where implementations and paper differ:
+- In the published code a batch votes on its prompts, in training and at test. Here they are chosen for each picture
+  (the paper's Eq. for S(x)); `vote_in_training` restores the vote for training only.
 - The head reads the mean of the prompt tokens in the original and the class token in its CLIP port; see `head_input`.
 - A CLIP port masks the pool by task and adds exemplars; neither is L2P.
 
@@ -46,27 +46,27 @@ class L2PConfig:
             epochs=5, lr=0.015, batch_size=128, optimizer="adam", weight_decay=0, schedule="constant", clip_norm=1
         )
     )
-    """The authors' on CIFAR-100: Adam at a constant 0.03 × batch / 256, where 16 pictures on each of 8 devices make a
-    batch of 128; 5 epochs, gradients clipped to norm 1. The single-GPU port has batches of 16, hence 0.001875. Both
-    crop and flip the pictures (`augment`)."""
+    """The authors' values on CIFAR-100: Adam at a constant 0.03 × batch / 256, where 16 pictures on each of 8 devices
+    make a batch of 128; 5 epochs, gradients clipped to norm 1. The single-GPU port has batches of 16, hence 0.001875.
+    Both crop and flip the pictures (`augment`)."""
     pool: int = 10
-    """N, prompts in the pool; the authors' and the ports'."""
+    """N, number of prompts in the pool; as in the authors' code and the ports."""
     length: int = 10
-    """L, tokens of a prompt; the authors' on CIFAR-100. The ports have 5."""
+    """L, tokens of a prompt; the authors' value on CIFAR-100. The ports have 5."""
     top_k: int = 4
-    """Prompts a picture gets; the authors' on CIFAR-100. The ports have 5."""
+    """Prompts selected for a picture; the authors' value on CIFAR-100. The ports have 5."""
     pull: float = 1.0
-    """λ; the authors'. 0.1 in the ports. Keys have no other gradient, so Adam makes little of the size."""
+    """λ; the authors' value. The ports have 0.1. Keys get no other gradient, so with Adam the size matters little."""
     prompt_range: tuple[float, ...] = (0.0, 0.01)
-    """Prompts start from U[low, high); the authors'. The PyTorch ports have (−1, 1). The range matters although a layer
-    norm follows: at rate lr a step of Adam is a larger part of a small prompt."""
+    """Prompts are initialised from U[low, high); the authors' range. The PyTorch ports have (−1, 1). The range matters
+    although a layer norm follows: at rate lr a step of Adam is a larger part of a small prompt."""
     key_range: tuple[float, ...] = (0.0, 0.01)
-    """Keys start from U[low, high); the authors'. The PyTorch ports have (−1, 1). The cosine ignores a key's length,
-    but a key of size r takes about r/lr steps of Adam to turn: with few pictures it must be small."""
+    """Keys are initialised from U[low, high); the authors' range. The PyTorch ports have (−1, 1). The cosine ignores a
+    key's length, but a key of size r takes about r/lr steps of Adam to turn: with few pictures it must be small."""
     head_input: Literal["class", "prompts"] = "class"
-    """What the head reads. class: the projected class token, the one vector CLIP was trained to be read by, as the CLIP
-    port does; prompts: the mean of the prompt tokens after the last norm, as in the original, whose ViT is read freely.
-    On CLIP the latter starts from tokens that nothing ever read, and costs the whole of the last layer."""
+    """What the head reads. class: the projected class token, the only output that CLIP's training used, as the CLIP
+    port does; prompts: the mean of the prompt tokens after the last norm, as in the original. On CLIP the latter reads
+    tokens that no training loss has used, and needs the whole of the last layer."""
     vote_in_training: bool = False
     """Whether a training batch votes on one set of prompts, as the published code does. Never at test time."""
 

@@ -2,9 +2,9 @@
 
 arXiv:2305.19270. Read at zhoudw-zdw/PROOF, commit 0bb2052; `docs/baselines.md` compares whole runs. One thing is not as
 in that code: it averages the fused texts and prototypes over the batch, in training and at test, so that a picture's
-score depends on its neighbours. Here a picture is scored with the texts and prototypes fused with that picture alone.
-Where the code differs from its description, the code is followed, and an option goes the other way:
-- the text projections of earlier tasks go on training (the description freezes them with those of pictures);
+score depends on the rest of the batch. Here a picture is scored with the texts and prototypes fused with that picture
+alone. Where the code differs from its description, we follow the code, and an option selects the description:
+- the text projections of earlier tasks continue to train (the description freezes them with those of pictures);
 - at test the projected picture enters the fusion as it is; in training it has unit length.
 """
 
@@ -31,7 +31,7 @@ from clipcil.training.loop import Training
 from clipcil.training.losses import clip_loss
 
 IN_CACHE = 2**17
-"""Numbers of a tensor that stay in the cache of a CPU beside two others of its size."""
+"""Elements of a tensor that fits into the cache of a CPU together with two others of its size."""
 
 
 @dataclass(frozen=True)
@@ -49,14 +49,14 @@ class PROOFConfig:
             schedule="cosine-epoch",
         )
     )
-    """The authors' on CIFAR-100: SGD, a cosine to 0 that is lowered once an epoch."""
+    """The authors' values on CIFAR-100: SGD, a cosine to 0 that is lowered once an epoch."""
     context: int = 3
-    """Context prompts a task adds to the fusion."""
+    """Number of context prompts that a task adds to the fusion."""
     dropout: float = 0.1
-    """On the attention weights and after the output layer of the fusion; the authors'."""
+    """Dropout of the attention weights and after the output layer of the fusion; the authors' value."""
     train_old_text_projections: bool = True
-    """Train the text projections of old tasks further, as the authors' code does; off: freeze them, as it is
-    described."""
+    """Train the text projections of old tasks further, as the authors' code does; off: freeze them, as the paper
+    describes it."""
     raw_feature_at_test: bool = True
     """Put the projected picture into the fusion unnormalised at test, as the authors' code does; off: at unit length,
     as in training. It matters: added to the same attention output, a long and a short vector give very different
@@ -79,10 +79,10 @@ class Fusion(nn.Module):
 
         (1 − α) O_i + α v_z,    α = sigmoid(q_i·k_z/√d − log Z_i),
 
-    exactly: nothing of size (pictures × tokens × d²) is computed. Dropout sits where the authors have it, on the
-    attention weights and after fc, except that the weights among shared tokens are dropped for the whole batch alike.
-    All four matrices start from Xavier's normal distribution, as the authors'. What is asked of the fused tokens is
-    their product with the fused picture, so that is what is returned, and `TokenScores` computes it.
+    exactly: nothing of size (pictures × tokens × d²) is computed. Dropout is applied where the authors have it, to the
+    attention weights and after fc, except that the weights among shared tokens have the same mask for the whole batch.
+    All four matrices are initialised from Xavier's normal distribution, as the authors'. Only the products of the fused
+    tokens with the fused picture are needed, so these are returned; `TokenScores` computes them.
     """
 
     def __init__(self, dim: int, dropout: float) -> None:
@@ -203,8 +203,8 @@ class TokenScores(torch.autograd.Function):
 class PROOF(Method):
     """z(x) = Σ_b W_b v(x), w_c = Σ_b U_b t_c, p_c = Σ_b W_b (mean unit feature of class c), b over tasks.
 
-    Loss: clip(ẑ, ŵ) + CE(z̃·w̃ᵀ) + CE(z̃·p̃ᵀ), the tilde for what `Fusion` of [ẑ; ŵ; p̂; context prompts] gives; products
-    of LayerNorm outputs without a temperature. Score: z·ŵ + z̃·w̃ + z̃·p̃, with ŵ averaged over all templates.
+    Loss: clip(ẑ, ŵ) + CE(z̃·w̃ᵀ) + CE(z̃·p̃ᵀ), the tilde for what `Fusion` of [ẑ; ŵ; p̂; context prompts] gives;
+    products of LayerNorm outputs without a temperature. Score: z·ŵ + z̃·w̃ + z̃·p̃, with ŵ averaged over all templates.
     """
 
     name = "proof"

@@ -1,4 +1,6 @@
-"""RanPAC: random projections and ridge regression on a frozen tower (https://arxiv.org/abs/2307.02251).
+"""RanPAC: ridge regression on random ReLU features of a frozen tower.
+
+https://arxiv.org/abs/2307.02251
 
     φ(x) = ReLU(Wᵀ h(x)),    G = Σ φφᵀ,    Q = Σ φ e_yᵀ,    scores = φ(x)ᵀ (G + λ I)⁻¹ Q
 
@@ -30,7 +32,7 @@ from clipcil.training.tuning import Tuned, tuned
 PENALTIES = tuple(10.0**power for power in range(-8, 9))
 """λ to choose from, as in the paper's code."""
 SHARPNESS = 20.0
-"""What scores are multiplied by before there are pictures to fit it to; six of a class give 15 to 37 on emoji."""
+"""Factor of the scores until it can be fitted; fitted to six pictures per class it is 15 to 37 on emoji."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +65,8 @@ class RanPACAdaptedConfig(RanPACConfig):
     (phase1.augment=crop), which helps a backbone that reads pixels."""
     tuned: Tuned = "lora"
     """What phase 1 trains. The paper has three ways to tune few parameters (adapters, scaling and shifting, visual
-    prompts) and takes the best for each dataset; here one way serves all, low-rank updates of queries and values."""
+    prompts) and takes the best for each dataset; here one way is used for all: low-rank updates of queries and
+    values."""
     lora_rank: int = 8
     """Rank of the update, where tuned=lora."""
 
@@ -81,7 +84,7 @@ class RanPACAdaptedConfig(RanPACConfig):
 class RanPAC(Method):
     """h is the class token before CLIP's projection, not normalised, as the paper takes the last class token.
 
-    The code of the paper takes the last fifth of a task in the order its loader happens to shuffle it to; here the
+    To choose λ, the paper's code holds out the last fifth of a task in the order of its shuffling loader; here the
     pictures are shuffled by the run's seed.
     """
 
@@ -95,7 +98,7 @@ class RanPAC(Method):
     sums: Tensor  # (C, M): Qᵀ
     classifier: Tensor  # (C, M)
     penalty: Tensor  # 0-d: λ as last chosen
-    sharpness: Tensor  # 0-d: what scores are multiplied by before a softmax, fitted to the newest task
+    sharpness: Tensor  # 0-d: factor of the scores before a softmax, fitted to the newest task
 
     def build(self) -> None:
         width = self.clip.config.vision.width
@@ -113,7 +116,7 @@ class RanPAC(Method):
             self.add(self.expand(task.pictures.pooled), task.pictures.labels)
 
     def adapt(self, task: Task) -> None:
-        """Here the tower stays as it is."""
+        """Adapt the tower to the first task; in this variant it stays frozen."""
 
     @torch.no_grad()
     def learn_again(self, task: Task) -> None:
@@ -125,7 +128,7 @@ class RanPAC(Method):
 
     @property
     def score_scale(self) -> float:
-        """Scores estimate 0 and 1, so that their own softmax would be nearly the same for every class."""
+        """A fitted factor: scores estimate 0 and 1, so their plain softmax would be nearly equal for all classes."""
         return float(self.sharpness)
 
     def expand(self, pooled: Tensor) -> Tensor:
@@ -144,10 +147,10 @@ class RanPAC(Method):
         self.classifier = solve(matrix, self.sums.T).T.to(self.classifier)
 
     def choose_penalty(self, features: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """The λ with the least squared error on a held-out part of this task, fitted to its other part alone; and the
+        """The λ with the least squared error on a held-out part of this task, fitted to its other part only; and the
         factor that makes the labels of the held-out part likeliest, which is ours: the paper has no probabilities. A
-        picture whose class has no other to be fitted to is foretold by nothing, so that the largest λ would always
-        win; it is not held out, and where there are no others both stay as they are.
+        picture is held out only if its class has another one to fit to; otherwise it could not be predicted, and the
+        largest λ would always win. Where no picture can be held out, both stay as they are.
 
         One eigenvalue problem serves all λ: of the pictures' inner products K = ΦΦᵀ = U diag(e) Uᵀ, because
         Φ'(ΦᵀΦ + λ I)⁻¹Φᵀ Y = Φ'Φᵀ U (U ᵀY / (e + λ)).
@@ -170,7 +173,7 @@ class RanPAC(Method):
 
 @register
 class RanPACAdapted(RanPAC):
-    """With the first phase. The head it trains with, σ cos(h, w_c) over the first task's classes, is dropped."""
+    """RanPAC with its first phase. The head of that phase, σ cos(h, w_c) over the first task's classes, is dropped."""
 
     name = "ranpac-adapted"
     title = "RanPAC (first task adapted)"
@@ -201,13 +204,13 @@ class RanPACAdapted(RanPAC):
 
         with tuned(self.clip, self.config.tuned, rank=self.config.lora_rank) as parameters:
             self.session.fit("phase1", [*parameters, head, scale], task.pictures, loss, how)
-        if not bool(torch.isfinite(task.pictures.pooled).all()):  # the last step can do it to weights that are finite
+        if not bool(torch.isfinite(task.pictures.pooled).all()):  # finite weights can still give infinite features
             raise UserError(f"training diverged: the tower's features are not finite; try a phase1.lr below {how.lr:g}")
 
 
 def solve(matrix: Tensor, targets: Tensor) -> Tensor:
-    """matrix⁻¹ targets of a symmetric positive matrix. A λ far below the rounding of G can leave it indefinite: then by
-    the general solver, as the paper's code does it always."""
+    """matrix⁻¹ targets of a symmetric positive matrix. A λ far below the rounding of G can leave it indefinite; then
+    the general solver is used, which the paper's code always uses."""
     factor, failed = torch.linalg.cholesky_ex(matrix)
     found: Tensor = torch.linalg.solve(matrix, targets) if int(failed) else torch.cholesky_solve(targets, factor)
     return found

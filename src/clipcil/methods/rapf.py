@@ -1,10 +1,11 @@
-"""RAPF: "Class-Incremental Learning with CLIP: Adaptive Representation Adjustment and Parameter Fusion".
+"""RAPF: one linear adapter, trained with replay from class Gaussians and fused with its predecessor after each task.
 
-Both towers are frozen. One matrix A turns every picture's feature; old classes are replayed from Gaussians of the
-features as they were before A, so nothing stored ever drifts. Old classes whose texts lie close to a new class are
+Both towers are frozen. One matrix A is applied to the feature of every picture; old classes are replayed from Gaussians
+of the features before A is applied, so nothing stored ever drifts. Old classes whose texts lie close to a new class are
 pushed away from it, and after each task A is fused with the A before it, direction by direction.
 
-arXiv:2407.14143. Read at linlany/RAPF, commit 81d41df; `docs/baselines.md` compares whole runs.
+"Class-Incremental Learning with CLIP: Adaptive Representation Adjustment and Parameter Fusion", arXiv:2407.14143.
+Read at linlany/RAPF, commit 81d41df; `docs/baselines.md` compares whole runs.
 """
 
 from __future__ import annotations
@@ -52,19 +53,19 @@ class RAPFConfig:
     replay_each: int = 20
     """Features drawn for each of them, the code's 10β."""
     replay_epoch: int = 1900
-    """Features to be replayed in an epoch, about: more classes a step, up to all old ones, where the task is too small
-    to come to it. The authors' numbers come to 1900–2000 on each of their datasets, which is what their configuration
-    aims at."""
+    """Approximate number of features replayed in an epoch: where a task is too small to reach it, a step replays more
+    classes, up to all old ones. The authors' settings give 1900–2000 on each of their datasets, as their configuration
+    intends."""
     threshold: float = 0.55
     """τ: an old and a new class whose unit texts are closer than this are a hard pair."""
     pair_each: int = 40
     """Features of the old class drawn for each hard pair in a step, the code's 20β."""
     margin: float = 0.1
-    """By how much a hard pair's old class must win. The code has it fixed; its setting `margin` is never read."""
+    """Margin of the hinge loss on hard pairs. It is fixed in the code, which never reads its setting `margin`."""
     fusion: float = 0.6
-    """b of the fusion: the least share of the new A in every entry; 1 takes the new A as it is."""
+    """b of the fusion: the minimum share of the new A in every entry; 1 takes the new A as it is."""
     widen: bool = False
-    """Whether the Gaussians are widened before they are drawn from (the code's `shrink`, on for ImageNet-R and CUB)."""
+    """Whether the Gaussians are widened before sampling (the code's `shrink`, on for ImageNet-R and CUB)."""
 
     def __post_init__(self) -> None:
         within("replay_classes", self.replay_classes, 1)

@@ -1,4 +1,4 @@
-"""Every method by name: those in this folder, and those of other installed packages."""
+"""The registry of methods: those in this folder, and those of other installed packages."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ REGISTRY: dict[str, type[Method]] = {}
 
 
 def register(kind: type[Method]) -> type[Method]:
-    """Class decorator: make a method known by its `name`. A class that is defined again takes the place of the first.
+    """Class decorator: register a method by its `name`. A class that is defined again replaces the first.
 
     Raises:
         ValueError: Another method has that name.
@@ -23,7 +23,7 @@ def register(kind: type[Method]) -> type[Method]:
     other = REGISTRY.get(kind.name)
     if other is not None and (other.__module__, other.__qualname__) != (kind.__module__, kind.__qualname__):
         names = (other.__qualname__, kind.__qualname__)
-        if names[0] == names[1]:  # classes of two modules that are called alike
+        if names[0] == names[1]:  # classes of the same name in two modules
             names = (f"{other.__module__}.{names[0]}", f"{kind.__module__}.{names[1]}")
         raise ValueError(f"two methods are called '{kind.name}': {names[0]} and {names[1]}")
     REGISTRY[kind.name] = kind
@@ -31,7 +31,7 @@ def register(kind: type[Method]) -> type[Method]:
 
 
 def methods() -> dict[str, type[Method]]:
-    """All methods by name: those of clipcil, and those that installed packages offer as `clipcil.methods`.
+    """All methods by name: those of clipcil, and those of other packages by their entry point `clipcil.methods`.
 
     Returns:
         Classes by name; `clipcil.Experiment` takes either.
@@ -55,7 +55,7 @@ def _import_all() -> None:
         try:
             if isinstance(kind, type):
                 register(check_method(kind))
-        except (ValueError, UserError) as error:  # a name that is taken, or a class that is no method
+        except (ValueError, UserError) as error:  # a name that is taken, or a class that is not a method
             warn(point, error)
 
 
@@ -73,7 +73,7 @@ def check_method(kind: object) -> type[Method]:
     """A class that a caller gave as a method.
 
     Raises:
-        UserError: It is none, or it has no name or title.
+        UserError: It is not a method, or it has no name or title.
     """
     if not (isinstance(kind, type) and issubclass(kind, Method)):
         raise UserError(f"method is {kind!r}; give the name of a method, or a class derived from clipcil.Method")

@@ -26,8 +26,9 @@ class SimpleCILConfig:
 class SimpleCIL(Method):
     """score(x, c) = cos(v(x), p_c), p_c = mean of v over the training pictures of class c.
 
-    v is the feature after CLIP's projection, not normalised before the mean: as the reference has it, and not the same
-    as the mean of unit features. The scores are cosines without a temperature (σ = 1), which changes no prediction.
+    v is the feature after CLIP's projection, not normalised before the mean. This is as in the reference, and not the
+    same as the mean of unit features. The scores are cosines without a temperature (σ = 1), which changes no
+    prediction.
     """
 
     name = "simplecil"

@@ -1,14 +1,15 @@
-"""Strata: several depths of the frozen tower, read by closed-form heads whose mix is chosen by leave-one-out.
+"""Strata: closed-form heads on features from several depths of the frozen tower, mixed by leave-one-out.
 
-Our own method, not in the paper. Its parts are known, and credited where they are used; what is new is putting them
-together so that nothing has to be set for a dataset or a backbone:
+Our own method, not in the paper. Its parts are known, and credited where they are used; what is new is combining them
+so that nothing has to be set for a dataset or a backbone:
 
-- Features from several depths of a frozen tower (LayUP, https://arxiv.org/abs/2312.08888): what a tower was taught to
-  forget on its way to the text space still tells classes apart. The tower never moves, so nothing has to be calibrated.
+- Features from several depths of a frozen tower (LayUP, https://arxiv.org/abs/2312.08888): features that later layers
+  discard still distinguish classes. The tower never changes, so nothing has to be calibrated.
 - A linear discriminant, and a ridge regression on the features and random ReLU features of them (RanPAC,
   https://arxiv.org/abs/2307.02251), both with exact leave-one-out scores (`heads.stacked`), and CLIP's texts.
-- Their ridges and the weights of the three are chosen on the left-out scores of the memory (stacked generalisation).
-- The memory is features of one byte a number (`memory.rows`), fewer bytes than the Gaussians of DMC-OT take.
+- Their ridge parameters and the weights of the three are chosen on the leave-one-out scores of the stored features
+  (stacked generalisation).
+- The features are stored with one byte per number (`memory.rows`), in fewer bytes than the Gaussians of DMC-OT.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class StrataConfig:
     rows_per_dim: int = 2
     """A class keeps the features of at most this many pictures for each dimension of the joint space."""
     looked_at: int = 1500
-    """Pictures of the memory, the same number of each class, whose left-out scores make the choices."""
+    """Number of stored pictures, equally many of each class, whose leave-one-out scores decide the choices."""
 
     def __post_init__(self) -> None:
         within("random_features", self.random_features, 1)
@@ -124,7 +125,7 @@ class Strata(Method):
         return self.expand(rows - self.centre) @ self.ridge[:, 1:].T + self.ridge[:, 0]
 
     def expand(self, rows: Tensor) -> Tensor:
-        """Centred levels (B, D) → (B, D + F): standardised, and random ReLU features that have as much to say."""
+        """Centred levels (B, D) → (B, D + F): standardised, and random ReLU features of comparable size."""
         scaled = rows * self.scale
         hidden = torch.relu(scaled @ self.directions) / self.directions.shape[1] ** 0.5
         return torch.cat([scaled, hidden], dim=1)
@@ -134,7 +135,7 @@ class Strata(Method):
 
     @torch.no_grad()
     def fit(self) -> None:
-        """Everything from the memory; nothing of earlier fits is used."""
+        """Fit everything to the memory; nothing of earlier fits is used."""
         rows, labels = self.memory.rows(), self.memory.labels
         self.centre = rows.mean(0)
         rows = rows - self.centre
@@ -151,8 +152,8 @@ class Strata(Method):
         self.background = Background.of(discriminant, self.memory.counts).matrix.to(self.background)
 
     def choose_weights(self, rows: Tensor, discriminant: Tensor, ridge: Tensor, looked_at: Tensor) -> Tensor:
-        """(3,): those that make the left-out pictures likeliest. With one picture a class none can be left out, and the
-        three get the same spread over the memory, from which `mix` starts, too."""
+        """(3,): the weights that make the left-out pictures likeliest. With one picture per class none can be left out;
+        then the scores of the three get the same spread over the memory, which is also where `mix` starts."""
         if len(looked_at):
             texts = self.kept_text_scores(rows[looked_at])
             return mix([discriminant, ridge, texts.double()], self.memory.labels[looked_at])
@@ -170,8 +171,8 @@ class Strata(Method):
         """Logits (B, C) and `novelty` (B,) of pictures that were learnt as `labels` (B,), each by heads without it.
 
         Penalties and weights are those of all pictures. A picture that is alone in its class gets the lowest score for
-        it, and its distance to the nearest other class; one of more than the memory keeps was not used by the heads,
-        and is scored like any other picture.
+        it, and its distance to the nearest other class; one that the memory does not keep was not used by the heads and
+        is scored like any other picture.
         """
         logits, strange = self.logits(batch), self.novelty(batch)
         alone, kept, looked_at = self.find_learnt(batch, labels)

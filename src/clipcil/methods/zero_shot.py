@@ -24,7 +24,7 @@ class ZeroShotConfig:
 
     template: str = "a photo of a {}."
     """The sentence of a class, `{}` standing for its name: the same on every dataset. Section 3.1 of the paper has this
-    one, and its row is low for OpenAI's ViT-B/16, which fits one bare sentence better than an average of many."""
+    one, and its zero-shot accuracy, low for OpenAI's ViT-B/16, suggests one plain sentence, not an average of many."""
     ensemble: bool = False
     """Average over the dataset's own sentences instead; `template` is not used then."""
 

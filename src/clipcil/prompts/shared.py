@@ -1,6 +1,6 @@
-"""Texts that begin alike, encoded with the common beginning computed once.
+"""Texts with a common beginning, which is encoded once.
 
-The text tower is causal: what stands before the class name cannot see it. A context shared by all classes, [SOS] V_1 …
+The text tower is causal: tokens before the class name do not depend on it. A context shared by all classes, [SOS] V_1 …
 V_M, therefore has the same keys and values in every class, and only the few tokens of the names are each class's own
 (`clip/ragged.py`). Exact, and with M = 16 about ten times less work.
 """

@@ -1,4 +1,4 @@
-"""Class texts from template sentences: one vector per class, averaged over the ways of saying it."""
+"""Class texts from template sentences: one vector per class, averaged over the templates."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ def choose(similarity: Tensor, count: int, together: bool = False) -> Tensor:
 
 
 def uniform(*shape: int, between: Sequence[float], device: torch.device) -> nn.Parameter:
-    """A parameter drawn from U[low, high), `between` = (low, high); not training until a stage says so."""
+    """A parameter drawn from U[low, high), `between` = (low, high); frozen until a stage trains it."""
     low, high = between
     return nn.Parameter((low + (high - low) * torch.rand(*shape)).to(device), requires_grad=False)
 
@@ -57,7 +57,7 @@ def existing(layers: Sequence[int], depth: int) -> list[int]:
 
 
 def missing_note(layers: Sequence[int], depth: int) -> list[str]:
-    """What a report should say when `existing` dropped some."""
+    """A remark for reports where `existing` has dropped layers."""
     missing = [str(layer) for layer in dict.fromkeys(layers) if layer >= depth]
     return [f"the tower has {depth} layers: no prompts at layer {', '.join(missing)}"] if missing else []
 

@@ -48,7 +48,7 @@ class Api:
         self._packing = asyncio.Lock()
 
     async def health(self, request: Request) -> Response:
-        """Say that the server runs."""
+        """Whether the server runs and a lesson is in progress, with the version and the number of classes."""
         model = self.keeper.model
         classes = len(model.classes) if model else 0
         return JSONResponse(
@@ -56,7 +56,7 @@ class Api:
         )
 
     async def model(self, request: Request) -> Response:
-        """What the model knows: its classes, its lessons, what undoing would bring back; and how much may be sent."""
+        """The model: its classes, its lessons and what undoing would restore; and the limits of requests."""
         return JSONResponse(model_json(self.keeper, self.small, self.limits))
 
     async def predict(self, request: Request) -> Response:
@@ -95,7 +95,7 @@ class Api:
         return JSONResponse({"name": name, "pictures": items}, 201)
 
     async def remove_waiting(self, request: Request) -> Response:
-        """Take the picture `id`, or all pictures of the class `name`, out of those that wait."""
+        """Remove the waiting picture `id`, or all waiting pictures of the class `name`."""
         id, name = request.query_params.get("id"), request.query_params.get("name")
         if (id is None) == (name is None):
             raise HTTPException(400, "say which: ?id= for one picture or ?name= for a whole class")
@@ -119,17 +119,17 @@ class Api:
             raise HTTPException(404, "no such picture is waiting") from None
 
     async def lesson(self, request: Request) -> Response:
-        """The lesson under way, or the result of the last one."""
+        """The current lesson with its progress, or the result of the last one."""
         return JSONResponse(self.lessons.state)
 
     async def start_lesson(self, request: Request) -> Response:
-        """Teach all that waits as one lesson; the model of before goes on answering meanwhile."""
+        """Teach all waiting pictures as one lesson; until it ends, predictions come from the model before it."""
         state = self.lessons.start()
         self.hub.publish("waiting", {})
         return JSONResponse(state, 202)
 
     async def cancel_lesson(self, request: Request) -> Response:
-        """Stop the lesson under way; the model stays as it was and its pictures wait again."""
+        """Stop the current lesson; the model stays as it was and the pictures wait again."""
         return JSONResponse(self.lessons.cancel(), 202)
 
     async def events(self, request: Request) -> Response:
@@ -154,23 +154,23 @@ class Api:
         return JSONResponse({"name": new})
 
     async def forget_class(self, request: Request) -> Response:
-        """Forget the class `name`, with all that is kept of it."""
+        """Forget the class `name`, with everything that is kept of it; this cannot be undone."""
         name = _class(request)
 
         def forget() -> None:
-            with self.keeper.changing(keep_previous=False) as model:  # a copy of before would still know the class
+            with self.keeper.changing(keep_previous=False) as model:  # the previous model would still contain the class
                 model.forget(name)
 
         await self._change(forget)
         return JSONResponse({})
 
     async def undo(self, request: Request) -> Response:
-        """Go back to the model before the last lesson or change; doing it again brings back what was undone."""
+        """Restore the model before the last lesson or change; undoing again restores what was undone."""
         await self._change(self.keeper.undo)
         return JSONResponse({})
 
     async def small_picture(self, request: Request) -> Response:
-        """Picture `index` (JPEG) of the small ones that are kept of the class `name`."""
+        """Small picture number `index` (JPEG) of those kept of the class `name`."""
         name, index = _class(request), _number(request, "index", 0, 10**6, least=0)
         known = {same_name(each) for each in self.keeper.need().classes}
         pictures = self.small.of(name) if same_name(name) in known else []
@@ -179,7 +179,7 @@ class Api:
         return Response(pictures[index], media_type="image/jpeg")
 
     async def settings(self, request: Request) -> Response:
-        """Switch the keeping of small pictures on or off; off deletes those that are kept."""
+        """Switch the keeping of small pictures on or off; switching it off deletes them."""
         on = (await _json(request)).get("keep_small_pictures")
         if not isinstance(on, bool):
             raise HTTPException(400, 'say {"keep_small_pictures": true} or false')
@@ -189,7 +189,7 @@ class Api:
         return JSONResponse({"keep_small_pictures": self.small.on})
 
     async def export(self, request: Request) -> Response:
-        """The model exported to run without clipcil (`format`: pt2 or onnx), as a zip file."""
+        """Download the model exported to run without clipcil (`format`: pt2 or onnx), as a zip file."""
         form = request.query_params.get("format", "pt2")
         if form not in ("pt2", "onnx"):
             raise HTTPException(400, "format is pt2 or onnx")
@@ -198,11 +198,11 @@ class Api:
         )
 
     async def download(self, request: Request) -> Response:
-        """The whole model as a zip file, to be uploaded elsewhere or unpacked for `clipcil predict`."""
+        """Download the model as a zip file, to be uploaded elsewhere or unpacked for `clipcil predict`."""
         return await self._packed("model", lambda into: pack_model(self.keeper.folder, into))
 
     async def upload(self, request: Request) -> Response:
-        """Put a model (the body: a zip file as `download` gives it) in the place of this one."""
+        """Replace the model by an uploaded one (the body: a zip file as `download` gives it)."""
         scratch = self._scratch()
         try:
             with (scratch / "model.zip").open("wb") as file:

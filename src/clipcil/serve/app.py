@@ -118,7 +118,7 @@ def _is_full(error: BaseException | None) -> bool:
 
 
 async def _gone(request: Request, error: Exception) -> Response:
-    return JSONResponse({"error": "the request stopped in the middle"}, 400)  # which nobody reads
+    return JSONResponse({"error": "the request stopped in the middle"}, 400)  # the client is gone
 
 
 async def _unexpected(request: Request, error: Exception) -> Response:

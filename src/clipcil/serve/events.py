@@ -1,4 +1,4 @@
-"""Events for every page that is open: the newest of each kind, so that a slow listener costs no memory."""
+"""Server-sent events for every open page: only the newest of each kind, so that a slow listener costs no memory."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Hub:
         self._listeners.add(listener)
         try:
             while not self.closed:
-                listener.wake.clear()  # before they are told: whatever comes meanwhile, the end too, wakes it again
+                listener.wake.clear()  # before sending: an event that comes in the meantime wakes it again
                 while listener.pending:
                     kind = next(iter(listener.pending))
                     yield f"event: {kind}\ndata: {listener.pending.pop(kind)}\n\n"

@@ -85,7 +85,7 @@ class Guard:
         await self._pass(scope, headers, receive, send_safely)
 
     def _refuse_stranger(self, scope: Scope, headers: Headers) -> Response | None:
-        """An answer for a request that comes from another site's page, None for any other."""
+        """The refusal of a request that comes from another site's page; None for any other request."""
         host = headers.get("host", "")
         if not self._own_name(host):
             return _error(403, f"this server is not called '{_shown(host)}'; open it by its address")
@@ -98,7 +98,7 @@ class Guard:
         return None
 
     def _own_name(self, host: str) -> bool:
-        """A name of this machine, or a literal address: a name that somebody else owns could be made to point here."""
+        """Whether the Host is a name of this machine or a literal address; another name could be made to point here."""
         try:
             name = urlsplit(f"//{host}").hostname or ""
         except ValueError:
@@ -111,7 +111,8 @@ class Guard:
             return False
 
     def _refuse_unknown(self, scope: Scope, headers: Headers) -> Response | None:
-        """An answer for a request without the token: the cookie for one who brings it in the address, else 401."""
+        """The answer to a request without a cookie: a cookie if its address has the token, else 401; None: let it
+        pass."""
         if self.token is None:
             return None
         given = parse_qs(scope["query_string"].decode("latin-1")).get("token", [""])[0]

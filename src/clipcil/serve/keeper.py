@@ -52,7 +52,7 @@ class Keeper:
 
         Args:
             start: Another model's folder to start from.
-            keep_previous: Keep the model of before for `undo`; else nothing of it is left.
+            keep_previous: Keep the previous model for `undo`; otherwise nothing of it is left.
 
         Raises:
             HTTPException: 409 while another change is under way.
@@ -64,14 +64,14 @@ class Keeper:
             self._answer_with(model)
 
     def undo(self) -> None:
-        """Go back to the model before the last change; the one of now is kept in its place.
+        """Restore the model before the last change; the current one is kept in its place.
 
         Raises:
             HTTPException: 409 if none is kept, or while a change is under way.
         """
         with self._alone():
             if self.previous() is None:
-                raise HTTPException(409, "no model of before is kept; there is nothing to undo")
+                raise HTTPException(409, "no earlier model is kept; there is nothing to undo")
             restore_previous(self.folder)
             self._answer_with(self.copy())
 
@@ -85,7 +85,7 @@ class Keeper:
     @contextmanager
     def _alone(self) -> Iterator[None]:
         if not self._changing.acquire(blocking=False):
-            raise HTTPException(409, "the model is being changed just now; wait for the lesson, or cancel it")
+            raise HTTPException(409, "the model is being changed; wait for the lesson, or cancel it")
         try:
             yield
         finally:

@@ -1,4 +1,4 @@
-"""The lesson under way: in a thread of its own, with progress and a way to stop it."""
+"""The current lesson: it runs in its own thread, reports progress and can be stopped."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from clipcil.serve.staging import Staging, Waiting
 BETWEEN_SECONDS = 0.2
 """Minimum seconds between two progress events."""
 CONFUSED = 20
-"""Confused pairs told, the most frequent first."""
+"""Maximum number of confused pairs reported, the most frequent first."""
 
 
 class Lessons:
@@ -122,7 +122,7 @@ class Lessons:
         return lesson_json(lesson, broken, len(model.classes))
 
     def _with_titles(self, lines: list[str], taken: list[Waiting]) -> list[str]:
-        """The lines with the pictures called as the person knows them: where they wait is nobody's business."""
+        """The lines with the titles of pictures in place of their paths in the staging folder, which are private."""
         titles = {item.id: item.title or "a picture" for item in taken}
         file = re.compile(re.escape(f"{self._staging.folder}/") + r"([0-9a-f]+)\.picture")
         return [file.sub(lambda found: titles.get(found[1], "a picture"), line) for line in lines]
@@ -133,7 +133,7 @@ class Lessons:
 
 
 class _Progress:
-    """Called with a lesson's progress, it tells no more of it than people can read, with the time left."""
+    """Passes on the progress of a lesson at a limited rate, with the time left."""
 
     def __init__(self, tell: Callable[..., None]) -> None:
         self._tell = tell

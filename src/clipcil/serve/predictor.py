@@ -34,10 +34,10 @@ class Predictor:
         self._queue: deque[_Job] = deque()
         self._wake = asyncio.Event()
         self.closed = False
-        """Set when the server is asked to stop: what still waits is refused, so that nobody keeps it from ending."""
+        """Set when the server is asked to stop: waiting pictures are then refused, so that the server can end."""
 
     async def predict(self, pictures: list[bytes], top: int) -> list[Prediction]:
-        """What each picture shows, in their order.
+        """The prediction for each picture, in their order.
 
         Raises:
             HTTPException: 503 if the queue is full.

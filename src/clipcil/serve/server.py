@@ -57,7 +57,8 @@ def serve_model(
         print(f"{printable(folder)} is served at {page} (Ctrl-C ends it)", flush=True)
         if token:
             print(
-                "others can reach it: whoever has this address with its token can teach and ask the model", flush=True
+                "others can reach this server: anyone with the address and its token can teach and use the model",
+                flush=True,
             )
         if open_page:
             threading.Timer(0.5, webbrowser.open, [page]).start()
@@ -89,7 +90,7 @@ def _listen(host: str, port: int) -> socket.socket:
         listening = socket.socket(family, kind, protocol)
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.bind(address)
-        listening.listen(128)  # before the address is printed: whoever reads it may connect
+        listening.listen(128)  # before the address is printed: a reader may connect at once
     except (OSError, OverflowError, UnicodeError) as error:
         why = getattr(error, "strerror", None) or error
         raise UserError(

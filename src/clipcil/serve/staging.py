@@ -1,7 +1,7 @@
 """Pictures that wait to be taught: in a private folder under names made here, deleted after their lesson.
 
-The folder lies in the user's cache and is held by a lock for as long as its server lives, so that the next server finds
-and deletes what a killed one left behind. Nothing that a client sends becomes part of a file name.
+The folder is in the user's cache and is locked for as long as its server runs, so that the next server finds and
+deletes what a killed one left behind. Nothing that a client sends becomes part of a file name.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class Staging:
         if len(self._items) >= self.limits.waiting_pictures:
             raise UserError(f"{len(self._items)} pictures are waiting already; teach them first")
         if sum(item.bytes for item in self._items.values()) + size > self.limits.waiting_bytes:
-            raise UserError("the pictures that wait take up all the room there is for them; teach them first")
+            raise UserError("the waiting pictures use all the space there is for them; teach them first")
         names = {item.key for item in self._items.values()}
         if key not in names and len(names) >= self.limits.waiting_classes:
             raise UserError(f"pictures of {len(names)} classes are waiting already; teach them first")
@@ -178,7 +178,7 @@ def open_staging(limits: Limits) -> Iterator[Staging]:
     root = cache_folder() / "serve"
     root.mkdir(parents=True, exist_ok=True)
     for old in root.iterdir():
-        with suppress(UserError, OSError):  # a folder that is held belongs to a server that lives
+        with suppress(UserError, OSError):  # a locked folder belongs to a server that is running
             # Under a name with a dot it is not held yet; what a server killed just then left there is empty.
             if not old.name.startswith(".") or old.lstat().st_mtime < time.time() - 3600:
                 with run_lock(old):
@@ -223,7 +223,7 @@ def refuse_huge(content: bytes, pixels: int) -> None:
     try:
         with Image.open(io.BytesIO(content), formats=readable_formats()) as image:
             width, height = image.size
-    except Exception:  # a damaged header can raise anything; whoever decodes it says what is wrong
+    except Exception:  # a damaged header can raise anything; decoding reports it
         return
     if width * height > pixels:
         raise UserError(f"{width}×{height} pixels are too many; at most {pixels // 10**6} million are taken")

@@ -33,9 +33,9 @@ PACKING = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 
 
 def pack_model(folder: Path, into: Path) -> Path:
-    """Put the model in `folder` into a zip file: what it needs to run, and nothing else that lies beside it.
+    """Pack the model in `folder` into a zip file: only the files it needs, not others in the folder.
 
-    Where a lesson replaces the model meanwhile, the new one is packed: half of each would be none.
+    If a lesson replaces the model in the meantime, the new one is packed, never a mixture of both.
 
     Raises:
         UserError: The model is damaged, or keeps changing.
@@ -54,10 +54,10 @@ def pack_model(folder: Path, into: Path) -> Path:
 
 
 def unpack_model(archive: Path, folder: Path, most: int) -> None:
-    """Unpack a model that somebody sent into a new folder: only files a model is made of, at most `most` bytes.
+    """Unpack an uploaded model into a new folder: only the files of a model, at most `most` bytes.
 
     Raises:
-        UserError: It is no zip file of a model.
+        UserError: It is not a zip file of a model.
     """
     folder.mkdir(mode=0o700)
     try:
@@ -69,7 +69,7 @@ def unpack_model(archive: Path, folder: Path, most: int) -> None:
             for entry in entries:
                 if entry.filename not in (MODEL, CARD) and not WEIGHTS.fullmatch(entry.filename):
                     raise UserError(
-                        "this zip file holds something that belongs to no model; upload one downloaded here"
+                        "this zip file holds files that are not part of a model; upload one downloaded here"
                     )
                 if entry.compress_type not in PACKING:
                     raise zipfile.BadZipFile("its entries are packed in an unusual way")

@@ -26,13 +26,14 @@ _PUT = "put the official CUB_200_2011.tgz or the folder CUB_200_2011 unpacked fr
 @dataclass(frozen=True)
 class CubOptions:
     split: Literal["official", "random"] = "official"
-    """official: 5,994 and 5,794 pictures, 30 for training in most classes; random: 80/20, as much of the field does."""
+    """official: 5,994 training pictures, 30 in most classes, and 5,794 test pictures; random: 80/20, as much of the
+    field does."""
     split_seed: int = 0
-    """Which pictures the random split takes for the test."""
+    """Seed of the random split."""
     test_share: float = 0.2
-    """Size of the test set of the random split."""
+    """Share of the test set in the random split."""
     check: bool = True
-    """Refuse a set that has not the official 200 classes and 11,788 pictures."""
+    """Refuse a dataset without the official 200 classes and 11,788 pictures."""
 
 
 @register("cub200", "CUB-200-2011, 200 birds, 11,788 pictures", "CUB_200_2011.tgz or the folder in it", CubOptions)

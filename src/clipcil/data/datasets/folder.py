@@ -22,11 +22,11 @@ TRAIN, TEST = ("train", "training"), ("test", "val", "valid", "validation")
 @dataclass(frozen=True)
 class FolderOptions:
     test_share: float = 0.2
-    """Pictures of each class kept for the test where the data has no test part of its own."""
+    """Share of the pictures of each class used as test pictures, where the data has no test part."""
     split_seed: int = 0
-    """Which pictures those are."""
+    """Seed that decides which pictures those are."""
     template: str = "a photo of a {}."
-    """The sentence for a class name, {} standing for it."""
+    """The sentence about a class, {} standing for its name."""
 
     def __post_init__(self) -> None:
         within("test_share", self.test_share, 0.001, 0.999)
@@ -80,7 +80,7 @@ def read_tree(root: Path) -> tuple[list[str], list[Path], torch.Tensor]:
     """
     folders = list_folders(root)
     if not folders:
-        raise UserError(f"{root} has no folders; put the pictures of each class into a folder that bears its name")
+        raise UserError(f"{root} has no folders; put the pictures of each class into a folder with its name")
     files: list[Path] = []
     labels: list[int] = []
     for label, folder in enumerate(folders):

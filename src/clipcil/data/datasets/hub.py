@@ -87,7 +87,7 @@ def _cached(options: HubOptions, revision: str | None) -> Path:
     found = home / "snapshots" / Path(commit).name
     if not commit or not found.is_dir():
         raise UserError(
-            f"hub dataset '{options.repo}' is not on this machine; nothing is fetched because a folder names it: allow"
-            " it with --allow-download"
+            f"hub dataset '{options.repo}' is not on this machine, and nothing is downloaded because a folder names"
+            " it; allow it with --allow-download"
         )
     return found

@@ -1,7 +1,7 @@
 """`imagenet-r`: ImageNet-R, 200 classes drawn, painted, sewn, folded; 30,000 pictures (Hendrycks et al. 2021).
 
-It has no official split. Three lists of 24,000 and 6,000 circulate; none is ours to hand out. So the default is a split
-by seed that every machine gets the same, and a list can be given.
+It has no official split. Three lists of 24,000 and 6,000 pictures circulate; clipcil does not distribute them. So the
+default is a split by seed, the same on every machine, and a list can be given.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ _SECTION = re.compile(r"^[\s\-#\[]*(train|test|val)(?:ing)?[\s:\]]*$", re.IGNORE
 @dataclass(frozen=True)
 class ImageNetROptions:
     split_seed: int = 0
-    """Which pictures are the test set, where no list is given."""
+    """Seed that decides which pictures are the test set, where no list is given."""
     test_share: float = 0.2
-    """Size of the test set, where no list is given."""
+    """Share of the test set, where no list is given."""
     train_list: Path | None = None
     """A list of training pictures (txt or yaml: whatever has n01443537/art_0.jpg in it), with its test_list."""
     test_list: Path | None = None
@@ -52,7 +52,7 @@ class ImageNetROptions:
     split_list: Path | None = None
     """One text file with both: a line `train`, the training pictures, a line `test`, the test pictures."""
     check: bool = True
-    """Refuse a set that has not the official 200 classes and 30,000 pictures."""
+    """Refuse a dataset without the official 200 classes and 30,000 pictures."""
 
     def __post_init__(self) -> None:
         if (self.train_list is None) != (self.test_list is None):
@@ -143,7 +143,7 @@ def _read_split(options: ImageNetROptions, keys: list[str]) -> tuple[torch.Tenso
     if both := listed["train"].keys() & listed["test"].keys():
         raise UserError(f"{source}: {len(both)} pictures are in both parts, such as {min(both)}")
     rows = {part: torch.tensor(sorted(place[entry] for entry in entries)) for part, entries in listed.items()}
-    notes = [f"{source}: passed over '{entry}', which is not a picture" for entry in stray]
+    notes = [f"{source}: skipped '{entry}', which is not a picture" for entry in stray]
     if left := len(keys) - len(rows["train"]) - len(rows["test"]):
         notes.append(f"{source}: {left} pictures of the folder are in neither part and are not used")
     return rows["train"], rows["test"], tuple(notes)
@@ -158,7 +158,7 @@ def _sections(path: Path) -> tuple[dict[str, dict[str, None]], list[str]]:
         elif part is not None:
             parts[part].append(line)
         elif _ENTRY.search(line):
-            raise UserError(f"{path}: '{line.strip()[:60]}' stands before any line 'train' or 'test'")
+            raise UserError(f"{path}: '{line.strip()[:60]}' comes before any line 'train' or 'test'")
     train, stray_train = _entries(path, "\n".join(parts["train"]))
     test, stray_test = _entries(path, "\n".join(parts["test"]))
     return {"train": train, "test": test}, stray_train + stray_test
@@ -176,7 +176,7 @@ def _entries(path: Path, text: str) -> tuple[dict[str, None], list[str]]:
         if Path(name).suffix.lower() not in SUFFIXES:
             stray.append(key)
         elif key in entries:
-            raise UserError(f"{path}: '{key}' stands there twice")
+            raise UserError(f"{path}: '{key}' occurs twice")
         else:
             entries[key] = None
     return entries, stray

@@ -25,11 +25,11 @@ TRAIN, TEST = ("train",), ("test", "validation", "valid", "val")
 @dataclass(frozen=True)
 class ParquetOptions(FolderOptions):
     image: str | None = None
-    """Column with the pictures; None: the only one that could be."""
+    """Column with the pictures; None: found by its type."""
     label: str | None = None
-    """Column with the classes, by number or by name; None: the only one that could be."""
+    """Column with the classes, as numbers or names; None: found by its name or type."""
     names: Path | None = None
-    """Text file with a class name a line, for labels that are bare numbers."""
+    """Text file with one class name per line, for labels that are numbers."""
 
 
 @register("parquet", "any parquet files with pictures and labels", "a folder of *.parquet, or one file", ParquetOptions)
@@ -94,11 +94,11 @@ def _same_names(tables: Sequence[ParquetTable], options: ParquetOptions, file: P
     for table in tables:
         if table.names is None:
             raise UserError(
-                f"{file} numbers its classes without naming them; give the data option names=FILE, a name a line"
+                f"{file} numbers its classes without naming them; give the data option names=FILE, one name per line"
             )
         if table.names != names and not table.text_labels:
             raise UserError(
-                f"the parts of {file.parent} name their classes differently; the data option names=FILE decides"
+                f"the parts of {file.parent} name their classes differently; give the data option names=FILE"
             )
         names = names if table.names == names else sorted({*names, *table.names})
     return names

@@ -36,23 +36,24 @@ _PUT = "put the folder UCF-101 with its clips there (or pictures called like the
 @dataclass(frozen=True)
 class UcfOptions:
     split: Literal["1", "2", "3", "random", "groups"] = "1"
-    """1, 2, 3: the official lists trainlist01.txt and so on; random: 80/20 of the clips, as much of the field does (the
-    clips of one film then stand on both sides, which flatters every method); groups: 80/20 of the films."""
+    """1, 2, 3: the official lists trainlist01.txt and so on; random: 80/20 of the clips, as much of the field does
+    (clips of one video are then in both parts, which favours every method); groups: 80/20 of the groups of such
+    clips."""
     classes: Literal["100", "101"] = "100"
-    """100: all but YoYo, so that ten tasks are of one size, as the field does; 101: all."""
+    """100: all but YoYo, so that ten tasks have the same size, as in the field; 101: all."""
     frames: int = 1
-    """Frames taken from a clip: the middle one, or the middles of as many equal parts."""
+    """Number of frames taken from a clip: the middle frame, or the middle frames of as many equal parts."""
     pool: Literal["mean", "each"] = "mean"
-    """With several frames: mean, one picture for a clip that averages them, so that accuracies still count clips; each:
-    every frame is a picture of its own."""
+    """With several frames. mean: one picture for a clip that averages them, so that accuracies still count clips; each:
+    every frame is a separate picture."""
     lists: Path | None = None
-    """Folder of the official lists; None: wherever they are below the data folder."""
+    """Folder of the official lists; None: they are searched for below the data folder."""
     split_seed: int = 0
-    """Which clips or groups the splits by seed take for the test."""
+    """Seed of the splits random and groups."""
     test_share: float = 0.2
-    """Size of the test set in the splits by seed."""
+    """Share of the test set in the splits random and groups."""
     check: bool = True
-    """Refuse a set that has not the official 101 classes and 13,320 clips."""
+    """Refuse a dataset without the official 101 classes and 13,320 clips."""
 
     def __post_init__(self) -> None:
         within("frames", self.frames, 1, 64)
