@@ -76,7 +76,7 @@ def test_switching_small_pictures_off_leaves_what_is_not_ours(folder: Path) -> N
     part = f".{'3' * 24}.json.{'0' * 12}.part"  # what a killed process left
     for name in ("holiday.jpg", part):
         (small.folder / name).write_text("mine")
-    with pytest.raises(UserError, match="holds other things"):
+    with pytest.raises(UserError, match="holds files that clipcil did not write"):
         small.switch(False)
     assert [path.name for path in small.folder.iterdir()] == ["holiday.jpg"]
     (small.folder / "holiday.jpg").unlink()

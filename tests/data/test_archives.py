@@ -81,7 +81,7 @@ def test_damaged_archives(tmp_path: Path, how: str) -> None:
     ):
         path = tmp_path / f"cut{number}.tgz"
         path.write_bytes(content)
-        with pytest.raises(UserError, match="not a whole archive"):
+        with pytest.raises(UserError, match="not a complete archive"):
             unpack(path)
 
 

@@ -34,7 +34,7 @@ def test_names_are_cleaned(raw: str, options: dict[str, bool], said: str) -> Non
         ([], "no classes"),
         (["cat", ""], "class 1 has an empty name"),
         (["cat", "   "], "class 1 has an empty name"),
-        (["cat", "dog", "cat"], "'cat' stands there twice"),
+        (["cat", "dog", "cat"], "'cat' occurs twice"),
         (["Cat", "dog", "cat"], "'cat' and 'Cat' differ only in case"),
         (["cat", "\u200b"], "class 1 has an empty name"),
         (["cat", "cat\u200b"], "differ only in case, blanks or invisible letters"),
@@ -73,5 +73,5 @@ def test_unknown_datasets_and_options_name_the_nearest() -> None:
         open_dataset("cifar10")
     with pytest.raises(UserError, match=r"'splt'; did you mean 'split'\? \(dataset cub200\)"):
         open_dataset("cub200", None, {"splt": "random"})
-    with pytest.raises(UserError, match="nothing to choose"):
+    with pytest.raises(UserError, match="has no options"):
         open_dataset("emoji", None, {"split": "random"})

@@ -63,7 +63,7 @@ def test_what_is_wrong_is_said_in_one_line(tmp_path: Path) -> None:
     says(class_tree(tmp_path / "x", {"cat": 1}).parent, "there are no pictures in")
     tree = class_tree(tmp_path / "y", {"Cat": 2, "cat": 2})
     says(tree, "differ only in case")
-    says(class_tree(tmp_path / "z", {"a_b": 2, "a b": 2}), "stands there twice")
+    says(class_tree(tmp_path / "z", {"a_b": 2, "a b": 2}), "occurs twice")
     says(class_tree(tmp_path / "w", {"___": 2, "b": 2}), "empty name")
     says(class_tree(tmp_path / "v", {"a": 2}), "template", template="no place")
     says(tmp_path / "v", "test_share", test_share="1.5")

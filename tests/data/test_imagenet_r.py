@@ -58,7 +58,7 @@ def test_one_text_list_with_a_stray_line(tmp_path: Path) -> None:
     assert names(data, "train") == ALL[5:]
     assert names(data, "test") == ALL[:4]
     assert len(data.notes) == 2
-    assert "passed over 'n02106662/test_img_R.py'" in data.notes[0]
+    assert "skipped 'n02106662/test_img_R.py'" in data.notes[0]
     assert "1 pictures of the folder are in neither part" in data.notes[1]
 
 
@@ -82,7 +82,7 @@ def test_what_is_wrong_is_said_in_one_line(tmp_path: Path) -> None:
 
     wrong("names no train pictures", "nothing here")
     wrong("names no test pictures", "train", ALL[0])
-    wrong("stands before any line", ALL[0])
+    wrong("comes before any line", ALL[0])
     wrong(
         "1 test pictures are not there, the first is n01443537/art_99.jpg",
         "train",
@@ -90,7 +90,7 @@ def test_what_is_wrong_is_said_in_one_line(tmp_path: Path) -> None:
         "test",
         "n01443537/art_99.jpg",
     )
-    wrong("stands there twice", "train", ALL[0], ALL[0], "test", ALL[1])
+    wrong("occurs twice", "train", ALL[0], ALL[0], "test", ALL[1])
     wrong("1 pictures are in both parts", "train", ALL[0], "test", ALL[0])
     write_lines(home / "README.txt", ["n01443537 goldfish"])
     says("no name for the folder n01484850")

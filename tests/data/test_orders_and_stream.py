@@ -40,12 +40,12 @@ def test_orders_from_files(tmp_path: Path, text: str) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        (b"0\n1\n", "'c' (2) stands there 0 times"),
-        (b"0\n1\n1\n2\n", "'b' (1) stands there 2 times"),
+        (b"0\n1\n", "'c' (2) occurs 0 times"),
+        (b"0\n1\n1\n2\n", "'b' (1) occurs 2 times"),
         (b"0\n1\n3\n", "'3' is neither a class name nor an index below 3"),
         (b"0\n1\nzebra\n", "'zebra'"),
         (b"\xff\xfe\x00", "is not UTF-8 text"),
-        (b"", "'a' (0) stands there 0 times"),
+        (b"", "'a' (0) occurs 0 times"),
     ],
 )
 def test_wrong_order_files(tmp_path: Path, text: bytes, said: str) -> None:

@@ -242,7 +242,7 @@ def test_a_picture_in_memory_that_cannot_be_decoded_is_named(tmp_path: Path) -> 
     for broken, message in (
         (Image.open(file), "OSError"),
         (Image.new("RGB", (0, 5)), "no pixels"),
-        (np.zeros((0, 3)), "no picture"),
+        (np.zeros((0, 3)), "is not a picture"),
     ):
         with pytest.raises(UserError, match=message):
             data = Dataset.from_pictures("made", {"a": [broken], "b": [photo(1)]}, {"a": [photo(2)]})
