@@ -23,7 +23,7 @@ from clipcil.errors import UserError
 from clipcil.experiment import experiment as engine
 from clipcil.experiment import on_ray, workers
 from clipcil.experiment.bench import RESULTS, Finished, lines_of, read_log, run_grid, states_of
-from clipcil.experiment.folder import FinishedRuns
+from clipcil.experiment.folder import FinishedRuns, inputs
 from clipcil.experiment.grid import Planned, data_roots, plan
 from clipcil.experiment.spec import Grid
 from clipcil.files import InUseError
@@ -242,6 +242,69 @@ def test_a_file_that_has_changed_since_is_not_passed_over(
     for _ in range(2):  # a refused run has not made the old results those of the new files
         again = run_grid(plan(grid), grid.out)[0]
         assert first[0].result is not None and again.result is None and "another run" in str(again.error)
+
+
+def test_a_file_beside_the_pictures_is_no_reason_to_fail(
+    pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a file manager leaves there changes the folder and nothing of the run."""
+    own = tmp_path / "folder"
+    shutil.copytree(pictures, own)
+    grid = small_grid(own, tmp_path / "out", methods=("simplecil",), seeds=1)
+    run_grid(plan(grid), grid.out)
+    (own / ".DS_Store").write_text("icons")
+    done = counted(monkeypatch)
+    assert run_grid(plan(grid), grid.out)[0].result is not None and len(done) == 1
+    assert run_grid(plan(grid), grid.out)[0].result is not None and len(done) == 1, "looked at once"
+
+
+def test_a_run_killed_before_its_first_checkpoint_is_of_the_files_it_was_made_from(
+    pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    order = tmp_path / "order.txt"
+    order.write_text("\n".join(COLOURS))
+    grid = small_grid(pictures, tmp_path / "out", methods=("simplecil",), seeds=1, orders=(str(order),))
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(engine, "evaluate", interrupt)
+        run_grid(plan(grid), grid.out)
+    order.write_text("\n".join(reversed(COLOURS)))
+    (finished,) = run_grid(plan(grid), grid.out)
+    assert finished.result is not None and list(finished.result.values["per_class"]) == [*reversed(COLOURS)]
+    order.write_text("\n".join(COLOURS))
+    assert "another run" in run_grid(plan(grid), grid.out)[0].error
+
+
+def interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+def test_a_file_that_changes_while_a_run_goes_on_is_named_as_the_reason(
+    pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    order, real, told = tmp_path / "order.txt", engine.evaluate, []
+    order.write_text("\n".join(COLOURS))
+    grid = small_grid(pictures, tmp_path / "out", methods=("simplecil",), seeds=1, orders=(str(order),))
+
+    def evaluate(*given: Any) -> Any:
+        order.write_text("\n".join(reversed(COLOURS)))
+        return real(*given)
+
+    monkeypatch.setattr(engine, "evaluate", evaluate)
+    (finished,) = run_grid(plan(grid), grid.out, told.append)
+    assert finished.result is None and "FAILED: files that it names have changed since it was begun" in told[0]
+
+
+def test_lists_of_a_split_are_files_of_a_run(tmp_path: Path) -> None:
+    table = {"run": {"data": "imagenet-r", "order": "natural", "data_options": {}}, "method": {}}
+    assert inputs(table) == {}
+    split = tmp_path / "split.txt"
+    table["run"]["data_options"] = {"split_list": str(split), "split_seed": 0, "check": True}
+    assert inputs(table) == {}
+    seen = []
+    for text in ("train\n", "test\n"):
+        split.write_text(text)
+        seen.append(inputs(table))
+    assert seen[0].keys() == {"data_options.split_list"} and seen[0] != seen[1]
 
 
 def test_two_rows_that_are_the_same_run_are_run_once(

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -122,6 +123,76 @@ def test_experiments_side_by_side_are_those_alone(method: str, colours: Dataset,
         second.learn(other)
     assert all(torch.equal(value, state(first)[name]) for name, value in state(alone).items())
     assert any(not torch.equal(value, state(second)[name]) for name, value in state(alone).items())
+
+
+def test_a_task_of_another_experiment_is_refused(colours: Dataset, mini: CLIP) -> None:
+    """Its pictures would be encoded by the tower of the other one, which may be tuned."""
+    shared = Shared()
+    options = {"data": colours, "backbone": mini, "increment": 1, "shared": shared}
+    first, second = Experiment("simplecil", **options), Experiment("simplecil", **options, shots=1)
+    task = next(iter(first))
+    for _ in range(2):
+        with pytest.raises(UserError, match="this task is of another experiment"):
+            second.learn(task)
+        next(iter(second))
+    first.learn(replace(task, pictures=task.pictures[:1]))  # a part of its own
+    for own in second:
+        second.learn(own)
+    assert first.results.last == second.results.last == 100
+
+
+@contextmanager
+def in_double_precision() -> Iterator[None]:
+    torch.set_default_dtype(torch.float64)
+    try:
+        yield
+        assert torch.get_default_dtype() == torch.float64, "the caller's setting is the caller's"
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        in_double_precision,
+        torch.no_grad,
+        torch.inference_mode,
+        lambda: torch.autocast("cpu", dtype=torch.bfloat16),
+    ],
+)
+def test_what_a_notebook_has_set_changes_nothing(
+    setting: Callable[[], AbstractContextManager[None]], colours: Dataset, tiny_clip: CLIP
+) -> None:
+    def learn() -> tuple[dict[str, torch.Tensor], object]:
+        short = {"stage1.epochs": 1, "stage2.epochs": 1, "stage2.steps": 0}
+        experiment = Experiment("dmc-ot", data=colours, backbone=tiny_clip, increment=2, **short)
+        for task in experiment:
+            experiment.learn(task)
+        return dict(experiment.method.state_dict()), experiment.results.as_dict()
+
+    weights, numbers = learn()
+    with setting():
+        again, same = learn()
+    assert same == numbers and all(torch.equal(value, again[name]) for name, value in weights.items())
+
+
+def test_a_backbone_given_as_an_object_is_that_of_its_experiment_alone(colours: Dataset, mini: CLIP) -> None:
+    other, shared = mini.with_own_vision_tower(), Shared(backbones={"mini": mini})
+    first = Experiment("simplecil", data=colours, backbone=mini, shared=shared)
+    second = Experiment("simplecil", data=colours, backbone=other, shared=shared)  # of the same name
+    third = Experiment("simplecil", data=colours, backbone="mini", shared=shared)
+    assert first.method.clip is third.method.clip is mini and second.method.clip is other
+
+
+def test_the_features_of_a_task_that_has_ended_are_dropped(colours: Dataset, mini: CLIP) -> None:
+    data = replace(colours, test=colours.test.subset(torch.tensor([0, 2, 4])))  # no set that is a task's too
+    for shared, kept in ((None, 0), (Shared(), 3)):
+        experiment = Experiment("simplecil", data=data, backbone=mini, increment=1, shared=shared)
+        for task in experiment:
+            experiment.learn(task)
+        reader = experiment._ready().reader
+        train = {experiment.stream._train[index].key for index in range(3)}
+        assert len(train & reader._encoded.keys()) == kept and experiment.results.last == 100
 
 
 def test_a_folder_belongs_to_its_labels_templates_and_descriptions(

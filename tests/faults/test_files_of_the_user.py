@@ -197,7 +197,7 @@ def test_no_link_is_followed_by_sorting(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["classes.json", "model.pt2", "model.onnx", "classifier.safetensors"])
 def test_an_export_replaces_an_export_and_nothing_else(name: str, tmp_path: Path) -> None:
     (tmp_path / name).write_text('["mine"]')
-    with pytest.raises(UserError, match="no export of clipcil"):
+    with pytest.raises(UserError, match="not an export of clipcil"):
         _refuse_others_files(tmp_path)
     ours = {"classes": [], "temperature": 1.0, "preprocess": {}, "outputs": ""}
     write_json(tmp_path / "classes.json", ours)

@@ -138,12 +138,12 @@ def test_another_number_of_threads_is_said(tmp_path: Path, mini: clipcil.CLIP) -
     from clipcil.experiment.folder import write_start
 
     table = {"run": {"data": "emoji"}, "method": {}}
-    assert write_start(tmp_path, table, mini) == []
-    assert write_start(tmp_path, table, mini) == []
+    assert write_start(tmp_path, table, mini, {}) == []
+    assert write_start(tmp_path, table, mini, {}) == []
     told = json.loads((tmp_path / "environment.json").read_text())
     assert told["backbone"] == "mini" and told["fingerprint"] == mini.fingerprint
     (tmp_path / "environment.json").write_text(json.dumps({**told, "threads": 77}))
-    (line,) = write_start(tmp_path, table, mini)
+    (line,) = write_start(tmp_path, table, mini, {})
     assert "begun with 77 threads" in line and "OMP_NUM_THREADS=77" in line
 
 

@@ -81,3 +81,13 @@ def test_forward_and_backward_passes_of_training_flush_and_what_follows_does_not
 def test_other_threads_flush_once_they_are_started_so():
     done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True)
     assert int(done.stdout) == 2**20  # half of it without start_flushing_threads
+
+
+@needs_support
+def test_the_setting_is_found_whatever_the_default_precision_is() -> None:
+    torch.set_flush_denormal(True)
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert flushes_denormals()
+    finally:
+        torch.set_default_dtype(torch.float32)

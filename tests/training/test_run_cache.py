@@ -10,13 +10,16 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor, nn
 
 from clipcil.clip import CLIP, load_clip
 from clipcil.data.dataset import open_dataset
 from clipcil.data.reader import Reader
+from clipcil.errors import UserError
 from clipcil.experiment.experiment import Experiment, Shared
 from clipcil.methods.dmc import DMC
-from clipcil.run_cache import ABANDONED, RunCache
+from clipcil.run_cache import ABANDONED, MOST_BYTES, SIZE, RunCache
+from clipcil.training.loop import Session, Training
 from clipcil.training.own_random import own_random
 
 SAME = ("results.json", "matrix.csv", "predictions.csv", "steps.jsonl")
@@ -28,6 +31,15 @@ SHORT = {"stage1.epochs": 2, "stage2.epochs": 1, "stage2.steps": 0, "stage1.batc
 
 class Stopped(BaseException):
     """Stands for a kill."""
+
+
+class Halved(DMC):
+    """Somebody's variant of DMC, which scores pictures in another way."""
+
+    name, title, presets = "halved", "Halved", "dmc"
+
+    def encode(self, *given: Any) -> Tensor:
+        return super().encode(*given) / 2
 
 
 class Runner:
@@ -85,6 +97,29 @@ def test_a_backbone_of_another_shape_has_another_tower(tmp_path: Path, run: Runn
     assert other(tmp_path / "second", kept) == other(tmp_path / "alone", None) and kept.hits == 0
 
 
+def test_a_method_of_somebody_else_takes_nothing(tmp_path: Path, run: Runner) -> None:
+    """Its code is no part of the key: it would take the stages of DMC, and its own from before it was changed."""
+    kept = RunCache(tmp_path / "cache")
+    run(tmp_path / "ours", kept, "dmc")
+    assert run(tmp_path / "theirs", kept, Halved) == run(tmp_path / "alone", None, Halved) and kept.hits == 0
+
+
+def test_a_stage_depends_on_the_rate_of_each_group_and_on_the_number_of_rows(tmp_path: Path) -> None:
+    session = Session(run_cache=RunCache(tmp_path))
+
+    def trained(rate: float, rows: int = 4) -> list[float]:
+        torch.manual_seed(0)
+        one, two = nn.Parameter(torch.ones(1)), nn.Parameter(torch.ones(1))
+        groups = [{"params": [one], "lr": 0.1}, {"params": [two], "lr": rate}]
+        how = Training(epochs=1, batch_size=2)
+        session.fit("stage", groups, rows, lambda rows: (one * two * rows.float()).mean(), how, depends_on=["loss"])
+        return [float(one), float(two)]
+
+    first = trained(0.1)
+    assert trained(0.1) == first and session.run_cache.hits == 1  # type: ignore[union-attr]
+    assert trained(0.2)[1] < first[1] and trained(0.1, rows=8) != first
+
+
 def test_a_damaged_stage_is_trained_again(tmp_path: Path, run: Runner) -> None:
     kept = RunCache(tmp_path / "cache")
     plain = run(tmp_path / "cold", kept)
@@ -132,6 +167,20 @@ def test_features_of_a_shared_tower_are_computed_once(tmp_path: Path, run: Runne
     assert torch.equal(strange.open(pictures).features, expected.features)
 
 
+def test_features_have_the_same_bits_inside_and_outside_of_mixed_precision(tmp_path: Path, run: Runner) -> None:
+    kept, pictures = RunCache(tmp_path / "cache"), run.data.test
+
+    def features(dtype: torch.dtype | None) -> Tensor:
+        with torch.autocast("cpu", dtype=dtype, enabled=dtype is not None):
+            return Reader(run.clip, tmp_path / "pixels", run_cache=kept).open(pictures).features
+
+    expected = features(None)
+    assert torch.equal(features(torch.bfloat16), expected) and torch.equal(features(torch.float16), expected)
+    for path in (tmp_path / "cache").iterdir():
+        path.unlink()
+    assert torch.equal(features(torch.bfloat16), expected)
+
+
 def test_a_run_killed_after_a_cached_stage_resumes_to_the_same_bytes(
     tmp_path: Path, run: Runner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -162,6 +211,31 @@ def test_the_cache_stays_within_its_bound_and_drops_the_oldest(tmp_path: Path) -
     assert kept.load("large") is None
 
 
+def test_the_folder_is_not_listed_at_every_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A grid keeps thousands of small files, and listing them took a fifth of the time of a run."""
+    looks: list[int] = []
+    monkeypatch.setattr(RunCache, "_shrink", lambda self: looks.append(1))
+    kept = RunCache(tmp_path, most_bytes=64 * 4 * 3700)  # it looks once in about four files
+    for index in range(20):
+        kept.save(kept.key([str(index)]), {"a": torch.zeros(900)})
+    assert 4 <= len(looks) <= 6
+
+
+@pytest.mark.parametrize(("words", "size"), [(None, MOST_BYTES), ("", MOST_BYTES), ("20", 20 * 2**30), ("0.5", 2**29)])
+def test_the_bound_is_the_user_s(words: str | None, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(SIZE, raising=False)
+    if words is not None:
+        monkeypatch.setenv(SIZE, words)
+    assert RunCache.of_user().most_bytes == size
+
+
+@pytest.mark.parametrize("words", ["much", "0", "-1", "nan", "inf"])
+def test_a_bound_that_is_none_is_refused(words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(SIZE, words)
+    with pytest.raises(UserError, match=rf"CLIPCIL_STAGES_GIB is '{words}'; give"):
+        RunCache.of_user()
+
+
 def test_what_a_killed_process_left_half_written_is_deleted_and_what_is_being_written_is_not(tmp_path: Path) -> None:
     cache = RunCache(tmp_path)
     for name, age in (("0123456789ab", 2 * ABANDONED), ("ba9876543210", 0)):
@@ -184,6 +258,13 @@ def test_the_key_sees_every_bit_and_every_boundary(tmp_path: Path) -> None:
         [one, ""],
     ]
     assert len({kept.key(each) for each in given}) == len(given)
+
+
+def test_the_key_sees_the_processor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = RunCache(tmp_path)
+    before = kept.key(["a"])
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "ANOTHER")
+    assert kept.key(["a"]) != before
 
 
 def test_own_random_neither_takes_nor_leaves_a_trace() -> None:

@@ -85,7 +85,7 @@ class Reader:
         return result.to(self.device, non_blocking=True)
 
     def encoded(self, pictures: PictureSet, rows: Tensor, levels: bool = False) -> _Encoded:
-        """The set's feature table, with at least the blocks that hold `rows` filled by today's tower."""
+        """The set's feature table, with at least the blocks that hold `rows` filled by the current tower."""
         table = self._encoded.get(pictures.key)
         if table is None or table.version != self.clip.version:
             count, width = len(pictures), sum(self.clip.vision.level_sizes)
@@ -113,7 +113,7 @@ class Reader:
             return
         if self._tower[0] != self.clip.version:  # the weights are hashed once for each version
             self._tower = (self.clip.version, self.run_cache.key(self.clip.vision.state_dict().values()))
-        how = (self.clip.config, self.clip.preprocess.fingerprint, torch.is_autocast_enabled("cpu"))
+        how = (self.clip.config, self.clip.preprocess.fingerprint)
         key = self.run_cache.key(["features", self._tower[1], repr(how), pictures.key])
         found = (self.run_cache.load(key) or {}).get("features")
         if found is None or found.shape != table.features.shape or found.dtype != table.features.dtype:
@@ -124,13 +124,18 @@ class Reader:
 
     @torch.no_grad()
     def _encode(self, table: _Encoded, pictures: PictureSet, blocks: list[int]) -> None:
-        """Fill `blocks` of the table; where several processes work on a run, each encodes a share of them."""
+        """Fill `blocks` of the table; where several processes work on a run, each encodes a share of them.
+
+        Not in mixed precision, even where a loss asks for features in it: they stay for all who ask later.
+        """
         inside = [torch.arange(block * BLOCK, min((block + 1) * BLOCK, len(pictures))) for block in blocks]
         cuts = share_bounds(len(blocks))
         own = inside[cuts[rank()] : cuts[rank() + 1]]
         features, levels = [table.features[:0]], [table.levels[:0]]
         for done, rows in enumerate(own):
-            output = self.clip.vision(self.pixels(pictures, rows), class_only=True)
+            pixels = self.pixels(pictures, rows)
+            with torch.autocast(self.device.type, enabled=False):
+                output = self.clip.vision(pixels, class_only=True)
             features.append(output.features.float())
             levels.append(output.levels.float())
             self.counts.encoded += len(rows)
@@ -161,7 +166,7 @@ class Reader:
 
 
 class Pictures:
-    """A batch of pictures: rows of a set, bound to a reader. Nothing is decoded before it is asked for."""
+    """Pictures of a set that a reader decodes and encodes when their properties are read."""
 
     def __init__(self, reader: Reader, pictures: PictureSet, rows: Tensor, gate: Gate | None = None) -> None:
         self._reader, self._set, self._rows = reader, pictures, rows
@@ -176,8 +181,12 @@ class Pictures:
         rows = hashlib.sha256(self._rows.numpy().tobytes()).hexdigest()
         return f"{self._set.key}:{rows}:{self._reader.clip.preprocess.fingerprint}"
 
+    def of_one_task(self, other: Pictures) -> bool:
+        """Whether these and `other` are of one task, handed out once."""
+        return self._gate is other._gate
+
     def check(self) -> None:
-        """Refuse, where the task of these pictures has ended.
+        """Raise an error if the task of these pictures has ended.
 
         Raises:
             UserError: It has.
@@ -202,12 +211,12 @@ class Pictures:
 
     @property
     def pooled(self) -> Tensor:
-        """(B, width): what stands before the tower's last projection."""
+        """(B, width): the class token before the projection into the joint space."""
         return self.levels[:, -self._reader.clip.config.vision.width :]
 
     @property
     def levels(self) -> Tensor:
-        """(B, sum of the tower's `level_sizes`): the picture at several depths of the tower; ends with `pooled`."""
+        """(B, sum of the tower's `level_sizes`): features from several depths of the tower; they end with `pooled`."""
         return self._lookup(levels=True).levels[self._rows.to(self._reader.device)]
 
     def _lookup(self, levels: bool = False) -> _Encoded:

@@ -83,6 +83,9 @@ def run_grid(
 
     def end(each: Planned, error: str, state: str) -> None:
         result = known.find(each.folder, each.table) if not error else None
+        if result is None and not error:
+            error = "files that it names have changed since it was begun, or its results cannot be read; name another"
+            error += " folder with --out"
         ended[each.folder] = Finished(each, result, error)
         board.ended[each.folder] = "done" if result else "failed"
         log.add(each, result, error)

@@ -8,6 +8,8 @@ import signal
 import subprocess
 import sys
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from functools import cache
 from pathlib import Path
@@ -76,6 +78,21 @@ def make_fabric(device: str, precision: str, devices: int = 1, nodes: int = 1) -
         except (ValueError, RuntimeError, TypeError) as error:
             raise UserError(f"device '{device}' with precision '{precision}': {first_line(error)}") from error
     return fabric
+
+
+@contextmanager
+def usual_torch(device: torch.device) -> Iterator[None]:
+    """Compute inside as in a new process: in float32 by default, with gradients, without mixed precision on `device`.
+
+    A notebook may have set any of these for what else it does; its settings are back afterwards.
+    """
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float32)
+    try:
+        with torch.inference_mode(False), torch.autocast(device.type, enabled=False):
+            yield
+    finally:
+        torch.set_default_dtype(before)
 
 
 @cache

@@ -17,11 +17,20 @@ from clipcil.data.stream import Task, TaskStream
 from clipcil.distributed import barrier, from_first, name_lost_processes, rank
 from clipcil.errors import UserError
 from clipcil.experiment.checkpoint import CheckpointFolder, Loaded, SnapshotFolder, run_mark, sweep_run
-from clipcil.experiment.device import find_device, make_fabric
+from clipcil.experiment.device import find_device, make_fabric, usual_torch
 from clipcil.experiment.display import Display
 from clipcil.experiment.drift import copy_memory, measure_drift
 from clipcil.experiment.evaluate import Record, evaluate
-from clipcil.experiment.folder import check_installed, check_same, check_start, read_config, write_results, write_start
+from clipcil.experiment.folder import (
+    check_installed,
+    check_same,
+    check_start,
+    inputs,
+    read_config,
+    write_inputs,
+    write_results,
+    write_start,
+)
 from clipcil.experiment.loading import Parts, Shared, load_parts
 from clipcil.experiment.monitor import RunMonitor
 from clipcil.experiment.notebook import default_display
@@ -103,15 +112,14 @@ class Experiment:
         if not isinstance(settings, Mapping) or not all(isinstance(key, str) for key in settings):
             raise UserError("settings must be a mapping, such as {'beta': 0.2}")
         config = method_settings(spec, merge(nested(settings), nested(own)), preset, kind)
-        self._set_up(spec, config, kind, shared, data if isinstance(data, Dataset) else None)
-        if isinstance(backbone, CLIP):
-            self._shared.backbones[spec.backbone] = backbone
+        objects = (data if isinstance(data, Dataset) else None, backbone if isinstance(backbone, CLIP) else None)
+        self._set_up(spec, config, kind, shared, *objects)
 
     @classmethod
     def of(cls, spec: RunSpec, config: Any, shared: Shared | None = None) -> Experiment:
         """The experiment with these options and this config of its method."""
         experiment = cls.__new__(cls)
-        experiment._set_up(resolved(spec), config, find_method(spec.method), shared, None)
+        experiment._set_up(resolved(spec), config, find_method(spec.method), shared)
         return experiment
 
     @classmethod
@@ -147,15 +155,23 @@ class Experiment:
         return experiment
 
     def _set_up(
-        self, spec: RunSpec, config: Any, kind: type[Method], shared: Shared | None, dataset: Dataset | None
+        self,
+        spec: RunSpec,
+        config: Any,
+        kind: type[Method],
+        shared: Shared | None,
+        dataset: Dataset | None = None,
+        backbone: CLIP | None = None,
     ) -> None:
         self.spec, self.config = spec, config
         self._place = spec.data_root  # where the data is read from
-        self._kind, self._shared, self._dataset = kind, shared or Shared(), dataset
+        self._kind, self._shared = kind, shared or Shared(alone=True)
+        self._dataset, self._backbone = dataset, backbone  # where they were given as objects
         self._records: list[Record] = []
         self._drift: list[dict[str, float] | None] = []
         self._before: GaussianMemory | None = None
         self._unfinished: int | None = None  # a task whose learning was interrupted
+        self._task: Task | None = None  # the one handed out last
         self._random = OwnState()
         self._in_folder = False  # whether `run` has begun
         self._loaded: Parts | None = None
@@ -189,8 +205,14 @@ class Experiment:
     def __iter__(self) -> Iterator[Task]:
         """The tasks that are not learnt yet. A task's pictures cannot be read once the next task is asked for."""
         self._check_whole()
-        self._tasks = self.stream.tasks(len(self.method.sizes))  # kept: a task ends with the iterator it came from
+        # Kept: a task ends with the iterator it came from.
+        self._tasks = self._hand_out(self.stream.tasks(len(self.method.sizes)))
         return self._tasks
+
+    def _hand_out(self, tasks: Iterator[Task]) -> Iterator[Task]:
+        for task in tasks:
+            self._task = task
+            yield task
 
     def __repr__(self) -> str:
         what = f"{self._kind.title} on {self.spec.data}"
@@ -206,17 +228,19 @@ class Experiment:
             task: The next task, from iterating over the experiment.
 
         Raises:
-            UserError: It is not the next task, or it has ended.
+            UserError: It is not the next task, or it has ended, or it is of another experiment.
         """
         learner, monitor = self._ready().learner, self._monitor
         self._check_whole()
         learner.check(task)
+        if self._task is None or not task.pictures.of_one_task(self._task.pictures):
+            raise UserError("this task is of another experiment; learn the tasks that iterating over this one gives")
         if learner.method.sizes:
             self.evaluate()
         monitor.task = task.index
         self._before = copy_memory(learner.method)
         self._unfinished = task.index
-        with monitor.phase("learning"), self._random.active():
+        with monitor.phase("learning"), usual_torch(learner.session.device), self._random.active():
             learner.learn(task)
         self._unfinished = None
 
@@ -235,9 +259,9 @@ class Experiment:
         if newest < 0:
             raise UserError("no task is learnt yet; learn one before evaluating")
         if len(self._records) <= newest:
-            with monitor.phase("evaluation"):
+            with monitor.phase("evaluation"), usual_torch(method.device):
                 record = evaluate(method, stream, newest, self.spec.test_sample)
-            with monitor.phase("drift"):
+            with monitor.phase("drift"), usual_torch(method.device):
                 before = self._before
                 drift = measure_drift(before, method, stream, newest) if before is not None else None
             self._records.append(record)  # both or, where one was interrupted, neither
@@ -290,8 +314,9 @@ class Experiment:
         checkpoints, snapshots.mark = CheckpointFolder(folder / "checkpoint", belongs), run_mark(belongs)
         kept = checkpoints.newest(display.tell) if resume else None
         snapshots.clear(keep=kept.tasks if kept else 0 if resume else None)
+        made_from = inputs(self.table)
         # Only now: a run that could not begin has claimed nothing.
-        for note in (*write_start(folder, self.table, self.method.clip), *ready.notes):
+        for note in (*write_start(folder, self.table, self.method.clip, made_from), *ready.notes):
             display.tell(note)
         kept = from_first(kept)
         if kept is not None:
@@ -309,6 +334,7 @@ class Experiment:
                 display.row(_row(results, time.perf_counter() - started), HEADER)
             self._monitor.cut_log()
             write_results(folder, self.results, ready.stream, self._monitor)
+            write_inputs(folder, made_from, restored=kept is not None)
             barrier()
             return self.results
         finally:
@@ -333,7 +359,7 @@ class Experiment:
         return {**facts, "log_size": monitor.log_size, "seconds": monitor.seconds}
 
     def _restore(self, kept: Loaded) -> None:
-        with self._random.active():
+        with usual_torch(self.method.device), self._random.active():
             CheckpointFolder.restore(kept, self.method)
         facts: _Kept = typed(kept.facts, _Kept)
         if not len(facts.records) == len(facts.drift) == kept.tasks:
@@ -370,10 +396,16 @@ class Experiment:
         if self._loaded is None:
             monitor = monitor or RunMonitor(None, default_display(), None)
             self.launch()
-            session = Session(self._fabric, monitor, self._shared.run_cache)
-            with monitor.phase("loading"), on_behalf_of_a_folder(self._named), self._random.active():
-                spec = replace(self.spec, data_root=self._place)
-                self._loaded = load_parts(spec, self.config, self._kind, session, self._shared, self._dataset)
+            ours = self._kind.__module__.startswith("clipcil.")  # a cached stage is found by our code, not by others'
+            session = Session(self._fabric, monitor, self._shared.run_cache if ours else None)
+            with (
+                monitor.phase("loading"),
+                on_behalf_of_a_folder(self._named),
+                usual_torch(session.device),
+                self._random.active(),
+            ):
+                spec, given = replace(self.spec, data_root=self._place), (self._dataset, self._backbone)
+                self._loaded = load_parts(spec, self.config, self._kind, session, self._shared, *given)
             self._loaded.reader.on_progress = monitor.display.progress
             self._monitor = monitor
         return self._loaded

@@ -74,15 +74,15 @@ def check_same(folder: Path, found: dict[str, Any], asked: dict[str, Any]) -> No
         raise UserError(f"{folder} holds another run ({difference}); name another folder with --out")
 
 
-def write_start(folder: Path, table: dict[str, Any], clip: CLIP) -> list[str]:
-    """Claim the folder for this run; returns what a person should know about it."""
+def write_start(folder: Path, table: dict[str, Any], clip: CLIP, made_from: dict[str, str]) -> list[str]:
+    """Claim the folder for this run; `made_from` are its `inputs`. Returns what a person should know about it."""
     if not (folder / "config.toml").exists():
         write_toml(folder / "config.toml", table)
-    now = {**environment(), "backbone": clip.pinned, "fingerprint": clip.fingerprint, "inputs": inputs(table)}
+    now = {**environment(), "backbone": clip.pinned, "fingerprint": clip.fingerprint, "inputs": made_from}
     try:
         kept = read_json(folder / "environment.json")
         before = kept["threads"]
-        now["inputs"] = kept.get("inputs", now["inputs"])  # those that it was begun with: it may be refused with others
+        now["inputs"] = kept.get("inputs", now["inputs"])  # of the results that are there, until this run has ended
     except (UserError, LookupError, TypeError, AttributeError):
         before = now["threads"]
     write_json(folder / "environment.json", now)
@@ -102,6 +102,29 @@ def write_results(folder: Path, results: Results, stream: TaskStream, monitor: R
     finished = datetime.date.today().isoformat()
     write_json(folder / "timing.json", {"seconds": seconds, "peak_megabytes": peak_megabytes(), "finished": finished})
     write_json(folder / "results.json", results.as_dict())  # last: its presence says that the run is complete
+
+
+def write_inputs(folder: Path, made_from: dict[str, str], restored: bool) -> None:
+    """Say which files the results in `folder` were made from, once they are there.
+
+    They may be others than those it was begun with: it was killed before its first checkpoint, or what has changed
+    since is nothing that its checkpoints depend on, such as a file beside the pictures.
+
+    Args:
+        folder: The run.
+        made_from: What `inputs` returned when it began or continued.
+        restored: Whether it continued from a checkpoint. A checkpoint is compared with class order and pictures
+            themselves, but not with all that a backbone's folder holds.
+    """
+    try:
+        kept = read_json(folder / "environment.json")
+        before = kept["inputs"]
+        compared = [key for key in made_from if key in ("order", "data_root") or key.startswith("data_options.")]
+        now = {**before, **{key: made_from[key] for key in compared}} if restored else made_from
+    except (UserError, LookupError, TypeError):  # taken away while it ran
+        return
+    if now != before:
+        write_json(folder / "environment.json", {**kept, "inputs": now})
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -135,8 +158,10 @@ def finished_run(folder: Path, table: dict[str, Any]) -> RunResult | None:
 
 def inputs(table: dict[str, Any]) -> dict[str, str]:
     """A digest of every file and folder that the options and settings name and that is there: an order, descriptions,
-    weights, pictures of one's own."""
+    lists of a split, weights, pictures of one's own."""
     run, named = table["run"], {key: value for key, value in table["method"].items() if is_file(value)}
+    options = run.get("data_options", {})
+    named |= {f"data_options.{key}": value for key, value in options.items() if is_file(value)}
     named |= {"order": run["order"]} if is_file(run.get("order")) else {}
     named |= {"backbone": run["backbone"]} if run.get("backbone", "mini") != "mini" else {}
     named |= {"data_root": run["data_root"]} if run["data"] in ANYTHING and run.get("data_root") else {}

@@ -32,6 +32,8 @@ class Shared:
     run_cache: RunCache | None = None
     """Where trained stages, and the features of the towers they trained, are kept for runs that differ only in what
     comes after them."""
+    alone: bool = False
+    """Of one experiment: the features of a task's training pictures are dropped when it ends."""
 
 
 @dataclass
@@ -46,10 +48,17 @@ class Parts:
 
 
 def load_parts(
-    spec: RunSpec, config: Any, kind: type[Method], session: Session, shared: Shared, dataset: Dataset | None
+    spec: RunSpec,
+    config: Any,
+    kind: type[Method],
+    session: Session,
+    shared: Shared,
+    dataset: Dataset | None,
+    backbone: CLIP | None,
 ) -> Parts:
-    """Load what `spec` names; `dataset` is taken instead of the one by name where it is given."""
-    learner = Learner(kind, config, _backbone(spec.backbone, shared), session, spec.seed)
+    """Load what `spec` names; `dataset` and `backbone` are taken instead of those by name where they are given."""
+    clip = _backbone(spec.backbone, shared) if backbone is None else backbone
+    learner = Learner(kind, config, clip, session, spec.seed)
     dataset, notes = _open(spec, shared, dataset)
     if spec.hold_out is not None:
         dataset = dataset.hold_out(spec.hold_out, spec.seed)
@@ -61,9 +70,10 @@ def load_parts(
     if kind.tunes_tower:
         reader = Reader(clip, cache_folder(), session.device, run_cache=session.run_cache)
     else:
-        reader = shared.readers.get(spec.backbone) or Reader(clip, cache_folder(), session.device, shared=True)
+        several = not shared.alone
+        reader = shared.readers.get(spec.backbone) or Reader(clip, cache_folder(), session.device, shared=several)
         if reader.clip is not clip or reader.device != session.device:  # the same name for another backbone
-            reader = Reader(clip, cache_folder(), session.device, shared=True)
+            reader = Reader(clip, cache_folder(), session.device, shared=several)
         shared.readers[spec.backbone] = reader
         reader.make_room()
     order = class_order(spec.order, dataset.classes)

@@ -17,19 +17,19 @@ from clipcil.experiment.grid import Planned
 from clipcil.experiment.loading import Shared
 from clipcil.experiment.spec import Grid
 from clipcil.experiment.workers import ATTEMPTS, Ended, attempt
-from clipcil.files import InUseError, cache_folder
-from clipcil.run_cache import RunCache
+from clipcil.files import InUseError
+from clipcil.run_cache import SIZE, RunCache
 
 PATIENCE = 120
 """Seconds that a run waits for the process before it, on a machine that was lost, to let go of its folder."""
-ENVIRONMENT = ("CLIPCIL_CACHE", "OMP_WAIT_POLICY", "HF_HOME", "HF_HUB_OFFLINE")
+ENVIRONMENT = ("CLIPCIL_CACHE", SIZE, "OMP_WAIT_POLICY", "HF_HOME", "HF_HUB_OFFLINE")
 """Environment variables that a worker is given as they are here."""
 
 
 @cache
 def _shared() -> Shared:
     """What the runs that follow each other in one worker process share."""
-    return Shared(run_cache=RunCache(cache_folder() / "stages"))
+    return Shared(run_cache=RunCache.of_user())
 
 
 def on_ray(todo: Sequence[Planned], grid: Grid) -> Generator[Ended]:

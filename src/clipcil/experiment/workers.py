@@ -18,7 +18,7 @@ from clipcil.experiment.experiment import Experiment
 from clipcil.experiment.folder import ERROR
 from clipcil.experiment.grid import Planned
 from clipcil.experiment.loading import Shared
-from clipcil.files import cache_folder, write_text
+from clipcil.files import write_text
 from clipcil.run_cache import RunCache
 from clipcil.training.denormals import start_flushing_threads
 from clipcil.training.freed_memory import keep_freed_memory
@@ -54,13 +54,14 @@ def attempt(planned: Planned, shared: Shared, display: Display, raises: type[Use
 
 def in_this_process(todo: Iterable[Planned], make_display: Callable[[], Display] = Display) -> Generator[Ended]:
     """One run after the other; backbones, datasets and features of towers that are not tuned are shared."""
-    shared = Shared(run_cache=RunCache(cache_folder() / "stages"))
+    shared = Shared(run_cache=RunCache.of_user())
     for each in todo:
         yield each, attempt(each, shared, make_display())
 
 
 def in_processes(todo: Sequence[Planned], jobs: int, tell: Callable[[str], None]) -> Generator[Ended]:
     """`jobs` runs at a time, each in a process with one thread. A run whose process dies is continued by another."""
+    RunCache.of_user()  # a bound that is no number is refused here, not in every process
     waiting, begun = deque(todo), dict.fromkeys((each.folder for each in todo), 0)
     idle: list[_Process] = []
     busy: dict[Any, _Process] = {}
@@ -128,7 +129,7 @@ def _serve(pipe: Connection) -> None:
     """The loop of a worker process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches every process of a terminal; the first one decides
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    shared = Shared(run_cache=RunCache(cache_folder() / "stages"))
+    shared = Shared(run_cache=RunCache.of_user())
     while True:
         try:
             planned = pipe.recv()

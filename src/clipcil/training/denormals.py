@@ -35,4 +35,4 @@ def start_flushing_threads() -> None:
 
 def flushes_denormals() -> bool:
     """Whether this thread rounds such results to 0 now."""
-    return float(torch.tensor(torch.finfo(torch.float32).tiny) / 2) == 0
+    return float(torch.tensor(torch.finfo(torch.float32).tiny, dtype=torch.float32) / 2) == 0

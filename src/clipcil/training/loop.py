@@ -187,7 +187,7 @@ class Session:
                     f"the snapshot of stage '{stage}' does not fit it; delete checkpoint/stages-*"
                 ) from error
             first = snapshot.epoch
-        key = "" if depends_on is None or first else self._key(trained, how, depends_on)
+        key = "" if depends_on is None or first else self._key(groups, count, how, depends_on)
         if key and self._replay(key, stage, trained, optimizer, how, steps):
             first = how.epochs
         losses: list[Tensor] = []
@@ -220,12 +220,15 @@ class Session:
             parameter.requires_grad_(False)
             parameter.grad = None
 
-    def _key(self, trained: list[nn.Parameter], how: Training, depends_on: Sequence[Given]) -> str:
+    def _key(self, groups: list[dict[str, Any]], count: int, how: Training, depends_on: Sequence[Given]) -> str:
         """The key of a stage in the cache; empty where there is no cache, or where several processes train together."""
         if self.run_cache is None or self.device.type != "cpu" or world_size() > 1 or not how.epochs:
             return ""
         precision = str(self.fabric._precision.precision) if self.fabric is not None else ""
-        return self.run_cache.key([repr(how), precision, torch.get_rng_state(), *trained, *depends_on])
+        rates = [(len(group["params"]), group["lr"]) for group in groups]
+        trained = [parameter for group in groups for parameter in group["params"]]
+        words = (repr(how), repr((count, rates)), precision)
+        return self.run_cache.key([*words, torch.get_rng_state(), *trained, *depends_on])
 
     def _replay(
         self, key: str, stage: str, trained: list[nn.Parameter], optimizer: Any, how: Training, steps: int
