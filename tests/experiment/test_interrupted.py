@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from clipcil.clip import CLIP
 from clipcil.data.dataset import Dataset
 from clipcil.data.stream import Task
 from clipcil.errors import UserError
+from clipcil.experiment.device import usual_torch
 from clipcil.experiment.experiment import Experiment
 from clipcil.experiment.loading import Shared
 from clipcil.methods.simplecil import SimpleCIL
@@ -174,6 +175,22 @@ def test_what_a_notebook_has_set_changes_nothing(
     with setting():
         again, same = learn()
     assert same == numbers and all(torch.equal(value, again[name]) for name, value in weights.items())
+
+
+@pytest.mark.parametrize("in_a_notebook", [False, True])
+def test_mixed_precision_sees_the_weights_of_every_step(in_a_notebook: bool) -> None:
+    """Torch keeps what it has cast until the outermost block of mixed precision ends."""
+    weight, seen = torch.nn.Parameter(torch.ones(4, 4)), []
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=True) if in_a_notebook else nullcontext():
+        with usual_torch(torch.device("cpu")):
+            assert (torch.ones(4, 4) @ weight).dtype == torch.float32
+            for _ in range(2):
+                with torch.autocast("cpu", dtype=torch.bfloat16):
+                    seen.append(float((torch.ones(4, 4) @ weight)[0, 0].detach()))
+                with torch.no_grad():
+                    weight.add_(1)
+        half = (torch.ones(4, 4) @ weight).dtype == torch.bfloat16
+    assert seen == [4, 8] and half is in_a_notebook and torch.is_autocast_cache_enabled()
 
 
 def test_a_backbone_given_as_an_object_is_that_of_its_experiment_alone(colours: Dataset, mini: CLIP) -> None:

@@ -86,12 +86,18 @@ def usual_torch(device: torch.device) -> Iterator[None]:
 
     A notebook may have set any of these for what else it does; its settings are back afterwards.
     """
-    before = torch.get_default_dtype()
+    before, mixed = torch.get_default_dtype(), torch.is_autocast_enabled(device.type)
+    cached = torch.is_autocast_cache_enabled()
     torch.set_default_dtype(torch.float32)
+    # Not by `torch.autocast`: weights that a block inside casts would be kept until this one ends, trained or not.
+    torch.set_autocast_enabled(device.type, False)
+    torch.set_autocast_cache_enabled(cached and not mixed)
     try:
-        with torch.inference_mode(False), torch.autocast(device.type, enabled=False):
+        with torch.inference_mode(False):
             yield
     finally:
+        torch.set_autocast_cache_enabled(cached)
+        torch.set_autocast_enabled(device.type, mixed)
         torch.set_default_dtype(before)
 
 
