@@ -26,7 +26,7 @@ SNAPSHOT_SHARE = 0.05
 
 
 class RunMonitor(Monitor):
-    """The monitor of one run. Losses stay on the device until an epoch ends: a step never waits for them.
+    """The monitor of one run. Losses stay on the device until the log is written: a step never waits for them.
 
     A stage has a snapshot when it ends, and after its epochs; where an epoch takes less time than writing one, after
     some of them. What a killed run has to train again is then at most about 20 times what a snapshot takes.
