@@ -63,7 +63,7 @@ class Fold:
             seen[label] += 1
             if seen[label] <= share and counts[label] > 1:
                 chosen.append(row)
-        self.looked_at = torch.tensor(chosen)
+        self.left_out_rows = torch.tensor(chosen)
 
     def rows(self, depths: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Unit features of these depths side by side, of the pictures to learn and of those held out; centred."""
@@ -87,7 +87,7 @@ def heads(fold: Fold) -> Iterator[tuple[str, float]]:
     names |= {(last,): "before the projection", tuple(range(last + 1)): "all depths"}
     for depths, name in names.items():
         train, held = fold.rows(depths)
-        discriminant = fit_discriminant(train, labels, fold.classes, fold.looked_at)
+        discriminant = fit_discriminant(train, labels, fold.classes, fold.left_out_rows)
         first = apply(discriminant.weight, discriminant.bias, held)
         yield f"linear discriminant | {name}", fold.accuracy(first)
         if name not in ("before the projection", "all depths"):
@@ -100,7 +100,7 @@ def heads(fold: Fold) -> Iterator[tuple[str, float]]:
             )
         for count in RANDOM:
             expand = expansion(train, count)
-            ridge = fit_ridge(expand(train), labels, fold.classes, fold.looked_at)
+            ridge = fit_ridge(expand(train), labels, fold.classes, fold.left_out_rows)
             second = apply(ridge.weight, ridge.bias, expand(held))
             yield f"regression with {count:,} random features | {name}", fold.accuracy(second)
             yield f"both, mixed ({count:,}) | {name}", fold.accuracy(mixed(discriminant, ridge, fold, first, second))
@@ -133,7 +133,7 @@ def quadratic(train: Tensor, labels: Tensor, held: Tensor, classes: int, ridge: 
 
 def mixed(discriminant: Discriminant, ridge: Head, fold: Fold, first: Tensor, second: Tensor) -> Tensor:
     """The sum of both heads' scores, weighted as their left-out scores say."""
-    weights = mix([discriminant.left_out, ridge.left_out], fold.train.labels[fold.looked_at])
+    weights = mix([discriminant.left_out, ridge.left_out], fold.train.labels[fold.left_out_rows])
     return weights[0] * first + weights[1] * second
 
 

@@ -33,7 +33,7 @@ class Background(NamedTuple):
         return cls(roots[:, None] * torch.linalg.inv(inner) * roots / spread, spread)
 
     def left_out(self, head: Discriminant, total: int) -> Tensor:
-        """(R,): ‖x‖²_{A₀} of the looked-at rows of `head`, each without itself; `total` rows were fitted."""
+        """(R,): ‖x‖²_{A₀} of the `left_out_rows` of `head`, each without itself; `total` rows were fitted."""
         scores = head.inputs @ head.weight
         h = (head.norms - ((scores @ self.matrix) * scores).sum(1)) / self.spread
         a = total / max(1, total - 1)

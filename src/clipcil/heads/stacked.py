@@ -26,7 +26,7 @@ class Head(NamedTuple):
     weight: Tensor
     bias: Tensor
     left_out: Tensor
-    """(R, C): the scores of the looked-at rows by the head fitted without them, each row without itself alone."""
+    """(R, C): leave-one-out scores: each of the `left_out_rows` scored by the head fitted to all rows but that one."""
     penalty: float
     """The penalty that was chosen."""
 
@@ -41,13 +41,13 @@ class Discriminant(NamedTuple):
     means: Tensor
     """(C, D) float64: the class means."""
     inputs: Tensor
-    """(R, D) float64: the looked-at rows."""
+    """(R, D) float64: the `left_out_rows`."""
     norms: Tensor
-    """(R,): ‖x‖²_A of the looked-at rows, which are not left out here."""
+    """(R,): ‖x‖²_A of the `left_out_rows`, with A fitted to all rows."""
 
 
 def fit_discriminant(
-    rows: Tensor, labels: Tensor, classes: int, looked_at: Tensor, shrinkages: Sequence[float] = SHRINKAGES
+    rows: Tensor, labels: Tensor, classes: int, left_out_rows: Tensor, shrinkages: Sequence[float] = SHRINKAGES
 ) -> Discriminant:
     """Linear discriminant analysis with equal priors, its ridge chosen by leave-one-out.
 
@@ -62,7 +62,7 @@ def fit_discriminant(
         rows: (N, D) features; every class has at least one.
         labels: (N,) int64.
         classes: C.
-        looked_at: (R,) places of the rows whose leave-one-out scores are wanted; their classes have two rows or more.
+        left_out_rows: (R,) indices of the rows to compute leave-one-out scores of; their classes have two rows or more.
         shrinkages: What r may be, as shares of tr(S)/D. The one with the likeliest left-out pictures is taken.
 
     Example:
@@ -80,8 +80,8 @@ def fit_discriminant(
     if not level > 0:  # one picture a class: the nearest mean
         scatter, level = torch.eye(len(scatter)).to(scatter), scatter.new_ones(())
     values, basis = torch.linalg.eigh(scatter)
-    x, m = rows[looked_at].double() @ basis, means @ basis
-    own = labels[looked_at]
+    x, m = rows[left_out_rows].double() @ basis, means @ basis
+    own = labels[left_out_rows]
     z, a = x - m[own], (counts / (counts - 1))[own]
     spread = max(1, len(rows) - classes)
 
@@ -99,11 +99,12 @@ def fit_discriminant(
     ridge, scores = _likeliest(left_out, shrinkages, own)
     metric = spread / (values.clamp(min=0) + ridge * level)
     weight, bias = basis @ (metric[:, None] * m.T), -0.5 * (metric * m.square()).sum(1)
-    return Discriminant(weight, bias, scores, ridge, means, rows[looked_at].double(), (metric * x.square()).sum(1))
+    inputs, norms = rows[left_out_rows].double(), (metric * x.square()).sum(1)
+    return Discriminant(weight, bias, scores, ridge, means, inputs, norms)
 
 
 def fit_ridge(
-    features: Tensor, labels: Tensor, classes: int, looked_at: Tensor, penalties: Sequence[float] = PENALTIES
+    features: Tensor, labels: Tensor, classes: int, left_out_rows: Tensor, penalties: Sequence[float] = PENALTIES
 ) -> Head:
     """Ridge regression onto the classes' indicators, every class weighing the same, its penalty by leave-one-out.
 
@@ -128,18 +129,18 @@ def fit_ridge(
     centre = sums.sum(0) / len(labels)  # Σ w = n
     scaled = (features - centre.to(features)) * weights.sqrt()[labels, None].to(features)
     level = (scaled.square().sum(dtype=torch.float64) / scaled.shape[1]).clamp(min=1e-30)
-    own, few = labels[looked_at], len(scaled) < scaled.shape[1]
-    seen, indicator = features[looked_at].double() - centre, one_hot(own, classes).double()
+    own, few = labels[left_out_rows], len(scaled) < scaled.shape[1]
+    seen, indicator = features[left_out_rows].double() - centre, one_hot(own, classes).double()
     products = (scaled @ scaled.T if few else scaled.T @ scaled).double()
     if few:
         targets = one_hot(labels, classes) * weights.sqrt()[labels, None]  # (N, C)
-        columns = torch.eye(len(scaled)).to(products)[:, looked_at]
+        columns = torch.eye(len(scaled)).to(products)[:, left_out_rows]
     else:
         targets = (sums - (counts * weights)[:, None] * centre).T  # (F, C)
         columns = seen.T
 
     def solve(penalty: float) -> tuple[Tensor, Tensor]:
-        """The weight (F, C), and w ‖φ − φ̄‖²_B (R,) of the looked-at rows."""
+        """The weight (F, C), and w ‖φ − φ̄‖²_B (R,) of the `left_out_rows`."""
         ridge = penalty * level
         factor = torch.linalg.cholesky(products + ridge * torch.eye(len(products)).to(products))
         solution = torch.cholesky_solve(targets, factor)

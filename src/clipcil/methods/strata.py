@@ -39,13 +39,14 @@ class StrataConfig:
     2,048 and 4,096 gave 68.3, 69.0 and 69.4 %; the work grows with their square."""
     rows_per_dim: int = 2
     """A class keeps the features of at most this many pictures for each dimension of the joint space."""
-    looked_at: int = 1500
-    """Number of stored pictures, equally many of each class, whose leave-one-out scores decide the choices."""
+    leave_one_out_rows: int = 1500
+    """Number of stored pictures, equally many of each class, on whose leave-one-out scores the ridge parameters and the
+    weights of the heads are chosen."""
 
     def __post_init__(self) -> None:
         within("random_features", self.random_features, 1)
         within("rows_per_dim", self.rows_per_dim, 1)
-        within("looked_at", self.looked_at, 1)
+        within("leave_one_out_rows", self.leave_one_out_rows, 1)
 
 
 @register
@@ -141,22 +142,22 @@ class Strata(Method):
         rows = rows - self.centre
         deviation = rows.square().mean(0).sqrt().clamp(min=1e-6)
         self.scale = 1 / (deviation * len(deviation) ** 0.5)
-        looked_at = self.choose_rows(labels)
-        discriminant = fit_discriminant(rows, labels, self.seen, looked_at)
-        ridge = fit_ridge(self.expand(rows), labels, self.seen, looked_at)
+        left_out_rows = self.choose_rows(labels)
+        discriminant = fit_discriminant(rows, labels, self.seen, left_out_rows)
+        ridge = fit_ridge(self.expand(rows), labels, self.seen, left_out_rows)
         self.discriminant, self.ridge = as_rows(discriminant).to(rows), as_rows(ridge).to(rows)
         self.penalties = torch.tensor([discriminant.penalty, ridge.penalty]).to(self.penalties)
         self.weights = torch.ones_like(self.weights)
         if self.seen > 1:
-            self.weights = self.choose_weights(rows, discriminant.left_out, ridge.left_out, looked_at).to(rows)
+            self.weights = self.choose_weights(rows, discriminant.left_out, ridge.left_out, left_out_rows).to(rows)
         self.background = Background.of(discriminant, self.memory.counts).matrix.to(self.background)
 
-    def choose_weights(self, rows: Tensor, discriminant: Tensor, ridge: Tensor, looked_at: Tensor) -> Tensor:
+    def choose_weights(self, rows: Tensor, discriminant: Tensor, ridge: Tensor, left_out_rows: Tensor) -> Tensor:
         """(3,): the weights that make the left-out pictures likeliest. With one picture per class none can be left out;
         then the scores of the three get the same spread over the memory, which is also where `mix` starts."""
-        if len(looked_at):
-            texts = self.kept_text_scores(rows[looked_at])
-            return mix([discriminant, ridge, texts.double()], self.memory.labels[looked_at])
+        if len(left_out_rows):
+            texts = self.kept_text_scores(rows[left_out_rows])
+            return mix([discriminant, ridge, texts.double()], self.memory.labels[left_out_rows])
         kept = rows + self.centre
         tables = (self.discriminant_scores(kept), self.ridge_scores(kept), self.kept_text_scores(rows))
         return 1 / spreads(tables)
@@ -175,7 +176,7 @@ class Strata(Method):
         is scored like any other picture.
         """
         logits, strange = self.logits(batch), self.novelty(batch)
-        alone, kept, looked_at = self.find_learnt(batch, labels)
+        alone, kept, left_out_rows = self.find_learnt(batch, labels)
         if len(alone):
             logits[alone, labels[alone]] = logits[alone].amin(1) - 1
             if self.seen > 1:
@@ -185,12 +186,13 @@ class Strata(Method):
         if len(kept):
             rows, own = self.memory.rows() - self.centre, self.memory.labels
             first, second = self.penalties.tolist()
-            head = fit_discriminant(rows, own, self.seen, looked_at, [first])
+            head = fit_discriminant(rows, own, self.seen, left_out_rows, [first])
             everything = Background.of(head, self.memory.counts).left_out(head, len(rows))
             strange[kept] = (-2 * head.left_out.amax(1) - everything).to(strange)
             if self.seen > 1:
-                ridge = fit_ridge(self.expand(rows), own, self.seen, looked_at, [second])
-                scores = torch.stack([head.left_out, ridge.left_out, self.kept_text_scores(rows[looked_at]).double()])
+                ridge = fit_ridge(self.expand(rows), own, self.seen, left_out_rows, [second])
+                texts = self.kept_text_scores(rows[left_out_rows]).double()
+                scores = torch.stack([head.left_out, ridge.left_out, texts])
                 logits[kept] = torch.einsum("h,hbc->bc", self.weights.double(), scores).to(logits)
         return logits, strange
 
@@ -206,7 +208,7 @@ class Strata(Method):
         sample."""
         counts = self.memory.counts
         place = torch.arange(len(labels), device=labels.device) - (counts.cumsum(0) - counts)[labels]
-        share = max(1, self.config.looked_at // self.seen)
+        share = max(1, self.config.leave_one_out_rows // self.seen)
         return torch.nonzero((place < share) & (counts[labels] > 1)).flatten()
 
 
