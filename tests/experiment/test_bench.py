@@ -20,9 +20,9 @@ from clipcil import cluster
 from clipcil.cli import main
 from clipcil.data.dataset import open_dataset, own_folder
 from clipcil.errors import UserError
-from clipcil.experiment import experiment as engine
-from clipcil.experiment import on_ray, workers
+from clipcil.experiment import on_ray, task_loop, workers
 from clipcil.experiment.bench import RESULTS, Finished, lines_of, read_log, run_grid, states_of
+from clipcil.experiment.experiment import Experiment
 from clipcil.experiment.folder import FinishedRuns, inputs
 from clipcil.experiment.grid import Planned, data_roots, plan
 from clipcil.experiment.spec import Grid
@@ -60,15 +60,15 @@ def small_grid(pictures: Path, out: Path, **changes: Any) -> Grid:
 
 def counted(monkeypatch: pytest.MonkeyPatch, before: Any = None) -> list[str]:
     """The folders of the runs that are really run from now on."""
-    real, folders = engine.Experiment.run, []
+    real, folders = Experiment.run, []
 
-    def run(self: engine.Experiment, folder: Path, **more: Any) -> Any:
+    def run(self: Experiment, folder: Path, **more: Any) -> Any:
         folders.append(folder.name)
         if before is not None:
             before(self.spec, len(folders))
         return real(self, folder, **more)
 
-    monkeypatch.setattr(engine.Experiment, "run", run)
+    monkeypatch.setattr(Experiment, "run", run)
     return folders
 
 
@@ -78,7 +78,7 @@ def test_a_grid_is_stopped_and_goes_on_and_nothing_is_done_twice(
     planned = plan(small_grid(pictures, tmp_path))
     assert len({each.folder for each in planned}) == 6
 
-    real, measured = engine.evaluate, []
+    real, measured = task_loop.evaluate, []
 
     def evaluate(*given: Any) -> Any:
         measured.append(given)
@@ -86,14 +86,14 @@ def test_a_grid_is_stopped_and_goes_on_and_nothing_is_done_twice(
             raise KeyboardInterrupt
         return real(*given)
 
-    monkeypatch.setattr(engine, "evaluate", evaluate)
+    monkeypatch.setattr(task_loop, "evaluate", evaluate)
     done = counted(monkeypatch)
     with pytest.raises(KeyboardInterrupt, match="stopped after 3 of 6 runs; the same command continues"):
         run_grid(planned, tmp_path)
     assert len(done) == 4 and len(read_log(tmp_path / RESULTS)) == 3
     monkeypatch.undo()
     monkeypatch.setenv("CLIPCIL_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(engine, "evaluate", evaluate)
+    monkeypatch.setattr(task_loop, "evaluate", evaluate)
     again = counted(monkeypatch)
     told: list[str] = []
     finished = run_grid(planned, tmp_path, told.append)
@@ -265,7 +265,7 @@ def test_a_run_killed_before_its_first_checkpoint_is_of_the_files_it_was_made_fr
     order.write_text("\n".join(COLOURS))
     grid = small_grid(pictures, tmp_path / "out", methods=("simplecil",), seeds=1, orders=(str(order),))
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(engine, "evaluate", interrupt)
+        patch.setattr(task_loop, "evaluate", interrupt)
         run_grid(plan(grid), grid.out)
     order.write_text("\n".join(reversed(COLOURS)))
     (finished,) = run_grid(plan(grid), grid.out)
@@ -281,7 +281,7 @@ def interrupt(*_: object) -> None:
 def test_a_file_that_changes_while_a_run_goes_on_is_named_as_the_reason(
     pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    order, real, told = tmp_path / "order.txt", engine.evaluate, []
+    order, real, told = tmp_path / "order.txt", task_loop.evaluate, []
     order.write_text("\n".join(COLOURS))
     grid = small_grid(pictures, tmp_path / "out", methods=("simplecil",), seeds=1, orders=(str(order),))
 
@@ -289,7 +289,7 @@ def test_a_file_that_changes_while_a_run_goes_on_is_named_as_the_reason(
         order.write_text("\n".join(reversed(COLOURS)))
         return real(*given)
 
-    monkeypatch.setattr(engine, "evaluate", evaluate)
+    monkeypatch.setattr(task_loop, "evaluate", evaluate)
     (finished,) = run_grid(plan(grid), grid.out, told.append)
     assert finished.result is None and "FAILED: files that it names have changed since it was begun" in told[0]
 

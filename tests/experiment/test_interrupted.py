@@ -207,7 +207,7 @@ def test_the_features_of_a_task_that_has_ended_are_dropped(colours: Dataset, min
         experiment = Experiment("simplecil", data=data, backbone=mini, increment=1, shared=shared)
         for task in experiment:
             experiment.learn(task)
-        reader = experiment._ready().reader
+        reader = experiment._begun().parts.reader
         train = {experiment.stream._train[index].key for index in range(3)}
         assert len(train & reader._encoded.keys()) == kept and experiment.results.last == 100
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from clipcil.clip import CLIP, load_clip
@@ -36,6 +37,20 @@ class Shared:
     """Of one experiment: the features of a task's training pictures are dropped when it ends."""
 
 
+@dataclass(frozen=True)
+class Source:
+    """Where the data and the backbone of one experiment come from, as far as its options do not say it."""
+
+    data_root: Path | None
+    """Where the dataset is today. The options of a run that is continued say where it was when the run began."""
+    dataset: Dataset | None = None
+    """An open dataset, taken instead of the one that the options name."""
+    backbone: CLIP | None = None
+    """A loaded backbone, taken instead of the one that the options name."""
+    named_by_user: bool = True
+    """Whether the user named the backbone, not the folder of a run that is continued: only then is it downloaded."""
+
+
 @dataclass
 class Parts:
     """What an experiment consists of once it is loaded."""
@@ -48,18 +63,12 @@ class Parts:
 
 
 def load_parts(
-    spec: RunSpec,
-    config: Any,
-    kind: type[Method],
-    session: Session,
-    shared: Shared,
-    dataset: Dataset | None,
-    backbone: CLIP | None,
+    spec: RunSpec, config: Any, kind: type[Method], session: Session, shared: Shared, source: Source
 ) -> Parts:
-    """Load what `spec` names; `dataset` and `backbone` are taken instead of those by name where they are given."""
-    clip = _backbone(spec.backbone, shared) if backbone is None else backbone
+    """Load what `spec` names, from where `source` says."""
+    clip = _backbone(spec.backbone, shared) if source.backbone is None else source.backbone
     learner = Learner(kind, config, clip, session, spec.seed)
-    dataset, notes = _open(spec, shared, dataset)
+    dataset, notes = _open(spec, shared, source)
     if spec.hold_out is not None:
         dataset = dataset.hold_out(spec.hold_out, spec.seed)
     if spec.shots is not None:
@@ -95,13 +104,13 @@ def _backbone(name: str, shared: Shared) -> CLIP:
     return shared.backbones[name]
 
 
-def _open(spec: RunSpec, shared: Shared, dataset: Dataset | None) -> tuple[Dataset, list[str]]:
+def _open(spec: RunSpec, shared: Shared, source: Source) -> tuple[Dataset, list[str]]:
     """The dataset, opened once for all experiments that share, and what there is to say about it."""
-    if dataset is not None:
-        return _with_notes(dataset, spec.skip_broken)
-    place = repr((spec.data, spec.data_root, sorted(spec.data_options.items()), spec.skip_broken))
+    if source.dataset is not None:
+        return _with_notes(source.dataset, spec.skip_broken)
+    place = repr((spec.data, source.data_root, sorted(spec.data_options.items()), spec.skip_broken))
     if place not in shared.datasets:
-        opened = open_dataset(spec.data, spec.data_root, spec.data_options)
+        opened = open_dataset(spec.data, source.data_root, spec.data_options)
         shared.datasets[place] = _with_notes(opened, spec.skip_broken)
     return shared.datasets[place]
 
