@@ -69,6 +69,17 @@ def make_tiny_clip(
     return clip.freeze()
 
 
+def with_other_tokenizer(clip: CLIP, folder: Path) -> CLIP:
+    """The same weights with a tokenizer that has exchanged the ids of two words; `folder` is for its file."""
+    raw = json.loads((MINI / "tokenizer.json").read_text(encoding="utf-8"))
+    words = raw["model"]["vocab"]
+    words["a</w>"], words["of</w>"] = words["of</w>"], words["a</w>"]
+    (folder / "tokenizer.json").write_text(json.dumps(raw), encoding="utf-8")
+    other = clip.with_own_vision_tower()
+    other.tokenizer = Tokenizer.from_folder(folder, clip.tokenizer.context)
+    return other
+
+
 def write_openai_vocabulary(folder: Path) -> None:
     """The mini vocabulary in the form of OpenAI's hub repositories: vocab.json and merges.txt, special tokens last.
 

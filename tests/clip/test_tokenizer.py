@@ -4,7 +4,7 @@ import json
 
 import pytest
 import torch
-from helpers import write_openai_vocabulary
+from helpers import with_other_tokenizer, write_openai_vocabulary
 
 from clipcil.clip import CLIP
 from clipcil.clip.loading import MINI
@@ -55,6 +55,17 @@ def test_vocabulary_and_merges_give_the_same_words(mini: CLIP, tmp_path) -> None
     texts = ["a photo of an octopus!", "a big dog"]
     for row, whole_row in zip(tokenizer(texts)[0].tolist(), mini.tokenizer(texts)[0].tolist(), strict=True):
         assert [words[index] for index in row] == [whole_words[index] for index in whole_row]
+
+
+def test_the_fingerprint_is_that_of_the_files(mini: CLIP, tmp_path) -> None:
+    seen = {mini.tokenizer.fingerprint, with_other_tokenizer(mini, tmp_path).tokenizer.fingerprint}
+    (tmp_path / "tokenizer.json").unlink()
+    write_openai_vocabulary(tmp_path)
+    seen.add(Tokenizer.from_folder(tmp_path, 48).fingerprint)
+    merges = tmp_path / "merges.txt"
+    merges.write_text("\n".join(merges.read_text(encoding="utf-8").splitlines()[:-1]), encoding="utf-8")
+    seen.add(Tokenizer.from_folder(tmp_path, 48).fingerprint)
+    assert len(seen) == 4 and Tokenizer.from_folder(MINI, 48).fingerprint == mini.tokenizer.fingerprint
 
 
 def test_truncation_inside_the_file_is_switched_off(tmp_path) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from helpers import with_other_tokenizer
 from PIL import Image
 from short_runs import SAME
 
@@ -234,6 +235,16 @@ def test_a_folder_belongs_to_its_labels_templates_and_descriptions(
         else:
             with pytest.raises(UserError, match="checkpoint"):
                 run("descriptions", colours, "engine", descriptions=file)
+
+
+def test_a_folder_belongs_to_its_tokenizer(colours: Dataset, mini: CLIP, tmp_path: Path) -> None:
+    """The same weights give other text features with it."""
+    other = with_other_tokenizer(mini, tmp_path)
+    one, two = (clip.encode_texts(["a photo of a cat."]) for clip in (mini, other))
+    assert other.fingerprint == mini.fingerprint and not torch.equal(one, two)
+    Experiment("zero-shot", data=colours, backbone=mini, increment=1).run(tmp_path / "run")
+    with pytest.raises(UserError, match=f"its tokenizer is {mini.tokenizer.fingerprint}, not"):
+        Experiment("zero-shot", data=colours, backbone=other, increment=1).run(tmp_path / "run")
 
 
 def test_an_own_dataset_does_not_take_the_place_of_one_by_name(colours: Dataset, mini: CLIP) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from helpers import with_other_tokenizer
 from torch import Tensor, nn
 
 from clipcil.clip import CLIP, load_clip
@@ -95,6 +96,14 @@ def test_a_backbone_of_another_shape_has_another_tower(tmp_path: Path, run: Runn
     other.clip.requires_grad_(False).eval()
     run(tmp_path / "first", kept)
     assert other(tmp_path / "second", kept) == other(tmp_path / "alone", None) and kept.hits == 0
+
+
+def test_another_tokenizer_takes_nothing(tmp_path: Path, run: Runner) -> None:
+    """Stage 1 depends on the features of the texts, which are other ones."""
+    kept, other = RunCache(tmp_path / "cache"), Runner()
+    other.clip = with_other_tokenizer(run.clip, tmp_path)
+    first = run(tmp_path / "first", kept)
+    assert other(tmp_path / "second", kept) == other(tmp_path / "alone", None) != first and kept.hits == 0
 
 
 def test_a_method_of_somebody_else_takes_nothing(tmp_path: Path, run: Runner) -> None:

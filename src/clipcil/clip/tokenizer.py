@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,7 +23,7 @@ _WORDS = r"<\|startoftext\|>|<\|endoftext\|>|'s|'t|'re|'ve|'m|'ll|'d|\p{L}+|\p{N
 class Tokenizer:
     """Texts → ids with start and end tokens, padded to the longest text."""
 
-    def __init__(self, backend: Backend, context: int) -> None:
+    def __init__(self, backend: Backend, context: int, fingerprint: str) -> None:
         bos, eos = backend.token_to_id(BOS), backend.token_to_id(EOS)
         if bos is None or eos is None:
             raise UserError(
@@ -35,6 +36,9 @@ class Tokenizer:
             raise UserError(f"the tokenizer does not put {BOS} and {EOS} around a text; use the backbone's own")
         self._backend = backend
         self.context = context
+        self.fingerprint = fingerprint
+        """Short SHA-256 of the files it was read from: another library version may write the same tokenizer
+        differently."""
         self.bos: int = bos
         self.eos: int = eos
 
@@ -44,9 +48,9 @@ class Tokenizer:
         whole, vocab, merges = (folder / name for name in ("tokenizer.json", "vocab.json", "merges.txt"))
         try:
             if whole.is_file():
-                return cls(Backend.from_file(str(whole)), context)
+                return cls(Backend.from_file(str(whole)), context, _fingerprint(whole))
             if vocab.is_file() and merges.is_file():
-                return cls(_openai_bpe(vocab, merges), context)
+                return cls(_openai_bpe(vocab, merges), context, _fingerprint(vocab, merges))
         except UserError:
             raise
         except Exception as error:  # the library raises bare Exception for a file it cannot read
@@ -98,6 +102,10 @@ def _openai_bpe(vocab: Path, merges: Path) -> Backend:
     bos, eos = table[BOS], table[EOS]
     backend.post_processor = processors.RobertaProcessing((EOS, eos), (BOS, bos), False, False)
     return backend
+
+
+def _fingerprint(*files: Path) -> str:
+    return hashlib.sha256(b"".join(hashlib.sha256(file.read_bytes()).digest() for file in files)).hexdigest()[:12]
 
 
 def _short(text: str) -> str:

@@ -139,6 +139,7 @@ def _identity(loop: TaskLoop) -> dict[str, Any]:
         "method": f"{kind.__module__}.{kind.__qualname__}",
         "backbone": clip.fingerprint,
         "preprocessing": clip.preprocess.fingerprint,
+        "tokenizer": clip.tokenizer.fingerprint,
         "dataset": {"name": loop.spec.data, "train": data.train.key, "test": data.test.key},
         "labels": [hashlib.sha256(part.labels.numpy().tobytes()).hexdigest() for part in (data.train, data.test)],
         "templates": list(data.templates),
