@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import numpy as np
+import PIL
 import pytest
 import torch
 from made_up import encoded
@@ -181,4 +182,12 @@ def test_an_identity_with_a_dot_does_not_mix_up_preprocessings(tmp_path: Path) -
         PixelStore(pictures, preprocess, tmp_path).read(pictures, torch.tensor([0]), lambda done, total: None)  # type: ignore[arg-type]
         assert preprocess.done == 1
     names = {path.name for path in (tmp_path / "pixels").iterdir()}
-    assert names == {f"mine-1.0-{kind}.{end}" for kind in ("small", "other") for end in ("f16", "crc")}
+    stems = [f"mine-1.0-{kind}-pillow{PIL.__version__}" for kind in ("small", "other")]
+    assert names == {f"{stem}.{end}" for stem in stems for end in ("f16", "crc")}
+
+
+def test_another_version_of_pillow_decodes_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read(tmp_path, Small())
+    monkeypatch.setattr("PIL.__version__", "0.0.1")
+    again = Small()
+    assert torch.equal(read(tmp_path, again), expected()) and again.done == COUNT

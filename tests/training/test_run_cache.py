@@ -106,6 +106,18 @@ def test_another_tokenizer_takes_nothing(tmp_path: Path, run: Runner) -> None:
     assert other(tmp_path / "second", kept) == other(tmp_path / "alone", None) != first and kept.hits == 0
 
 
+def test_another_version_of_pillow_takes_nothing(tmp_path: Path, run: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may decode other pixels, so neither a stage nor the features of its tower are those of before."""
+    kept = RunCache(tmp_path / "cache")
+    run(tmp_path / "first", kept)
+    reader = Reader(run.clip.with_own_vision_tower(), tmp_path / "pixels", run_cache=kept)
+    before = reader.open(run.data.test).features
+    monkeypatch.setattr("PIL.__version__", "0.0.1")
+    run(tmp_path / "second", kept)
+    reader = Reader(run.clip.with_own_vision_tower(), tmp_path / "pixels", run_cache=kept)
+    assert torch.equal(reader.open(run.data.test).features, before) and kept.hits == 0
+
+
 def test_a_method_of_somebody_else_takes_nothing(tmp_path: Path, run: Runner) -> None:
     """Its code is no part of the key: it would take the stages of DMC, and its own from before it was changed."""
     kept = RunCache(tmp_path / "cache")

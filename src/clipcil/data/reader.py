@@ -17,7 +17,7 @@ from torch import Tensor
 
 from clipcil.clip import CLIP
 from clipcil.data.pictures import PictureSet
-from clipcil.data.store import PixelStore
+from clipcil.data.store import PixelStore, pixels_key
 from clipcil.distributed import gather, rank, share_bounds, world_size
 from clipcil.errors import UserError
 from clipcil.run_cache import RunCache
@@ -113,7 +113,7 @@ class Reader:
             return
         if self._tower[0] != self.clip.version:  # the weights are hashed once for each version
             self._tower = (self.clip.version, self.run_cache.key(self.clip.vision.state_dict().values()))
-        how = (self.clip.config, self.clip.preprocess.fingerprint)
+        how = (self.clip.config, pixels_key(self.clip.preprocess))
         key = self.run_cache.key(["features", self._tower[1], repr(how), pictures.key])
         found = (self.run_cache.load(key) or {}).get("features")
         if found is None or found.shape != table.features.shape or found.dtype != table.features.dtype:
@@ -179,7 +179,7 @@ class Pictures:
     def key(self) -> str:
         """Fingerprint of exactly these pictures in this order, as they are preprocessed."""
         rows = hashlib.sha256(self._rows.numpy().tobytes()).hexdigest()
-        return f"{self._set.key}:{rows}:{self._reader.clip.preprocess.fingerprint}"
+        return f"{self._set.key}:{rows}:{pixels_key(self._reader.clip.preprocess)}"
 
     def of_one_task(self, other: Pictures) -> bool:
         """Whether these and `other` are of one task, handed out once."""

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import BinaryIO, cast
 
 import numpy as np
+import PIL
 import torch
 from torch import Tensor
 
@@ -29,6 +30,14 @@ CHUNK = 32
 has the same bits whatever the other pictures are."""
 
 
+def pixels_key(preprocess: Preprocess) -> str:
+    """What preprocessed pixels depend on beside the picture: the preprocessing, and the version of Pillow.
+
+    Its releases update the libraries that decode JPEG, WebP and AVIF, whose pixels may then differ.
+    """
+    return f"{preprocess.fingerprint}-pillow{PIL.__version__}"
+
+
 class PixelStore:
     """The preprocessed pictures of one set; made when first read, kept for the next run."""
 
@@ -39,7 +48,7 @@ class PixelStore:
         if folder is None:
             self._temporary = tempfile.TemporaryDirectory(prefix="clipcil-")
             folder = Path(self._temporary.name)
-        stem = f"{pictures.identity}-{preprocess.fingerprint}"
+        stem = f"{pictures.identity}-{pixels_key(preprocess)}"
         self._shape = tuple(preprocess.shape)
         advice = _ADVICE if self._temporary is None else _TEMPORARY_ADVICE
         self._data = _Rows(folder / "pixels" / f"{stem}.f16", count, 2 * math.prod(self._shape), advice)
