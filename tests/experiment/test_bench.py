@@ -13,11 +13,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from helpers import with_other_tokenizer
 from PIL import Image
 from short_runs import digest
 
 from clipcil import cluster
 from clipcil.cli import main
+from clipcil.clip import CLIP
+from clipcil.clip.loading import MINI
 from clipcil.data.dataset import open_dataset, own_folder
 from clipcil.errors import UserError
 from clipcil.experiment import on_ray, task_loop, workers
@@ -294,17 +297,49 @@ def test_a_file_that_changes_while_a_run_goes_on_is_named_as_the_reason(
     assert finished.result is None and "FAILED: files that it names have changed since it was begun" in told[0]
 
 
-def test_lists_of_a_split_are_files_of_a_run(tmp_path: Path) -> None:
-    table = {"run": {"data": "imagenet-r", "order": "natural", "data_options": {}}, "method": {}}
-    assert inputs(table) == {}
-    split = tmp_path / "split.txt"
-    table["run"]["data_options"] = {"split_list": str(split), "split_seed": 0, "check": True}
-    assert inputs(table) == {}
-    seen = []
-    for text in ("train\n", "test\n"):
-        split.write_text(text)
-        seen.append(inputs(table))
-    assert seen[0].keys() == {"data_options.split_list"} and seen[0] != seen[1]
+def test_a_file_beside_the_weights_is_no_reason_to_fail_and_another_tokenizer_is(
+    pictures: Path, tmp_path: Path, mini: CLIP, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = tmp_path / "backbone"
+    shutil.copytree(MINI, own)
+    run = {"tasks": 2, "backbone": str(own)}
+    grid = small_grid(pictures, tmp_path / "out", methods=("zero-shot",), seeds=1, run=run)
+    run_grid(plan(grid), grid.out)
+    (own / "notes.md").write_text("where it comes from")
+    done = counted(monkeypatch)
+    assert run_grid(plan(grid), grid.out)[0].result is not None and len(done) == 1
+    assert run_grid(plan(grid), grid.out)[0].result is not None and len(done) == 1, "looked at once"
+    with_other_tokenizer(mini, own)
+    assert "its tokenizer is" in run_grid(plan(grid), grid.out)[0].error
+
+
+def test_files_that_a_run_is_made_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that an option or setting names, whole folders too, and those that are read with the weights."""
+    monkeypatch.chdir(tmp_path)
+    names = ("split.txt", "random", "lists/trainlist01.txt", "weights/vit.pt", "weights/vocab.json", "answers.json")
+    for name in names:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("before")
+
+    def named(data: str, options: dict[str, Any], changed: str, **more: str) -> set[str]:
+        """What is digested; of it exactly what `changed` is in has another digest after a change."""
+        run = {"method": "engine", "data": data, "order": "natural", "data_options": options, **more}
+        table = {"run": run, "method": {"descriptions": "answers.json"}}
+        before = inputs(table)
+        (tmp_path / changed).write_text(f"{(tmp_path / changed).read_text()} and after")
+        after = inputs(table)
+        assert before.keys() == after.keys() and sum(before[key] != after[key] for key in before) == 1
+        return {*before} - {"descriptions"}
+
+    assert named("imagenet-r", {"split_list": "split.txt", "check": True}, "split.txt") == {"data_options.split_list"}
+    assert named("ucf101", {"lists": "lists", "split": "random"}, "lists/trainlist01.txt") == {"data_options.lists"}
+    assert named("ucf101", {"split": "random"}, "answers.json") == set(), "no path, though a file is called like it"
+    assert named("emoji", {}, "split.txt", order="split.txt") == {"order"}
+    both = {"backbone", "backbone/vocab.json"}
+    for part in ("vit.pt", "vocab.json"):
+        assert named("emoji", {}, f"weights/{part}", backbone="weights/vit.pt") == both
+    gone = {"run": {"data": "ucf101", "data_options": {"lists": "gone"}, "backbone": "owner/name"}, "method": {}}
+    assert inputs(gone) == {}
 
 
 def test_two_rows_that_are_the_same_run_are_run_once(

@@ -11,7 +11,8 @@ import hashlib
 import json
 import os
 import platform
-from collections.abc import Sequence
+import typing
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
@@ -27,7 +28,7 @@ from clipcil.experiment.checkpoint import RUN_FILES, first_difference
 from clipcil.experiment.monitor import RunMonitor, peak_megabytes
 from clipcil.files import LOCK, part_names, sha256, write_json, write_text, write_toml
 from clipcil.methods.registry import methods
-from clipcil.reading import read_json, read_toml
+from clipcil.reading import is_file, read_json, read_toml
 from clipcil.report.answers import PACKED, PLAIN
 from clipcil.report.runs import RunResult, find_runs, read_run
 
@@ -104,7 +105,7 @@ def write_results(folder: Path, results: Results, stream: TaskStream, monitor: R
     write_json(folder / "results.json", results.as_dict())  # last: its presence says that the run is complete
 
 
-def write_inputs(folder: Path, made_from: dict[str, str], restored: bool) -> None:
+def write_inputs(folder: Path, made_from: dict[str, str]) -> None:
     """Say which files the results in `folder` were made from, once they are there.
 
     They may be others than those it was begun with: it was killed before its first checkpoint, or what has changed
@@ -113,18 +114,14 @@ def write_inputs(folder: Path, made_from: dict[str, str], restored: bool) -> Non
     Args:
         folder: The run.
         made_from: What `inputs` returned when it began or continued.
-        restored: Whether it continued from a checkpoint. A checkpoint is compared with class order and pictures
-            themselves, but not with all that a backbone's folder holds.
     """
     try:
         kept = read_json(folder / "environment.json")
-        before = kept["inputs"]
-        compared = [key for key in made_from if key in ("order", "data_root") or key.startswith("data_options.")]
-        now = {**before, **{key: made_from[key] for key in compared}} if restored else made_from
+        changed = kept["inputs"] != made_from
     except (UserError, LookupError, TypeError):  # taken away while it ran
         return
-    if now != before:
-        write_json(folder / "environment.json", {**kept, "inputs": now})
+    if changed:
+        write_json(folder / "environment.json", {**kept, "inputs": made_from})
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -158,21 +155,30 @@ def finished_run(folder: Path, table: dict[str, Any]) -> RunResult | None:
 
 def inputs(table: dict[str, Any]) -> dict[str, str]:
     """A digest of every file and folder that the options and settings name and that is there: an order, descriptions,
-    lists of a split, weights, pictures of one's own."""
-    run, named = table["run"], {key: value for key, value in table["method"].items() if is_file(value)}
-    options = run.get("data_options", {})
-    named |= {f"data_options.{key}": value for key, value in options.items() if is_file(value)}
-    named |= {"order": run["order"]} if is_file(run.get("order")) else {}
-    named |= {"backbone": run["backbone"]} if run.get("backbone", "mini") != "mini" else {}
-    named |= {"data_root": run["data_root"]} if run["data"] in ANYTHING and run.get("data_root") else {}
-    return {key: digest for key, value in named.items() if (digest := _digest(Path(value)))}
+    lists of a split, weights with the files beside them, pictures of one's own. A dataset that is the same everywhere
+    is not digested: its folder may hold a million files."""
+    run, known, method = table["run"], datasets().get(table["run"]["data"]), methods().get(table["run"].get("method"))
+    named = _paths(method.Config, table["method"]) if method else {}
+    if known:
+        options = _paths(known.options, run.get("data_options", {}))
+        named |= {f"data_options.{key}": value for key, value in options.items()}
+    if is_file(order := Path(run.get("order", ""))):
+        named["order"] = order
+    if run.get("backbone", "mini") != "mini":
+        named["backbone"] = backbone = Path(run["backbone"])
+        if is_file(backbone):  # its config and its tokenizer
+            beside = [path for pattern in ("*.json", "*.txt") for path in backbone.parent.glob(pattern)]
+            named |= {f"backbone/{path.name}": path for path in beside}
+    if run["data"] in ANYTHING and run.get("data_root"):
+        named["data_root"] = Path(run["data_root"])
+    return {key: digest for key, path in named.items() if (digest := _digest(path))}
 
 
-def is_file(value: object) -> bool:
-    """Whether a setting is the path of a file."""
-    with suppress(OSError, ValueError):
-        return isinstance(value, str | Path) and Path(value).is_file()
-    return False
+def _paths(kind: type, values: Mapping[str, Any]) -> dict[str, Path]:
+    """Those of the values that the dataclass `kind` says are paths: a word of another setting may name a file, too."""
+    hints = typing.get_type_hints(kind)
+    kinds = {key: (hints.get(key), *typing.get_args(hints.get(key))) for key in values}
+    return {key: Path(value) for key, value in values.items() if Path in kinds[key]}
 
 
 def _inputs_changed(folder: Path, table: dict[str, Any]) -> bool:

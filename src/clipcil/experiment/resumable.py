@@ -88,7 +88,7 @@ def _lead(folder: Path, table: dict[str, Any], load: Load, display: Display, res
             display.row(_row(results, time.perf_counter() - started), HEADER)
         loop.monitor.cut_log()
         write_results(folder, loop.results, loop.stream, loop.monitor)
-        write_inputs(folder, made_from, restored=kept is not None)
+        write_inputs(folder, made_from)
         barrier()
         return loop.results
     finally:
@@ -133,7 +133,10 @@ def _restore(loop: TaskLoop, kept: Loaded) -> None:
 
 
 def _identity(loop: TaskLoop) -> dict[str, Any]:
-    """What a checkpoint belongs to: every choice, and the very weights, pictures and class order they led to."""
+    """What a checkpoint belongs to: every choice, and the very weights, pictures and class order they led to.
+
+    All that decides the results is here: a run that continues from a checkpoint is one of the files of today.
+    """
     clip, data, kind = loop.method.clip, loop.stream.dataset, type(loop.method)
     return {
         "method": f"{kind.__module__}.{kind.__qualname__}",
