@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from clipcil.clip import CLIP, load_clip
+from clipcil.data.batch import TensorBatch
 from clipcil.data.dataset import Dataset, open_dataset
 from clipcil.data.pictures import PictureSet
 from clipcil.data.reader import Reader
@@ -63,9 +64,10 @@ class Fixture:
     reader: RecordingReader
     clip: CLIP
 
-    def learn(self, tasks: int | None = None) -> None:
-        for task in self.stream.tasks():
-            if task.index == tasks:
+    def learn(self, start: int = 0, end: int | None = None) -> None:
+        """Learn the tasks from `start` on, up to `end` and without it."""
+        for task in self.stream.tasks(start):
+            if task.index == end:
                 return
             self.method.learn(task)
 
@@ -95,7 +97,8 @@ def check_columns(fixture: Fixture) -> None:
 
 
 def check_batch_independence(fixture: Fixture) -> None:
-    """The rows of any batching, and of a shuffled batch, are the same to 1e-5 of the largest score."""
+    """The rows of any batching, and of a shuffled batch, are the same to 1e-5 of the largest score; those of one batch
+    of all tasks, which holds pixels and no labels, to 1e-4, because the tower encodes it in another batch size."""
     fixture.learn()
     pictures = fixture.stream.test(0)
     with torch.no_grad():
@@ -110,11 +113,53 @@ def check_batch_independence(fixture: Fixture) -> None:
         order = torch.randperm(len(pictures), generator=torch.Generator().manual_seed(1))
         shuffled = fixture.method.logits(pictures[order])
         assert torch.allclose(shuffled, whole[order], atol=tolerance, rtol=0), "the order of the batch changes scores"
+        alone = fixture.scores(len(fixture.stream), size=1)
+        pixels = torch.cat([fixture.stream.test(task).pixels for task in range(len(fixture.stream))])
+        mixed = fixture.method.logits(TensorBatch(fixture.clip, pixels))
+        tolerance = 1e-4 * max(1.0, float(alone.abs().max()))
+        assert torch.allclose(mixed, alone, atol=tolerance, rtol=0), "a batch of all tasks gives other scores"
+
+
+def surroundings() -> dict[str, Any]:
+    """Settings of torch that concern more than one method."""
+    return {
+        "the default dtype": torch.get_default_dtype(),
+        "whether gradients are computed": torch.is_grad_enabled(),
+        "the number of threads": torch.get_num_threads(),
+        "whether algorithms are deterministic": torch.are_deterministic_algorithms_enabled(),
+        "the seed": torch.initial_seed(),
+    }
+
+
+def check_surroundings(fixture: Fixture) -> None:
+    """Learning leaves the settings of torch as they were; scoring draws no random numbers, which would change what is
+    learnt next."""
+    torch.manual_seed(65537)  # not one that a method would set by itself
+    before = surroundings()
+    try:
+        for task in fixture.stream.tasks():
+            fixture.method.learn(task)
+            for what, value in surroundings().items():
+                assert value == before[what], f"learning changed {what} from {before[what]} to {value}"
+            drawn = torch.get_rng_state()
+            with torch.no_grad():
+                fixture.method.logits(fixture.stream.test(task.index))
+            assert torch.equal(torch.get_rng_state(), drawn), "scoring changes the state of torch's random numbers"
+    finally:  # a method that fails here must not spoil what runs after it
+        torch.set_default_dtype(before["the default dtype"])
+        torch.set_grad_enabled(before["whether gradients are computed"])
+        torch.set_num_threads(before["the number of threads"])
+        torch.use_deterministic_algorithms(before["whether algorithms are deterministic"])
 
 
 def check_frozen(fixture: Fixture) -> None:
+    """Only a method that tunes the tower changes it, and marks it as changed: else cached features would be stale."""
     before = {name: value.clone() for name, value in fixture.clip.state_dict().items()}
-    fixture.learn()
+    for index in range(len(fixture.stream)):
+        earlier, version = [value.clone() for value in fixture.clip.vision.parameters()], fixture.clip.version
+        fixture.learn(index, index + 1)
+        same = all(map(torch.equal, earlier, fixture.clip.vision.parameters()))
+        assert same or fixture.clip.version != version, "the tower has moved and was not marked by clip.touch()"
     for name, value in fixture.clip.state_dict().items():
         if not (fixture.method.tunes_tower and name.startswith("vision.")):
             assert torch.equal(value, before[name]), f"{name} was changed"
@@ -154,34 +199,43 @@ def check_budget(fixture: Fixture) -> None:
             assert 0 < len(memory) <= most, f"it keeps {len(memory)} exemplars, and may keep 1 to {most}"
 
 
-def check_round_trip(kind: type[Method], fixture: Fixture, folder: Path) -> None:
-    """save → load into a fresh method on a fresh tower → the very same scores.
-
-    Tensors lie in memory as loading lays them: otherwise some CPUs would round what is learnt next differently.
-    """
-    fixture.learn()
-    for name, value in fixture.method.state_dict().items():
-        assert value.is_contiguous(), f"{name} is not contiguous; a run that is resumed would not have the same bits"
+def reload(kind: type[Method], fixture: Fixture, folder: Path) -> Fixture:
+    """Save the method and load it into a fresh one on a fresh tower."""
     tensors, facts = method_state(fixture.method)
     save_tensors(folder / "state.safetensors", tensors, facts)
     tensors, facts = load_tensors(folder / "state.safetensors")
     assert facts["names"] == fixture.method.names
-    fresh_clip = fixture.clip.with_own_vision_tower()
+    clip = fixture.clip.with_own_vision_tower()
     if kind.tunes_tower:
-        for parameter in fresh_clip.vision.parameters():
+        for parameter in clip.vision.parameters():
             parameter.data.zero_()  # the checkpoint itself must bring the tower
-    fresh = kind(fixture.method.config, fresh_clip, Session(), fixture.method.templates)
+    fresh = kind(fixture.method.config, clip, Session(), fixture.method.templates)
     restore_method(fresh, tensors, facts)
     fresh.eval()
-    fresh_clip.touch()
-    stream = TaskStream(
-        fixture.stream.dataset,
-        Reader(fresh_clip, fixture.reader.cache),
-        range(len(facts["names"])),
-        fixture.stream.sizes,
-    )
-    again = Fixture(fresh, stream, fixture.reader, fresh_clip)
-    assert torch.equal(again.scores(len(stream)), fixture.scores(len(stream))), "saved and loaded, it scores otherwise"
+    clip.touch()
+    reader, data = RecordingReader(clip, fixture.reader.cache), fixture.stream.dataset
+    return Fixture(fresh, TaskStream(data, reader, range(len(data.classes)), fixture.stream.sizes), reader, clip)
+
+
+def check_round_trip(kind: type[Method], fixture: Fixture, folder: Path) -> None:
+    """Saved and loaded before its last task, it scores the same, learns the last task to the same bits, and so again.
+
+    Tensors lie in memory as loading lays them: otherwise some CPUs would round what is learnt next differently.
+    """
+    last = len(fixture.stream) - 1
+    fixture.learn(end=last)
+    again = reload(kind, fixture, folder)
+    if last:
+        assert torch.equal(again.scores(last), fixture.scores(last)), "saved and loaded, it scores otherwise"
+    for each in (fixture, again):
+        torch.manual_seed(1)
+        each.learn(last)
+    wanted = fixture.scores(last + 1)
+    assert torch.equal(again.scores(last + 1), wanted), "saved and loaded, it learns the next task otherwise"
+    for name, value in fixture.method.state_dict().items():
+        assert value.is_contiguous(), f"{name} is not contiguous; a run that is resumed would not have the same bits"
+    again = reload(kind, fixture, folder)
+    assert torch.equal(again.scores(last + 1), wanted), "saved and loaded, it scores otherwise"
 
 
 def check_same_seed(make: Callable[[], Fixture]) -> None:
@@ -205,9 +259,10 @@ def check_method(
 ) -> None:
     """Run every check on a method class; it need not be registered.
 
-    The checks: one column of finite scores per class seen; scores that do not depend on the other pictures of a batch;
-    frozen weights unchanged to the bit; no training picture read after its task has ended; exemplars within their
-    budget; the same scores after saving and loading; the same scores from the same seed.
+    The checks: torch's settings unchanged; one column of finite scores per class seen; scores that do not depend on the
+    other pictures of a batch or on labels; frozen weights unchanged to the bit, and a tuned tower marked as changed; no
+    training picture read after its task has ended; exemplars within their budget; the same scores after saving and
+    loading, also when the next task is learnt after loading; the same scores from the same seed.
 
     Args:
         kind: The method class. Each of its `Training` options is cut to one epoch.
@@ -229,6 +284,7 @@ def check_method(
         def make() -> Fixture:
             return set_up(kind, clip, data, sizes, Path(folder) / "cache")
 
+        check_surroundings(make())
         for check in (check_columns, check_batch_independence, check_frozen, check_isolation, check_budget):
             check(make())
         check_round_trip(kind, make(), Path(folder) / "state")

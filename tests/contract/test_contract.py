@@ -82,6 +82,11 @@ def test_scores_do_not_depend_on_the_batch(name: str, mini: CLIP, data: Dataset,
 
 
 @pytest.mark.parametrize("name", ALL)
+def test_torch_is_left_as_it_was(name: str, mini: CLIP, data: Dataset, cache: Path) -> None:
+    checks.check_surroundings(checks.set_up(methods()[name], mini, data, SIZES, cache))
+
+
+@pytest.mark.parametrize("name", ALL)
 def test_what_is_frozen_stays_to_the_bit(name: str, mini: CLIP, data: Dataset, cache: Path) -> None:
     checks.check_frozen(checks.set_up(methods()[name], mini, data, SIZES, cache))
 
@@ -97,7 +102,9 @@ def test_exemplars_stay_in_their_budget(name: str, mini: CLIP, data: Dataset, ca
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_save_and_load_give_the_same_scores(name: str, mini: CLIP, data: Dataset, cache: Path, tmp_path: Path) -> None:
+def test_saved_and_loaded_it_scores_and_learns_the_same(
+    name: str, mini: CLIP, data: Dataset, cache: Path, tmp_path: Path
+) -> None:
     kind = methods()[name]
     checks.check_round_trip(kind, checks.set_up(kind, mini, data, SIZES, cache), tmp_path)
 
