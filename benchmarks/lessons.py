@@ -99,8 +99,8 @@ def folder(root: str, pictures: str, *methods: str) -> None:
         print(
             f"{method:13} {found.accuracy or 0:.1%} ({low:.1%} to {high:.1%}) of {found.pictures} new pictures;"
             f" the model says {said}; called unknown: {found.false_alarms / found.pictures:.1%} of known, expected"
-            f" {model.calibration.false_alarms or 0:.1%}; {1 - found.missed / found.strangers:.1%} of unknown classes;"
-            f" {seconds:.0f} s",
+            f" {model.calibration.false_alarms or 0:.1%}; {1 - found.missed / found.unknown_pictures:.1%} of unknown"
+            f" classes; {seconds:.0f} s",
             flush=True,
         )
 

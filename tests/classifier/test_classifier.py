@@ -16,7 +16,6 @@ from torch.nn.functional import normalize
 
 import clipcil
 import clipcil.classifier.classifier
-from clipcil.classifier import classifier as classifier_module
 from clipcil.classifier import model as model_module
 from clipcil.classifier.sources import read_source
 from clipcil.data.reader import Reader
@@ -229,7 +228,7 @@ def test_broken_pictures(taught: clipcil.Classifier, tmp_path: Path) -> None:
         fresh.learn(root)
     assert fresh.classes == []
     lesson = fresh.learn(root, skip_broken=True)
-    assert len(lesson.left_out) == 1 and "bad.png" in lesson.left_out[0]
+    assert len(lesson.unreadable) == 1 and "bad.png" in lesson.unreadable[0]
     found = list(taught.predict_stream(sorted((root / "bicycle").iterdir())))
     assert [p.error is not None for _, p in found] == [path.name == "bad.png" for path, _ in found]
     assert sum(p.error is not None for _, p in found) == 1
@@ -280,7 +279,7 @@ def test_a_class_is_forgotten_whole_or_not_at_all(monkeypatch: pytest.MonkeyPatc
     asked = Image.new("RGB", (64, 64), "red")
     before = model.predict_proba([asked])
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(classifier_module, "calibrate", stopped)
+        patch.setattr(model_module, "calibrate", stopped)
         model.forget("red")
     assert model.classes == ["red", "blue", "green"]
     assert model.predict_proba([asked]) == pytest.approx(before)

@@ -12,10 +12,10 @@ from torch.nn.functional import normalize
 import clipcil
 from clipcil.classifier import model as model_module
 from clipcil.classifier.evaluation import Answer, Evaluation, evaluate_answers, wilson_interval
+from clipcil.classifier.facts import KnownClass
 from clipcil.classifier.held_out import split_held_out
 from clipcil.classifier.lesson import Lesson, LessonStoppedError
 from clipcil.classifier.measuring import held_out_scores
-from clipcil.classifier.model_folder import Known
 from clipcil.classifier.sources import read_source
 from clipcil.data.reader import Reader
 from clipcil.errors import UserError
@@ -178,7 +178,7 @@ def test_counting_answers() -> None:
         Answer("yak", "dog", 0.2, unknown=True),
     ]
     found = evaluate_answers(answers, ["dog", "cat", "owl"])
-    assert (found.pictures, found.right, found.false_alarms, found.strangers, found.missed) == (5, 2, 2, 2, 1)
+    assert (found.pictures, found.right, found.false_alarms, found.unknown_pictures, found.missed) == (5, 2, 2, 2, 1)
     assert [(c.name, c.pictures, c.right) for c in found.classes] == [("dog", 2, 0), ("cat", 3, 2)]
     assert [(c.true, c.guess, c.pictures) for c in found.confused] == [("dog", "cat", 2), ("cat", "dog", 1)]
     assert [answer.probability for answer in found.mistakes] == [0.95, 0.8, 0.7, 0.6]
@@ -197,7 +197,7 @@ def test_names_are_compared_once_for_all_and_not_in_pairs(monkeypatch: pytest.Mo
     asked: list[str] = []
     monkeypatch.setattr(model_module, "same_name", lambda name: asked.append(name) or name.lower())
     model = clipcil.Classifier("simplecil")
-    model._known = [Known(f"old {number}", f"old {number}", "", 1, "") for number in range(200)]
+    model._known = [KnownClass(f"old {number}", f"old {number}", "", 1, "") for number in range(200)]
     names = [*(f"NEW {number}" for number in range(200)), *(f"OLD {number}" for number in range(0, 200, 2))]
     dataset = read_source({name: [name.encode()] for name in names})
     lesson = Lesson()

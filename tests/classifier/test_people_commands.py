@@ -12,7 +12,7 @@ import pytest
 from picture_helpers import pictures, write_tree
 
 import clipcil
-from clipcil.classifier.model_folder import Known
+from clipcil.classifier.facts import KnownClass
 from clipcil.classifier.output import Printer
 from clipcil.classifier.page import class_table
 from clipcil.classifier.predicting import Prediction
@@ -237,7 +237,7 @@ def test_a_page_shows_no_markup_of_a_stranger(model: Path, tmp_path: Path, capsy
     toml = tmp_path / "m" / "model.toml"
     toml.write_text(re.sub(r'learnt = "[^"]*"', 'learnt = "<img src=x onerror=alert(1)>"', toml.read_text(), count=1))
     assert "is no day such as" in said(capsys, "report", own, "--out", str(tmp_path / "page.html"), code=2)
-    assert "<img" not in class_table([Known("a", "a", "<img src=x>", 1, "<img>")])
+    assert "<img" not in class_table([KnownClass("a", "a", "<img src=x>", 1, "<img>")])
 
 
 def test_a_dry_run_finds_what_learning_would_refuse(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

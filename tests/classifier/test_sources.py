@@ -17,7 +17,7 @@ from PIL import Image
 
 import clipcil
 from clipcil.classifier import layout
-from clipcil.classifier.layout import check_layout, describe_passed_over, passed_over
+from clipcil.classifier.layout import check_layout, describe_skipped, skipped_files
 from clipcil.classifier.sources import as_list, expand, read_source
 from clipcil.data import pictures as data_pictures
 from clipcil.data import tree as data_tree
@@ -68,19 +68,19 @@ def test_right_levels_are_accepted(tmp_path: Path) -> None:
     check_layout(plain)
     check_layout(nested, subfolders=True)
     check_layout(named_test)
-    assert passed_over(plain) == passed_over(nested) == passed_over(named_test) == []
+    assert skipped_files(plain) == skipped_files(nested) == skipped_files(named_test) == []
 
 
-def test_what_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(layout, "SUFFIXES", SUFFIXES - {".heic"})  # as without the extra
     root = tree(tmp_path / "w", "ant/1.jpg", "ant/2.HEIC", "ant/b/film.mp4", "loose.png", "notes", ".hidden", "ant/.x")
-    found = passed_over(root)
+    found = skipped_files(root)
     assert [path.name for path in found] == ["loose.png", "notes", "2.HEIC", "film.mp4"]
-    told = describe_passed_over(found)
+    told = describe_skipped(found)
     assert "1 .heic (pip install 'clipcil[heic]'" in told and "1 .mp4" in told and "1 files without" in told
     (tmp_path / "linked").mkdir()
     (tmp_path / "linked" / "ant").symlink_to(root / "ant")  # what lies behind a link is learnt, so it is looked at
-    assert [path.name for path in passed_over(tmp_path / "linked")] == ["2.HEIC", "film.mp4"]
+    assert [path.name for path in skipped_files(tmp_path / "linked")] == ["2.HEIC", "film.mp4"]
 
 
 def test_pictures_of_a_phone_without_the_extra_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,7 +114,7 @@ def test_pictures_of_a_phone(tmp_path: Path) -> None:
             Image.open(tmp_path / name / f"{place}.png").save(tmp_path / name / f"{place}.HEIC", quality=95)
             (tmp_path / name / f"{place}.png").unlink()
     model = clipcil.Classifier()
-    assert model.learn(tmp_path).new == {"ant": 6, "bee": 6} and not passed_over(tmp_path)
+    assert model.learn(tmp_path).new == {"ant": 6, "bee": 6} and not skipped_files(tmp_path)
     assert model.predict(tmp_path / "bee" / "0.HEIC").name == "bee"
     (tmp_path / "ant" / "cut.heic").write_bytes((tmp_path / "ant" / "0.HEIC").read_bytes()[:300])
     with pytest.raises(UserError, match=r"cut\.heic is not a picture that can be read"):
@@ -137,7 +137,9 @@ def test_pictures_are_taught_once(tmp_path: Path) -> None:
     whole = clipcil.Classifier()
     whole.learn(data)
     asked = pictures(["ant"], test=True)["ant"]
-    np.testing.assert_allclose(model.predict_proba(asked), whole.predict_proba(asked), atol=1e-4)
+    # A batch of two pictures is rounded otherwise than one of six, and the search for the weights of the heads stops
+    # at another place of a flat minimum.
+    np.testing.assert_allclose(model.predict_proba(asked), whole.predict_proba(asked), atol=5e-3)
     other = model.learn({"bus": [*pictures(["bus"])["bus"], data["ant"][0]]})
     assert other.new == {"bus": 7} and "is taught as 'bus' and as 'ant'" in other.warnings[0]
     model.forget("ant")

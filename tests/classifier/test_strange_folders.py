@@ -14,9 +14,10 @@ import tomli_w
 import torch
 
 from clipcil.classifier import model_folder
+from clipcil.classifier.facts import Facts, KnownClass
 from clipcil.classifier.held_out import PREFIX, HeldOut
 from clipcil.classifier.lesson import LessonRecord
-from clipcil.classifier.model_folder import Facts, Known, read_model, restore_previous, write_model
+from clipcil.classifier.model_folder import read_model, restore_previous, write_model
 from clipcil.classifier.output import json_text
 from clipcil.classifier.small_pictures import SmallPictures
 from clipcil.classifier.summary import print_summary, summarise
@@ -27,7 +28,7 @@ from clipcil.reading import read_toml
 
 
 def facts(*names: str) -> Facts:
-    known = [Known(name, name, "2026-01-31", 2, "2026-01-31", 4, 3) for name in names]
+    known = [KnownClass(name, name, "2026-01-31", 2, "2026-01-31", 4, 3) for name in names]
     return Facts("simplecil", {}, "mini", "none", 0, ("a {}.",), 1, [len(known)], known)
 
 

@@ -22,8 +22,9 @@ from server_process import form, png
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from clipcil.classifier.evaluation import Evaluation
+from clipcil.classifier.facts import Facts, KnownClass
 from clipcil.classifier.lesson import Lesson, LessonRecord
-from clipcil.classifier.model_folder import Facts, Known, write_model
+from clipcil.classifier.model_folder import write_model
 from clipcil.errors import UserError
 from clipcil.serve import guard, server, transfer
 from clipcil.serve.api import Api
@@ -205,7 +206,7 @@ def test_one_class_has_no_accuracy(classes: list[str], tmp_path: Path) -> None:
     lessons, items = taught(tmp_path, SimpleNamespace(on=False), lesson, classes=classes)
     lessons._run(items)
     told = [lessons.state and lessons.state["result"]["accuracy"]]
-    day, known = "2026-01-31", [Known(name, name, "", 6, "", 6, 6) for name in classes]
+    day, known = "2026-01-31", [KnownClass(name, name, "", 6, "", 6, 6) for name in classes]
     facts = Facts("strata", {}, "mini", "", 0, ("{}",), 1, [len(known)], known)
     facts.history = [LessonRecord(day, 1, 0, 6, len(known), 6, 6)]
     model = SimpleNamespace(facts=lambda: facts)
@@ -241,7 +242,7 @@ def test_many_notes_about_many_pictures_take_a_moment(tmp_path: Path) -> None:
 
 def test_a_download_is_of_one_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A lesson ends while the model is packed."""
-    known = [Known("fox", "fox", "2026-01-31", 2, "2026-01-31")]
+    known = [KnownClass("fox", "fox", "2026-01-31", 2, "2026-01-31")]
     facts, pack, folder = (
         Facts("simplecil", {}, "mini", "", 0, ("a {}.",), 1, [1], known),
         transfer._zip,

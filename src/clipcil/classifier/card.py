@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from clipcil.errors import printable
 
 if TYPE_CHECKING:
-    from clipcil.classifier.model_folder import Facts
+    from clipcil.classifier.facts import Facts
     from clipcil.methods.base import Method
 
 

@@ -13,14 +13,15 @@ import torch
 from PIL import Image
 
 from clipcil.classifier.evaluation import Answer, Evaluation, evaluate_answers
-from clipcil.classifier.layout import passed_over
+from clipcil.classifier.facts import KnownClass
+from clipcil.classifier.layout import skipped_files
 from clipcil.classifier.lesson import Lesson, LessonRecord, Progress
 from clipcil.classifier.measuring import evaluate_scores, held_out_scores
 from clipcil.classifier.model import TaughtModel
-from clipcil.classifier.model_folder import MODEL, Known, hold_model, load_model, read_model, write_model
+from clipcil.classifier.model_folder import MODEL, hold_model, load_model, read_model, write_model
 from clipcil.classifier.predicting import Prediction, rank
 from clipcil.classifier.sources import Source, as_list, read_source
-from clipcil.classifier.unknown import calibrate, probabilities
+from clipcil.classifier.unknown import probabilities
 from clipcil.clip import CLIP, load_clip
 from clipcil.clip.loading import backbone_name
 from clipcil.data.broken import drop_broken
@@ -80,7 +81,7 @@ class Classifier(TaughtModel):
         self._set_state((self.facts(), {}))
 
     @property
-    def class_facts(self) -> list[Known]:
+    def class_facts(self) -> list[KnownClass]:
         """For each class: when it was learnt, from how many pictures, and its accuracy after the last lesson."""
         return copy.deepcopy(self._known)
 
@@ -125,11 +126,11 @@ class Classifier(TaughtModel):
         """
         dataset, lesson = read_source(source, subfolders), Lesson()
         if isinstance(source, str | Path):
-            lesson.passed_over = passed_over(Path(source))
+            lesson.skipped = skipped_files(Path(source))
         before = self._state()
         with notebook_progress() as bar, self._monitor.watching(on_progress or bar, should_stop):
             if skip_broken:
-                dataset, lesson.left_out = drop_broken(dataset, self._monitor.progress)
+                dataset, lesson.unreadable = drop_broken(dataset, self._monitor.progress)
             pictures = self._plan(dataset, lesson)
             reader = self.make_reader(self._method.clip, None, self._method.device)  # no picture stays on disk
             reader.on_progress = self._monitor.progress
@@ -147,7 +148,7 @@ class Classifier(TaughtModel):
         return lesson
 
     @property
-    def features_carried(self) -> int:
+    def features_transported(self) -> int:
         """Number of pictures kept for evaluation whose features were transported by a map, because the tower changed
         after their lesson."""
         return int(self._held.carried.sum())
@@ -286,19 +287,6 @@ class Classifier(TaughtModel):
             self._set_state(before)
             raise
         self._previous = before
-
-    def _forget(self, index: int) -> None:
-        self._method.forget(index)
-        self._method.lay_out()
-        del self._known[index]
-        self._held, self._taught = self._held.without(index), self._taught.without(index)
-        labels = self._held.labels  # scores change when there are fewer classes
-        if len(labels):
-            logits, novelty = held_out_scores(self._method, self._held)
-            self.calibration = calibrate(logits, labels, self._method.score_scale, novelty)
-            self._count_right(evaluate_scores(logits, novelty, labels, self.classes, self.calibration))
-        else:
-            self.calibration = calibrate(torch.zeros(0, len(self._known)), labels, self._method.score_scale)
 
     def rename(self, old: str, new: str) -> None:
         """Rename a class. The text in its prompt stays the one it was taught with, so no score changes.

@@ -78,7 +78,8 @@ class Evaluation:
     """The result of testing a model on labelled pictures.
 
     A picture of a class the model knows is right if its likeliest class is the true one, whether or not it was also
-    called unknown; how often that happened is in `false_alarms`. Pictures of other classes count only in `strangers`.
+    called unknown; how often that happened is in `false_alarms`. Pictures of other classes count only in
+    `unknown_pictures`.
     """
 
     pictures: int = 0
@@ -91,7 +92,7 @@ class Evaluation:
     """Pairs of classes by how often one was mistaken for the other, the most frequent first."""
     false_alarms: int = 0
     """Pictures of known classes that were called "none of these"."""
-    strangers: int = 0
+    unknown_pictures: int = 0
     """Pictures of classes that the model does not know."""
     unknown_classes: list[str] = field(default_factory=list)
     """Names of those classes, in the order in which they were found."""
@@ -132,10 +133,10 @@ def evaluate_answers(answers: Iterable[Answer], names: Sequence[str]) -> Evaluat
     known = set(names)
     asked, right, pairs = Counter[str](), Counter[str](), Counter[tuple[str, str]]()
     alarms = missed = 0
-    strangers, mistakes = Counter[str](), []
+    unknown, mistakes = Counter[str](), []
     for answer in answers:
         if answer.true not in known:
-            strangers[answer.true] += 1
+            unknown[answer.true] += 1
             missed += not answer.unknown
             if not answer.unknown:
                 mistakes.append(answer)
@@ -153,8 +154,8 @@ def evaluate_answers(answers: Iterable[Answer], names: Sequence[str]) -> Evaluat
         classes=[ClassResult(name, asked[name], right[name]) for name in names if asked[name]],
         confused=[Confusion(*pair, count) for pair, count in pairs.most_common()],
         false_alarms=alarms,
-        strangers=strangers.total(),
-        unknown_classes=list(strangers),
+        unknown_pictures=unknown.total(),
+        unknown_classes=list(unknown),
         missed=missed,
         mistakes=sorted(mistakes, key=lambda answer: -answer.probability),
     )

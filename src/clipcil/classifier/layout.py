@@ -76,13 +76,13 @@ def check_swapped(model: Path, folder: Path, command: str) -> None:
         raise UserError(f"{quoted(model)} holds folders of pictures, not a model; did you mean: {meant}?")
 
 
-def passed_over(root: Path) -> list[Path]:
+def skipped_files(root: Path) -> list[Path]:
     """Files below `root` that are not learnt: not pictures by their ending, or pictures outside the class folders."""
     found = [path for path in walk(root) if path.parent == root or path.suffix.lower() not in SUFFIXES]
     return sorted(found, key=lambda path: (path.parent != root, path.as_posix()))
 
 
-def describe_passed_over(files: list[Path]) -> str:
+def describe_skipped(files: list[Path]) -> str:
     """`3 .heic (pip install 'clipcil[heic]' to read them), 1 .mp4, 2 pictures in no class folder`."""
     kinds: dict[str, int] = {}
     for path in files:

@@ -30,11 +30,11 @@ class Lesson:
     """Pictures of each class that was new, held-out ones included."""
     again: dict[str, int] = field(default_factory=dict)
     """Pictures of each class that was known."""
-    left_out: list[str] = field(default_factory=list)
-    """A line for each picture that could not be read and was left out."""
+    unreadable: list[str] = field(default_factory=list)
+    """A line for each picture that could not be read and was left out (`skip_broken`)."""
     repeated: list[str] = field(default_factory=list)
     """Pictures left out because they were taught before, or twice in this lesson."""
-    passed_over: list[Path] = field(default_factory=list)
+    skipped: list[Path] = field(default_factory=list)
     """Files of the folder that were not learnt: they are not pictures, or are outside the class folders."""
     held_out: int = 0
     """Pictures of this lesson that the model did not train on."""
@@ -72,7 +72,7 @@ class LessonRecord:
     classes: int
     """Classes known after it."""
     held_out: int
-    """Held-out pictures of all classes that the accuracy was measured on."""
+    """Pictures of all classes that the accuracy was measured on."""
     right: int
     """Those that were classified correctly after the lesson."""
 

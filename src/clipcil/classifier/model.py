@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import datetime
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count
@@ -13,14 +14,14 @@ import torch
 from torch import Tensor
 
 from clipcil.classifier.evaluation import Evaluation
+from clipcil.classifier.facts import Facts, KnownClass
 from clipcil.classifier.held_out import HeldOut, LeavesOneOut, choose_left_out, split_held_out
 from clipcil.classifier.lesson import LearnMonitor, Lesson, LessonRecord
-from clipcil.classifier.measuring import follow_tower, measure
-from clipcil.classifier.model_folder import Facts, Known, now, today
+from clipcil.classifier.measuring import evaluate_scores, follow_tower, held_out_scores, measure
 from clipcil.classifier.predicting import logits_and_novelty, stream_logits
 from clipcil.classifier.sources import TEMPLATE
 from clipcil.classifier.taught import TaughtPictures
-from clipcil.classifier.unknown import Calibration
+from clipcil.classifier.unknown import Calibration, calibrate
 from clipcil.classifier.wording import counted
 from clipcil.clip import CLIP, load_clip
 from clipcil.clip.loading import MINI_1
@@ -69,7 +70,7 @@ class TaughtModel:
         self._source: tuple[Path, Facts] | None = None  # the folder it was loaded from, and what lay there
         self._previous: State | None = None
         self._templates: tuple[str, ...] = (TEMPLATE,)
-        self._known: list[Known] = []
+        self._known: list[KnownClass] = []
         self._history: list[LessonRecord] = []
         self._lessons = 0
         self._held = HeldOut.empty(clip.config.dim, sum(clip.vision.level_sizes))
@@ -173,7 +174,8 @@ class TaughtModel:
                 self._learner.learn_again(Task(len(method.sizes), list(lesson.again), known))
         for move in moves:
             self._held = self._held.moved(move)
-        self._known += [Known(name, name, today(), 0, today()) for name in lesson.new]
+        today = datetime.date.today().isoformat()
+        self._known += [KnownClass(name, name, today, 0, today) for name in lesson.new]
         self._taught = self._taught.with_pictures(labels, plan.checksums)
         self._lessons += 1
         with self._monitor.phase("measuring"):
@@ -183,27 +185,35 @@ class TaughtModel:
 
     def _remember(self, lesson: Lesson, trained_on: list[int]) -> None:
         """Record what each class was trained on, its accuracy, and the lesson."""
-        found = lesson.evaluation
+        found, now = lesson.evaluation, datetime.datetime.now().astimezone()
         for known, pictures in zip(self._known, trained_on, strict=True):
             known.pictures += pictures
-            known.newest = today() if pictures else known.newest
+            known.newest = now.date().isoformat() if pictures else known.newest
         self._count_right(found)
         counts = (len(lesson.new), len(lesson.again), lesson.pictures, len(self._known), found.pictures, found.right)
-        self._history.append(LessonRecord(now(), *counts))
+        self._history.append(LessonRecord(now.isoformat(timespec="seconds"), *counts))
 
     def _count_right(self, found: Evaluation) -> None:
         results = {result.name: (result.pictures, result.right) for result in found.classes}
         for known in self._known:
             known.held_out, known.right = results.get(known.name, (0, 0))
 
+    def _forget(self, index: int) -> None:
+        """Remove class `index`, and calibrate again: scores change when there are fewer classes."""
+        self._method.forget(index)
+        self._method.lay_out()
+        del self._known[index]
+        self._held, self._taught = self._held.without(index), self._taught.without(index)
+        labels, (logits, novelty) = self._held.labels, held_out_scores(self._method, self._held)
+        self.calibration = calibrate(logits, labels, self._method.score_scale, novelty)
+        self._count_right(evaluate_scores(logits, novelty, labels, self.classes, self.calibration))
+
     def _scores(self, pictures: Iterable[Any]) -> Iterator[tuple[Any, Tensor | UserError]]:
         """Each picture with its logits and its novelty (C + 1,), or with the reason why it cannot be read."""
         if not self._known:
             raise UserError("the model has learnt nothing yet; teach it first")
         method = self._method
-        return stream_logits(
-            pictures, method.clip, self._method.device, lambda batch: logits_and_novelty(method, batch)
-        )
+        return stream_logits(pictures, method.clip, method.device, lambda batch: logits_and_novelty(method, batch))
 
     def facts(self) -> Facts:
         """Everything about the model except its weights."""

@@ -10,119 +10,25 @@ the next change; `restore_previous` restores it.
 
 from __future__ import annotations
 
-import datetime
 import hashlib
 import os
-import re
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
 
 import torch
 from safetensors.torch import save
 from torch import Tensor
 
-import clipcil
 from clipcil.classifier.card import model_card
-from clipcil.classifier.lesson import LessonRecord
-from clipcil.classifier.unknown import Calibration
-from clipcil.data.names import check_template
+from clipcil.classifier.facts import WEIGHTS, Facts, NewerFormatError, parse_facts, to_table
 from clipcil.errors import UserError, printable, quoted
-from clipcil.files import (
-    LOCK,
-    part_names,
-    run_lock,
-    sha256,
-    sweep_parts,
-    toml_bytes,
-    uninterrupted,
-    whole_file,
-)
-from clipcil.reading import (
-    MOST_TENSORS,
-    Between,
-    Count,
-    MissingFileError,
-    Text,
-    parse_toml,
-    read_bytes,
-    read_tensors,
-    read_toml,
-    typed,
-)
+from clipcil.files import LOCK, part_names, run_lock, sha256, sweep_parts, toml_bytes, uninterrupted, whole_file
+from clipcil.reading import MOST_TENSORS, MissingFileError, parse_toml, read_bytes, read_tensors, read_toml
 
-FORMAT = "1.1"
-"""Version of the folder. A later minor one only adds; a later major one cannot be read by this program."""
 COPY = "restore the folder from a copy"
 """How errors about a damaged model end."""
 MODEL, CARD, PREVIOUS = "model.toml", "README.md", "previous.toml"
-_WEIGHTS = re.compile(r"weights-[0-9a-f]{12}\.safetensors")
-
-
-class IsDay:
-    """A day as 2026-01-31, or nothing; for `Annotated`. Pages show it."""
-
-    def check(self, value: str, where: str) -> None:
-        try:
-            datetime.date.fromisoformat(value or "2026-01-31")
-        except ValueError as error:
-            raise UserError(f"'{where}' is no day such as 2026-01-31") from error
-
-
-Day = Annotated[str, Between(0, 40), IsDay()]
-
-
-@dataclass
-class Known:
-    """A class the model knows."""
-
-    name: Annotated[str, Between(1, 1000)]
-    """Its name."""
-    text: Annotated[str, Between(1, 1000)]
-    """The name it was taught under: the text inside its prompt. Renaming changes `name` alone, so no score moves."""
-    learnt: Day
-    """The day of its first pictures."""
-    pictures: Count
-    """Pictures it was trained on, all lessons together."""
-    newest: Day
-    """The day of its newest pictures."""
-    held_out: Count = 0
-    """Held-out pictures of it, all lessons together."""
-    right: Count = 0
-    """Those of them that the model classified correctly after its last lesson."""
-
-
-@dataclass
-class Facts:
-    """Everything about a model except its weights."""
-
-    method: Text
-    settings: dict[str, Any]
-    backbone: Text
-    fingerprint: Text
-    """Of the backbone's weights and of its preprocessing."""
-    seed: Annotated[int, Between(0, 2**63 - 1)]
-    templates: Annotated[tuple[Text, ...], Between(1, 1000)]
-    lessons: Annotated[int, Between(0, 1_000_000)] = 0
-    """How often it was taught; the seed of a lesson follows from it."""
-    sizes: list[Annotated[int, Between(1, 1_000_000)]] = field(default_factory=list)
-    """Classes of each task."""
-    known: list[Known] = field(default_factory=list)
-    calibration: Calibration = field(default_factory=Calibration)
-    history: list[LessonRecord] = field(default_factory=list)
-    """What each lesson brought, the oldest first."""
-    weights: Text = ""
-    sha256: Text = ""
-
-
-def today() -> str:
-    return datetime.date.today().isoformat()
-
-
-def now() -> str:
-    return datetime.datetime.now().astimezone().isoformat(timespec="seconds")
 
 
 @contextmanager
@@ -208,12 +114,12 @@ def _named_weights(path: Path) -> str | None:
 
 
 def _owns(name: str) -> bool:
-    return name in (MODEL, CARD, PREVIOUS) or _WEIGHTS.fullmatch(name) is not None
+    return name in (MODEL, CARD, PREVIOUS) or WEIGHTS.fullmatch(name) is not None
 
 
 def _is_own_weights(path: Path) -> bool:
     """Whether a file is weights that `write_model` wrote: its name contains its own checksum."""
-    if not _WEIGHTS.fullmatch(path.name) or path.is_symlink() or not path.is_file():
+    if not WEIGHTS.fullmatch(path.name) or path.is_symlink() or not path.is_file():
         return False
     if path.stat().st_size > MOST_TENSORS:  # a file with holes can claim any size, and take days to read
         return False
@@ -238,7 +144,7 @@ def write_model(folder: Path, facts: Facts, tensors: dict[str, Tensor], *, keep_
     facts.sha256 = hashlib.sha256(data).hexdigest()
     facts.weights = f"weights-{facts.sha256[:12]}.safetensors"
     table = toml_bytes(folder / MODEL, to_table(facts))
-    if _facts(parse_toml(table.decode(), MODEL)) != facts:
+    if parse_facts(parse_toml(table.decode(), MODEL)) != facts:
         raise UserError(f"{folder / MODEL} is not written: it could not be read back as it is")
     files = {facts.weights: data, CARD: _card(facts), MODEL: table}
     if keep_previous and (folder / MODEL).is_file():
@@ -296,53 +202,15 @@ def read_model(folder: Path, name: str = MODEL) -> Facts:
     """What `model.toml` says; a UserError where it cannot be used by this program."""
     path = folder / name
     try:
-        return _facts(read_toml(path))
+        return parse_facts(read_toml(path))
     except MissingFileError as error:
         raise MissingFileError(
             f"{folder} holds no model (no {name} in it); make one with: clipcil learn {quoted(folder)} FOLDER"
         ) from error
     except UserError as error:
-        if isinstance(error, _NewerError):
+        if isinstance(error, NewerFormatError):
             raise UserError(f"{path} {error}") from error
         raise UserError(f"{path} is damaged ({str(error).removeprefix(f'{path} ')}); {COPY}") from error
-
-
-class _NewerError(UserError):
-    """Written by a later version."""
-
-
-def _facts(table: dict[str, Any]) -> Facts:
-    form = typed(table.get("format"), Text, "format")
-    major = form.split(".")[0]
-    if not (major.isascii() and major.isdigit()):
-        raise UserError(f"'format' is '{form}'; it must be a version")
-    if int(major) > int(FORMAT.split(".")[0]):
-        raise _NewerError(
-            f"has format {form}, written by clipcil {table.get('clipcil', '?')}; this is clipcil"
-            f" {clipcil.__version__}, which reads up to {FORMAT.split('.')[0]}.x: install a newer one"
-        )
-    for key in ("classes", "unknown", "sizes", "weights", "sha256"):
-        if key not in table:
-            raise UserError(f"'{key}' is missing")
-    facts: Facts = typed({**table, "known": table["classes"], "calibration": table["unknown"]}, Facts)
-    if sum(facts.sizes) != len(facts.known) or not facts.known:
-        raise UserError(f"'sizes' count {sum(facts.sizes)} classes, but there are {len(facts.known)}")
-    if not _WEIGHTS.fullmatch(facts.weights):
-        raise UserError(f"'weights' is '{printable(facts.weights)[:60]}', which is not the name of a weights file")
-    Between(1e-6, 1e6).check(facts.calibration.temperature, "unknown.temperature")
-    Between(0, 1).check(facts.calibration.threshold or 0.0, "unknown.threshold")
-    for known in facts.known:
-        _check_share(known.right, known.held_out)
-    for lesson in facts.history:
-        _check_share(lesson.right, lesson.held_out)
-    for template in facts.templates:
-        check_template(template)
-    return facts
-
-
-def _check_share(right: int, total: int) -> None:
-    if not 0 <= right <= total:
-        raise UserError(f"'right' is {right} of {total} pictures")
 
 
 def read_weights(folder: Path, facts: Facts) -> dict[str, Tensor]:
@@ -372,28 +240,6 @@ def load_model(folder: Path) -> tuple[Facts, dict[str, Tensor]]:
                 raise
             facts = newer
     raise UserError(f"{folder} keeps changing; try again later")
-
-
-def to_table(facts: Facts) -> dict[str, Any]:
-    """What `model.toml` holds."""
-    task_of = [task for task, size in enumerate(facts.sizes) for _ in range(size)]
-    return {
-        "format": FORMAT,
-        "clipcil": clipcil.__version__,
-        "method": facts.method,
-        "backbone": facts.backbone,
-        "fingerprint": facts.fingerprint,
-        "seed": facts.seed,
-        "templates": list(facts.templates),
-        "lessons": facts.lessons,
-        "sizes": facts.sizes,
-        "weights": facts.weights,
-        "sha256": facts.sha256,
-        "settings": facts.settings,
-        "unknown": {key: value for key, value in asdict(facts.calibration).items() if value is not None},
-        "history": [asdict(lesson) for lesson in facts.history],
-        "classes": [{**asdict(known), "task": task} for known, task in zip(facts.known, task_of, strict=True)],
-    }
 
 
 def size_on_disk(folder: Path) -> int:

@@ -9,8 +9,8 @@ from pathlib import Path
 from PIL import Image
 
 from clipcil.classifier.classifier import Classifier
-from clipcil.classifier.evaluation import Answer, Evaluation, wilson_interval
-from clipcil.classifier.model_folder import Known
+from clipcil.classifier.evaluation import Answer, ClassResult, Evaluation, wilson_interval
+from clipcil.classifier.facts import KnownClass
 from clipcil.classifier.wording import counted
 from clipcil.data.given import as_picture
 from clipcil.data.pictures import decode
@@ -55,14 +55,13 @@ def write_test_page(model: Classifier, found: Evaluation, source: str, out: Path
         source: The folder of the test pictures, as the page is to call it.
         out: The file.
     """
-    results = [Known(result.name, "", "", 0, "", result.pictures, result.right) for result in found.classes]
     parts = [
         f"<h1>{_headline(found)}</h1>",
         f'<p class="faint">Test pictures: {html.text(source)}. {html.text(repr(model))}.</p>',
         _verdicts(found),
         _mistakes(found.mistakes),
         "<h2>Classes, the worst first</h2>",
-        _result_table(sorted(results, key=lambda known: known.right / max(1, known.held_out))),
+        _result_table(sorted(found.classes, key=lambda result: result.accuracy or 0)),
         _confusions(found),
     ]
     if found.unreadable:
@@ -76,7 +75,7 @@ def write_test_page(model: Classifier, found: Evaluation, source: str, out: Path
     html.write_page(out, "clipcil: test", "\n".join(parts))
 
 
-def class_table(known: Sequence[Known]) -> str:
+def class_table(known: Sequence[KnownClass]) -> str:
     """When each class was learnt, from how many pictures, and its accuracy."""
     rows = [
         [*map(html.text, (one.name, one.learnt, one.newest)), str(one.pictures), *_share(one.right, one.held_out)]
@@ -85,8 +84,8 @@ def class_table(known: Sequence[Known]) -> str:
     return html.table(["Class", "Learnt", "Newest", "Pictures", "Accuracy", "95% interval"], rows)
 
 
-def _result_table(results: Sequence[Known]) -> str:
-    rows = [[html.text(one.name), str(one.held_out), *_share(one.right, one.held_out)] for one in results]
+def _result_table(results: Sequence[ClassResult]) -> str:
+    rows = [[html.text(one.name), str(one.pictures), *_share(one.right, one.pictures)] for one in results]
     return html.table(["Class", "Pictures", "Accuracy", "95% interval"], rows)
 
 
@@ -129,9 +128,9 @@ def _verdicts(found: Evaluation) -> str:
     if found.pictures:
         share = f"{found.false_alarms / found.pictures:.1%}"
         lines.append(f"False alarms: {share} of the pictures of known classes were called “none of these”.")
-    if found.strangers:
-        share = f"{found.missed / found.strangers:.1%}"
-        unknown = counted(found.strangers, "picture")
+    if found.unknown_pictures:
+        share = f"{found.missed / found.unknown_pictures:.1%}"
+        unknown = counted(found.unknown_pictures, "picture")
         lines.append(f"Misses: {share} of {unknown} of classes that the model does not know were given a class.")
     return "".join(f"<p>{line}</p>" for line in lines)
 
@@ -178,7 +177,7 @@ def _share(right: int, total: int) -> list[str]:
 
 
 def _carried_note(model: Classifier) -> str:
-    count = model.features_carried
+    count = model.features_transported
     if not count:
         return ""
     return (

@@ -10,7 +10,8 @@ import threading
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from clipcil.classifier.model_folder import Known, read_model, read_previous
+from clipcil.classifier.facts import KnownClass
+from clipcil.classifier.model_folder import read_model, read_previous
 from clipcil.data.names import same_name
 from clipcil.errors import UserError
 from clipcil.files import refuse_links, sweep_parts, write_json
@@ -66,7 +67,7 @@ class SmallPictures:
         """How many there are, of all classes."""
         return sum(len(_read(path)) for path in self._files())
 
-    def follow(self, before: Sequence[Known]) -> None:
+    def follow(self, before: Sequence[KnownClass]) -> None:
         """Rename and delete as the model in the folder has changed; what belongs to the one kept for undo stays.
 
         Args:
@@ -82,7 +83,7 @@ class SmallPictures:
                         self._file(old.name).replace(self._file(new.name))
             self._keep_only(each.name for each in (*after, *undoable))
 
-    def _undoable(self) -> list[Known]:
+    def _undoable(self) -> list[KnownClass]:
         try:
             previous = read_previous(self.model)
         except UserError:  # damaged: it cannot be brought back

@@ -12,8 +12,9 @@ from torch.nn.functional import cosine_similarity
 
 from clipcil.classifier.card import kept_statistics
 from clipcil.classifier.evaluation import wilson_interval
+from clipcil.classifier.facts import Facts
 from clipcil.classifier.held_out import PREFIX
-from clipcil.classifier.model_folder import COPY, Facts, load_model, read_model, size_on_disk
+from clipcil.classifier.model_folder import COPY, load_model, read_model, size_on_disk
 from clipcil.classifier.small_pictures import SmallPictures
 from clipcil.classifier.wording import counted, print_table, say, unknown_sentence
 from clipcil.errors import UserError, printable, quoted
@@ -32,7 +33,6 @@ def summarise(folder: Path) -> dict[str, Any]:
         moved, kept = _moved(facts, tensors), _kept(facts, tensors)
     except Exception as error:  # untrusted weights can be of any shape, under any name
         raise UserError(f"the weights in {folder} do not fit its model ({type(error).__name__}); {COPY}") from error
-    tasks = [task for task, size in enumerate(facts.sizes) for _ in range(size)]
     classes = [
         {
             "name": known.name,
@@ -45,7 +45,7 @@ def summarise(folder: Path) -> dict[str, Any]:
             "task": task + 1,
             "moved": None if moved is None else round(moved[place], 6),
         }
-        for place, (known, task) in enumerate(zip(facts.known, tasks, strict=True))
+        for place, (known, task) in enumerate(zip(facts.known, facts.task_of, strict=True))
     ]
     unknown = facts.calibration
     right, measured = sum(known.right for known in facts.known), sum(known.held_out for known in facts.known)
@@ -70,7 +70,7 @@ def summarise(folder: Path) -> dict[str, Any]:
 
 
 def _moved(facts: Facts, tensors: dict[str, Tensor]) -> list[float] | None:
-    moved = carried(tensors)
+    moved = mean_shifts(tensors)
     if moved is None:
         return None
     if len(moved) != len(facts.known) or not bool(moved.isfinite().all()):
@@ -83,11 +83,11 @@ def _kept(facts: Facts, tensors: dict[str, Tensor]) -> dict[str, int]:
     return {
         "exemplars_kept": exemplars(facts, tensors),
         "features_kept": len(tensors.get(f"{PREFIX}labels", ())),
-        "features_carried": int(tensors[f"{PREFIX}carried"].sum()) if f"{PREFIX}carried" in tensors else 0,
+        "features_transported": int(tensors[f"{PREFIX}carried"].sum()) if f"{PREFIX}carried" in tensors else 0,
     }
 
 
-def carried(tensors: dict[str, Tensor]) -> Tensor | None:
+def mean_shifts(tensors: dict[str, Tensor]) -> Tensor | None:
     """(C,): how far each class's mean was transported since it was learnt, 1 − cosine; None without a Gaussian memory.
 
     The true drift cannot be known without the old pictures; this is the part of it that calibration has followed.
@@ -124,9 +124,9 @@ def print_summary(folder: Path) -> None:
             f"accuracy over all {classes}: {right / total:.1%} of {counted(total, 'picture')} kept for evaluation (95 %"
             f" interval {low:.0%} to {high:.0%})"
         )
-    if facts["features_carried"]:
+    if facts["features_transported"]:
         say(
-            f"features of {counted(facts['features_carried'], 'picture')} were transported when the tower changed;"
+            f"features of {counted(facts['features_transported'], 'picture')} were transported when the tower changed;"
             " their part of the accuracy is an estimate"
         )
     say(unknown_sentence(read_model(folder).calibration))

@@ -14,7 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from clipcil.classifier.classifier import Classifier, load
-from clipcil.classifier.layout import check_swapped, describe_passed_over, passed_over
+from clipcil.classifier.layout import check_swapped, describe_skipped, skipped_files
 from clipcil.classifier.lesson import Lesson
 from clipcil.classifier.model_folder import MODEL, hold_model, refuse_other_folders
 from clipcil.classifier.small_pictures import SmallPictures
@@ -154,8 +154,8 @@ def print_plan(model: Classifier, dataset: Dataset, folder: Path) -> None:
     for name, number in zip(dataset.classes, counts, strict=True):
         table.add_row(printable(name), str(number), "known: more pictures" if same_name(name) in known else "new")
     print_table(table)
-    if files := passed_over(folder):
-        say(f"skipped: {describe_passed_over(files)}")
+    if files := skipped_files(folder):
+        say(f"skipped: {describe_skipped(files)}")
         for path in files[:5]:
             say(f"  {path}")
         if len(files) > 5:
@@ -164,7 +164,7 @@ def print_plan(model: Classifier, dataset: Dataset, folder: Path) -> None:
 
 def report(model: Classifier, lesson: Lesson, folder: Path) -> None:
     """The closing lines."""
-    for line in lesson.left_out:
+    for line in lesson.unreadable:
         say(f"skipped: {line}")
     if lesson.repeated:
         say(f"skipped, because taught before: {counted(len(lesson.repeated), 'picture')} ({lesson.repeated[0]}, …)")

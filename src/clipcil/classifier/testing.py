@@ -44,11 +44,11 @@ def _print_verdicts(model: Classifier, found: Evaluation) -> None:
     elif found.pictures:
         alarms, share = found.false_alarms, found.false_alarms / found.pictures
         say(f"false alarms: {counted(alarms, 'picture')} of known classes called 'none of these' ({share:.1%})")
-    if found.strangers:
-        caught = found.strangers - found.missed
+    if found.unknown_pictures:
+        caught = found.unknown_pictures - found.missed
         say(
-            f"unknown classes: {counted(found.strangers, 'picture')}, {caught} recognised as 'none of these',"
-            f" {found.missed} missed ({found.missed / found.strangers:.1%})"
+            f"unknown classes: {counted(found.unknown_pictures, 'picture')}, {caught} recognised as 'none of these',"
+            f" {found.missed} missed ({found.missed / found.unknown_pictures:.1%})"
         )
         for name in found.unknown_classes[:5]:
             close = nearest(name, model.classes)
@@ -65,7 +65,7 @@ def print_json(model: Classifier, found: Evaluation) -> None:
         "accuracy": found.accuracy,
         "interval": [low, high] if found.pictures else None,
         "false_alarms": found.false_alarms,
-        "unknown_pictures": found.strangers,
+        "unknown_pictures": found.unknown_pictures,
         "unknown_missed": found.missed,
         "unreadable": found.unreadable,
         "classes": [{"name": one.name, "pictures": one.pictures, "right": one.right} for one in found.classes],

@@ -20,7 +20,8 @@ from starlette.requests import Request
 from starlette.responses import FileResponse, JSONResponse, Response, StreamingResponse
 
 import clipcil
-from clipcil.classifier.model_folder import COPY, Known
+from clipcil.classifier.facts import KnownClass
+from clipcil.classifier.model_folder import COPY
 from clipcil.classifier.predicting import Prediction
 from clipcil.classifier.small_pictures import SmallPictures
 from clipcil.data.names import same_name
@@ -240,7 +241,7 @@ class Api:
         name, done = download_name(self.keeper.folder, what), BackgroundTask(shutil.rmtree, scratch, ignore_errors=True)
         return FileResponse(file, filename=name, media_type="application/zip", background=done)
 
-    def _rename_waiting(self, before: list[Known]) -> None:
+    def _rename_waiting(self, before: list[KnownClass]) -> None:
         """Pictures that wait for a class follow where it was renamed, or where that was undone."""
         after = self.keeper.model.class_facts if self.keeper.model is not None else []
         if [replace(each, name="") for each in before] != [replace(each, name="") for each in after]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from clipcil.classifier.model_folder import Known
+from clipcil.classifier.facts import KnownClass
 from clipcil.classifier.small_pictures import SmallPictures
 from clipcil.errors import printable
 from clipcil.serve.keeper import Keeper
@@ -48,7 +48,7 @@ def model_json(keeper: Keeper, small: SmallPictures, limits: Limits) -> dict[str
     }
 
 
-def _class_json(known: Known, small: SmallPictures, several: bool) -> dict[str, Any]:
+def _class_json(known: KnownClass, small: SmallPictures, several: bool) -> dict[str, Any]:
     return {
         "name": known.name,
         "learnt": known.learnt,

@@ -11,7 +11,8 @@ from typing import Any
 from starlette.exceptions import HTTPException
 
 from clipcil.classifier.classifier import Classifier, load
-from clipcil.classifier.model_folder import MODEL, Facts, read_previous, restore_previous
+from clipcil.classifier.facts import Facts
+from clipcil.classifier.model_folder import MODEL, read_previous, restore_previous
 from clipcil.errors import UserError
 
 DEFAULT_BACKBONE = "mini"

@@ -116,7 +116,7 @@ class Lessons:
                     self._small.add(name, [self._staging.thumbnail(item.id).read_bytes() for item in items[-MOST:]])
             except (UserError, OSError) as error:  # the model is written and counts, whatever becomes of these
                 lesson.warnings.append(f"no small pictures are kept of this lesson: {error}")
-        for told in (lesson.warnings, lesson.left_out):
+        for told in (lesson.warnings, lesson.unreadable):
             told[:] = self._with_titles(told, taken)
         broken = [f"{item.title}: {item.broken}" for item in taken if item.broken is not None]
         return lesson_json(lesson, broken, len(model.classes))
@@ -160,14 +160,14 @@ def lesson_json(lesson: Lesson, broken: list[str], classes: int) -> dict[str, An
     return {
         "new": lesson.new,
         "again": lesson.again,
-        "left_out": [*broken, *lesson.left_out],
+        "unreadable": [*broken, *lesson.unreadable],
         "repeated": len(lesson.repeated),
         "held_out": lesson.evaluation.pictures,
         "left_one_out": lesson.left_one_out,
         "accuracy": lesson.accuracy if classes > 1 else None,
         "interval": lesson.evaluation.interval,
         "confused": [
-            {"name": pair.true, "taken_for": pair.guess, "pictures": pair.pictures}
+            {"true": pair.true, "guess": pair.guess, "pictures": pair.pictures}
             for pair in lesson.evaluation.confused[:CONFUSED]
         ],
         "warnings": lesson.warnings,

@@ -29,13 +29,13 @@ MAYBE_TEXT: Schema = {"type": ["string", "null"]}
 MAYBE_SHARE: Schema = {"type": ["number", "null"], "minimum": 0, "maximum": 1}
 FILE: Schema = {"type": "string", "format": "binary"}
 COUNTS: Schema = {"type": "object", "additionalProperties": COUNT}
-CONFUSED = _object(name=TEXT, taken_for=TEXT, pictures=COUNT)
+CONFUSED = _object(true=TEXT, guess=TEXT, pictures=COUNT)
 
 PICTURE = _object(id=MAYBE_TEXT, title=TEXT, broken=MAYBE_TEXT)
 RESULT = _object(
     new=COUNTS,
     again=COUNTS,
-    left_out=_list(TEXT),
+    unreadable=_list(TEXT),
     repeated=COUNT,
     held_out=COUNT,
     left_one_out=SWITCH,

@@ -11,11 +11,11 @@ import zlib
 from pathlib import Path
 
 from clipcil.classifier.export import Format, export
+from clipcil.classifier.facts import WEIGHTS
 from clipcil.classifier.model_folder import CARD, COPY, MODEL, read_model
 from clipcil.errors import UserError
 from clipcil.serve.keeper import Keeper
 
-WEIGHTS = re.compile(r"weights-[0-9a-f]{1,64}\.safetensors")
 CHUNK = 2**20
 DAMAGED = (
     zipfile.BadZipFile,

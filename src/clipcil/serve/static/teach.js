@@ -81,11 +81,11 @@ function learnt(result) {
     h("ul", { class: "chips", "aria-label": "What was learnt" }, names.slice(0, 30).map(([name, count, kind]) => h("li", { class: "chip", own: colour(colourIndex(name)) },
       h("span", { class: "dot", "aria-hidden": "true" }), `${name} · ${kind === "new" ? plural(count, "picture") : `${count} more`}`)), names.length > 30 ? h("li", { class: "chip" }, `and ${names.length - 30} more`) : null),
     result.confused.length ? h("div", {}, h("h3", {}, "Now confused"), h("ul", { class: "confused" }, result.confused.slice(0, 6).map((pair) =>
-      h("li", {}, h("strong", {}, pair.name), h("span", { class: "quiet" }, "mistaken for"), h("strong", {}, pair.taken_for), h("span", { class: "quiet" }, `${pair.pictures}×`))))) : null,
+      h("li", {}, h("strong", {}, pair.true), h("span", { class: "quiet" }, "mistaken for"), h("strong", {}, pair.guess), h("span", { class: "quiet" }, `${pair.pictures}×`))))) : null,
     result.warnings.slice(0, 10).map((text) => h("p", { class: "note" }, `${text[0].toUpperCase()}${text.slice(1)}.`)),
     result.warnings.length > 10 ? h("p", { class: "note" }, `And ${result.warnings.length - 10} more notes of this kind.`) : null,
     result.repeated ? h("p", { class: "note" }, `${plural(result.repeated, "picture")} left out: taught before.`) : null,
-    result.left_out.length ? h("p", { class: "note" }, `Left out: ${result.left_out.slice(0, 5).join("; ")}`) : null,
+    result.unreadable.length ? h("p", { class: "note" }, `Left out: ${result.unreadable.slice(0, 5).join("; ")}`) : null,
   ].flat().filter(Boolean);
 }
 
