@@ -129,19 +129,19 @@ def _list(planned: list[Planned], grid: Grid) -> None:
     from rich.table import Table
 
     from clipcil.errors import printable
-    from clipcil.experiment.bench import on_other_devices, states_of
+    from clipcil.experiment.bench import distinct, on_other_devices, result_of, states_of
     from clipcil.experiment.folder import FinishedRuns
 
     table = Table(box=None, pad_edge=False)
     for header in ("method", "data", "tasks", "runs", "finished", "begun"):
         table.add_column(header, justify="left" if header in ("method", "data") else "right", no_wrap=True)
-    known, runs = FinishedRuns(grid.kept), {each.folder: each for each in planned}  # two rows may be the same run
+    known, runs = FinishedRuns(grid.kept), distinct(planned)
     for (label, data, tasks), count in states_of(planned, known).items():
         numbers = (count.total(), count["finished"], count["begun"])
         name = f"{label} (cannot be run)" if count["cannot be run"] else label
         table.add_row(name, data, str(tasks or ""), *(str(number or "") for number in numbers))
     Console(markup=False).print(table)
-    finished = sum(not each.problem and known.find(folder, each.table) is not None for folder, each in runs.items())
+    finished = sum(result_of(run, known) is not None for run in runs)
     where = ", ".join(map(str, (grid.out, *grid.kept)))
     print(printable(f"{finished} of {len(runs)} runs are finished in {where}"))
     for line in on_other_devices(planned, known):
@@ -154,7 +154,7 @@ def _do(planned: list[Planned], grid: Grid, quiet: bool, about: str = "") -> lis
     from rich.console import Console
 
     from clipcil.errors import printable
-    from clipcil.experiment.bench import run_grid
+    from clipcil.experiment.bench import distinct, run_grid
     from clipcil.experiment.display import Display, open_display
 
     console = Console(highlight=False, soft_wrap=True, quiet=quiet)
@@ -162,7 +162,7 @@ def _do(planned: list[Planned], grid: Grid, quiet: bool, about: str = "") -> lis
     def tell(line: str) -> None:
         console.print(printable(line), markup=False)
 
-    tell(f"{len({each.folder for each in planned})} runs, in {grid.out}{about}")  # two rows may be the same run
+    tell(f"{len(distinct(planned))} runs, in {grid.out}{about}")
     live = console.is_terminal and not quiet
     return run_grid(planned, grid.out, tell, open_display if live else Display, grid, console if live else None)
 

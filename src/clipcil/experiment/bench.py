@@ -76,50 +76,76 @@ def run_grid(
     Returns:
         How each of `planned` ended, in the same order.
     """
-    grid, log, ended = grid or Grid(), ResultLog(out / RESULTS), dict[Path, Finished]()
+    grid, runs = grid or Grid(), distinct(planned)
     known = FinishedRuns(grid.kept)
-    runs = list({each.folder: each for each in reversed(planned)}.values())[::-1]
-    board, together = Board(runs), grid.jobs > 1 or grid.on == "ray"
-
-    def end(each: Planned, error: str, state: str) -> None:
-        result = known.find(each.folder, each.table) if not error else None
-        if result is None and not error:
-            error = "files that it names have changed since it was begun, or its results cannot be read; name another"
-            error += " folder with --out"
-        ended[each.folder] = Finished(each, result, error)
-        board.ended[each.folder] = "done" if result else "failed"
-        log.add(each, result, error)
-        spec = each.spec
-        order = f", {spec.order}" if len({run.spec.order for run in runs}) > 1 else ""
-        tasks = f" in {spec.tasks} tasks" if len({run.spec.tasks for run in runs}) > 1 else ""
-        name = f"[{runs.index(each) + 1}/{len(runs)}] {each.label} on {spec.data}{tasks}{order}, seed {spec.seed}"
-        if result is None:
-            tell(f"{name}: FAILED: {error}")
-        else:
-            tell(f"{name}: A_B {result.last:.2f}, Ā {result.average:.2f}, {result.seconds:.1f} s ({state})")
-
+    endings = _Endings(runs, out, known, tell)
     for line in on_other_devices(runs, known):
         tell(f"note: {line}")
     todo = []
-    for each in runs:
-        if each.problem or known.find(each.folder, each.table) is None:
-            todo.append(each)
+    for run in runs:
+        if result_of(run, known) is None:
+            todo.append(run)
         else:
-            end(each, "", "done before")
+            endings.add(run, "", "done before")
+    together = grid.jobs > 1 or grid.on == "ray"
     if grid.on == "ray":
         doing = on_ray(todo, grid)
     else:
         doing = in_processes(todo, grid.jobs, tell) if together else in_this_process(todo, make_display)
     try:
-        with board.show(console) if console is not None and together else nullcontext(), closing(doing):
-            for each, error in doing:
-                end(each, error, "done")
-        for each in runs:  # what another bench in this folder was doing may be done by now
-            if ended[each.folder].result is None and not each.problem and known.find(each.folder, each.table):
-                end(each, "", "done by another process")
+        with endings.board.show(console) if console is not None and together else nullcontext(), closing(doing):
+            for run, error in doing:
+                endings.add(run, error, "done")
+        for run in runs:  # what another bench in this folder was doing may be done by now
+            if endings.by_folder[run.folder].result is None and result_of(run, known) is not None:
+                endings.add(run, "", "done by another process")
     except KeyboardInterrupt as stop:
-        raise KeyboardInterrupt(f"stopped after {len(ended)} of {len(runs)} runs; the same command continues") from stop
-    return [replace(ended[each.folder], planned=each) for each in planned]
+        counts = f"stopped after {len(endings.by_folder)} of {len(runs)} runs"
+        raise KeyboardInterrupt(f"{counts}; the same command continues") from stop
+    return [replace(endings.by_folder[each.folder], planned=each) for each in planned]
+
+
+class _Endings:
+    """How the runs of a grid ended. Each ending is told, added to the log and shown on the board."""
+
+    def __init__(self, runs: Sequence[Planned], out: Path, known: FinishedRuns, tell: Callable[[str], None]) -> None:
+        self.board, self.by_folder = Board(runs), dict[Path, Finished]()
+        self._log, self._known, self._tell = ResultLog(out / RESULTS), known, tell
+
+    def add(self, run: Planned, error: str, state: str) -> None:
+        """A run has ended: with an error, or well, and then `state` says when."""
+        result = result_of(run, self._known) if not error else None
+        if result is None and not error:
+            error = "files that it names have changed since it was begun, or its results cannot be read; name another"
+            error += " folder with --out"
+        self.by_folder[run.folder] = Finished(run, result, error)
+        self.board.ended[run.folder] = "done" if result else "failed"
+        self._log.add(run, result, error)
+        if result is None:
+            self._tell(f"{self._name(run)}: FAILED: {error}")
+        else:
+            numbers = f"A_B {result.last:.2f}, Ā {result.average:.2f}, {result.seconds:.1f} s"
+            self._tell(f"{self._name(run)}: {numbers} ({state})")
+
+    def _name(self, run: Planned) -> str:
+        """Its place in the grid and what it is; class order and tasks only where the grid has several."""
+        runs, spec = self.board.runs, run.spec
+        order = f", {spec.order}" if len({each.spec.order for each in runs}) > 1 else ""
+        tasks = f" in {spec.tasks} tasks" if len({each.spec.tasks for each in runs}) > 1 else ""
+        return f"[{runs.index(run) + 1}/{len(runs)}] {run.label} on {spec.data}{tasks}{order}, seed {spec.seed}"
+
+
+def distinct(planned: Sequence[Planned]) -> list[Planned]:
+    """Each run once: two rows of a table may be the same run."""
+    found: dict[Path, Planned] = {}
+    for each in planned:
+        found.setdefault(each.folder, each)
+    return list(found.values())
+
+
+def result_of(planned: Planned, known: FinishedRuns) -> RunResult | None:
+    """The results of a run that is finished; None where it is not, or cannot be run."""
+    return None if planned.problem else known.find(planned.folder, planned.table)
 
 
 def on_other_devices(planned: Sequence[Planned], known: FinishedRuns) -> list[str]:
@@ -127,7 +153,7 @@ def on_other_devices(planned: Sequence[Planned], known: FinishedRuns) -> list[st
 
     The device is a part of what a run is: `auto` finds none of the runs of a CPU on a machine with a GPU.
     """
-    runs = {each.folder: each for each in planned if not each.problem}.values()
+    runs = [each for each in distinct(planned) if not each.problem]
     found = Counter(known.other_device(each.folder, each.table) for each in runs)
     asked = ", ".join(sorted({each.spec.device for each in runs}))
     return [
@@ -145,7 +171,7 @@ def states_of(planned: Sequence[Planned], known: FinishedRuns) -> dict[Key, Coun
         spec = each.spec
         if each.problem:
             state = "cannot be run"
-        elif known.find(each.folder, each.table) is not None:
+        elif result_of(each, known) is not None:
             state = "finished"
         else:
             state = "begun" if (each.folder / "config.toml").is_file() else "waiting"
