@@ -160,12 +160,19 @@ def _word(error: UnicodeEncodeError) -> str:
 
 def open_log(path: Path) -> BinaryIO:
     """Open a file of our own for adding lines, made if it is not there; a link or a device in its place is refused."""
-    flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-    handle = os.open(path, flags, 0o666)
+    return os.fdopen(_open_own(path, os.O_APPEND), "ab+")
+
+
+def _open_own(path: Path, flags: int = 0) -> int:
+    """A handle of a regular file of our own, made if it is not there.
+
+    A link is not followed, because it may lead to somebody's file; a pipe in its place would never open.
+    """
+    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | flags, 0o666)
     if not stat.S_ISREG(os.fstat(handle).st_mode):
         os.close(handle)
-        raise OSError("it is not a regular file")
-    return os.fdopen(handle, "ab+")
+        raise OSError(f"{path.name} is not a regular file")
+    return handle
 
 
 def refuse_links(*paths: Path) -> None:
@@ -248,7 +255,7 @@ def _hold(folder: Path, who: str) -> Iterator[None]:
 
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        file = _open_for_good(folder / LOCK)
+        file = os.fdopen(_open_own(folder / LOCK), "rb+", buffering=0)
     except OSError as error:
         raise UserError(f"cannot write to {folder}: {error.strerror or error}") from error
     with file:
@@ -276,13 +283,3 @@ def _holder(file: IO[bytes]) -> str:
         return printable(os.pread(file.fileno(), 400, 0).decode(errors="replace").strip()) or "another process"
     except OSError:
         return "another process"
-
-
-def _open_for_good(path: Path) -> IO[bytes]:
-    # Without O_NOFOLLOW a lock that is a link to somebody's file would empty that file; a pipe would never open.
-    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-    handle = os.open(path, flags, 0o666)
-    if not stat.S_ISREG(os.fstat(handle).st_mode):
-        os.close(handle)
-        raise OSError(f"{path} is not a regular file")
-    return os.fdopen(handle, "rb+", buffering=0)

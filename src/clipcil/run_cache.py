@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import os
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -126,8 +126,7 @@ class RunCache:
 
 @cache
 def _code() -> str:
-    """A hash of the package's code in the rooms that training uses: after a change nothing old is found."""
-    package = Path(__file__).parent
-    rooms: Sequence[str] = ("clip", "data", "training", "methods", "prompts")
-    files = sorted(path for room in rooms for path in (package / room).rglob("*.py"))
+    """A hash of the code that training uses: after a change nothing old is found."""
+    root, packages = Path(__file__).parent, ("clip", "data", "training", "methods", "prompts")
+    files = sorted(path for package in packages for path in (root / package).rglob("*.py"))
     return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()

@@ -35,6 +35,20 @@ KEEP = 2
 SHARDS = "shards"
 """Folder of the shards, inside the folder of the checkpoints."""
 
+RUN_FILES = (
+    "config.toml",
+    "environment.json",
+    "results.json",
+    "matrix.csv",
+    "predictions.csv",
+    "timing.json",
+    "steps.jsonl",
+    "error.txt",
+)
+"""The files of a run, beside the folder `checkpoint`."""
+_SNAPSHOT = re.compile(r"\d{2,}-[\w.]+-\d{4,}")
+_CHECKPOINT = re.compile(rf"(task-\d{{4,}}|{_SNAPSHOT.pattern})\.(safetensors|json)")
+
 
 def save_tensors(path: Path, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
     """`path` (safetensors) and, once that is whole, `path`.json with its checksum and `facts`."""
@@ -139,7 +153,7 @@ class CheckpointFolder:
     @staticmethod
     def restore(loaded: Loaded, method: Method) -> None:
         """Restore a new method and the random state from a checkpoint."""
-        own = {key[7:]: value for key, value in loaded.tensors.items() if key.startswith("method.")}
+        own = {key.removeprefix("method."): value for key, value in loaded.tensors.items() if key.startswith("method.")}
         restore_method(method, own, loaded.facts)
         try:
             set_random_state(loaded.tensors)
@@ -212,21 +226,6 @@ class SnapshotFolder:
         return sorted(own, key=_place_and_epoch, reverse=True)
 
 
-RUN_FILES = (
-    "config.toml",
-    "environment.json",
-    "results.json",
-    "matrix.csv",
-    "predictions.csv",
-    "timing.json",
-    "steps.jsonl",
-    "error.txt",
-)
-"""The files of a run, beside the folder `checkpoint`."""
-_SNAPSHOT = re.compile(r"\d{2,}-[\w.]+-\d{4,}")
-_CHECKPOINT = re.compile(rf"(task-\d{{4,}}|{_SNAPSHOT.pattern})\.(safetensors|json)")
-
-
 def sweep_run(out: Path) -> None:
     """Delete what a killed process left half written in the folder of a run; the caller has seen that it is one."""
     sweep_parts(out, RUN_FILES.__contains__)
@@ -259,7 +258,7 @@ def _show(value: Any) -> str:
 
 
 def _number(path: Path) -> int:
-    return int(path.stem[5:])
+    return int(path.stem.removeprefix("task-"))
 
 
 def _place_and_epoch(path: Path) -> tuple[int, int]:

@@ -25,8 +25,8 @@ class Display:
     def stage(self, name: str, steps: int) -> None:
         """A stage of `steps` steps begins, 0 where the number is not known; no name: nothing is under way."""
 
-    def advance(self, steps: int = 1) -> None:
-        """Steps of the stage are done."""
+    def advance(self) -> None:
+        """A step of the stage is done."""
 
     def progress(self, what: str, done: int, total: int) -> None:
         """Pictures are being preprocessed or encoded."""
@@ -91,9 +91,9 @@ class LiveDisplay(Display):
         if self._stage is not None:
             self._bars.reset(self._stage, description=name, total=steps or None)
 
-    def advance(self, steps: int = 1) -> None:
+    def advance(self) -> None:
         if self._stage is not None:
-            self._bars.advance(self._stage, steps)
+            self._bars.advance(self._stage)
 
     def progress(self, what: str, done: int, total: int) -> None:
         if self._stage is not None:

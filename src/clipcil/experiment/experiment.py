@@ -226,8 +226,9 @@ class Experiment:
 
     def _load(self, monitor: RunMonitor, folder: Path | None) -> TaskLoop:
         self.launch()
-        ours = self._kind.__module__.startswith("clipcil.")  # a cached stage is found by our code, not by others'
-        session = Session(self._fabric, monitor, self._shared.run_cache if ours else None)
+        # The key of a cached stage covers the code of this package, not that of somebody else's method.
+        run_cache = self._shared.run_cache if self._kind.__module__.startswith("clipcil.") else None
+        session = Session(self._fabric, monitor, run_cache)
         random = OwnState()
         with (
             monitor.phase("loading"),

@@ -218,21 +218,21 @@ class FinishedRuns:
 
     def __init__(self, kept: Sequence[Path] = ()) -> None:
         runs = find_runs(kept)
-        self._kept = {_identity(run.values["config"]): run for run in runs}
-        self._devices = {_identity(run.values["config"], "device"): str(run.run.get("device")) for run in runs}
+        self._kept = {_options_key(run.values["config"]): run for run in runs}
+        self._devices = {_options_key(run.values["config"], "device"): str(run.run.get("device")) for run in runs}
 
     def find(self, folder: Path, table: dict[str, Any]) -> RunResult | None:
         """The results of exactly these options and settings; None where there are none."""
         if (done := finished_run(folder, table)) is not None:
             return done
-        return None if inputs(table) else self._kept.get(_identity(table))  # of what is in files none is kept
+        return None if inputs(table) else self._kept.get(_options_key(table))  # a kept run does not hold its `inputs`
 
     def other_device(self, folder: Path, table: dict[str, Any]) -> str:
         """The device of a kept run that differs from this one in nothing else, where this one is not finished."""
-        return "" if self.find(folder, table) else self._devices.get(_identity(table, "device"), "")
+        return "" if self.find(folder, table) else self._devices.get(_options_key(table, "device"), "")
 
 
-def _identity(table: dict[str, Any], *without: str) -> str:
+def _options_key(table: dict[str, Any], *without: str) -> str:
     """Options and settings without those that were not given, and without the place of a dataset that has a name."""
     run = {key: value for key, value in table["run"].items() if value is not None and key not in without}
     if run["data"] not in ANYTHING:

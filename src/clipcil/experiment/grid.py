@@ -98,10 +98,12 @@ def plan_sweep(method: str, key: str, values: Sequence[str], grid: Grid) -> list
     chosen = list(dict.fromkeys(values)) or [f"{value:g}" for value in study_values(key)]
     if len(chosen) < 2:
         raise UserError(f"a sweep needs at least two values of '{key}'; write them one after the other")
-    outside = not has_setting(config, key)
-    if given := _given_too(key, outside, grid):
+    if has_setting(config, key):
+        given, cases = _given_setting(key, grid), [Case(value, method, nested({key: value})) for value in chosen]
+    else:
+        given, cases = _given_option(key, grid), [Case(value, method, run={key: value}) for value in chosen]
+    if given:
         raise UserError(f"the sweep itself decides '{key}'; leave out {given}")
-    cases = [Case(v, method, {} if outside else nested({key: v}), {key: v} if outside else {}) for v in chosen]
     planned = _expand(cases, known_datasets(grid.data) or ["emoji"], grid, grid.run)
     for each in planned:
         if each.problem:  # an invalid value of a sweep is refused, not reported as a failed run
@@ -109,10 +111,13 @@ def plan_sweep(method: str, key: str, values: Sequence[str], grid: Grid) -> list
     return planned
 
 
-def _given_too(key: str, outside: bool, grid: Grid) -> str:
-    """The first option of the grid that would give the swept setting another value; empty where there is none."""
-    if not outside:
-        return next((f"--set {word}" for word in grid.set if word.partition("=")[0].strip() == key), "")
+def _given_setting(key: str, grid: Grid) -> str:
+    """The words that give the swept setting of the method another value; empty where there are none."""
+    return next((f"--set {word}" for word in grid.set if word.partition("=")[0].strip() == key), "")
+
+
+def _given_option(key: str, grid: Grid) -> str:
+    """The name of an option that gives the swept option of the run another value; empty where there is none."""
     if key == "order" and grid.orders:
         return "--orders"
     same = ("tasks", "increment") if key in ("tasks", "increment") else (key,)

@@ -75,16 +75,7 @@ def load_parts(
         dataset = dataset.shrink(spec.shots, spec.seed)
     method = learner.build(dataset.templates)
     method.check_names(dataset.classes)
-    clip = method.clip
-    if kind.tunes_tower:
-        reader = Reader(clip, cache_folder(), session.device, run_cache=session.run_cache)
-    else:
-        several = not shared.alone
-        reader = shared.readers.get(spec.backbone) or Reader(clip, cache_folder(), session.device, shared=several)
-        if reader.clip is not clip or reader.device != session.device:  # the same name for another backbone
-            reader = Reader(clip, cache_folder(), session.device, shared=several)
-        shared.readers[spec.backbone] = reader
-        reader.make_room()
+    reader = _reader(method, spec.backbone, session, shared)
     order = class_order(spec.order, dataset.classes)
     tasks = None if spec.tasks == TASKS else spec.tasks  # the default adapts to fewer classes
     stream = TaskStream(dataset, reader, order, task_sizes(len(order), tasks, spec.increment, spec.base))
@@ -102,6 +93,18 @@ def _backbone(name: str, shared: Shared) -> CLIP:
             shared.missing[name] = error
             raise
     return shared.backbones[name]
+
+
+def _reader(method: Method, backbone: str, session: Session, shared: Shared) -> Reader:
+    """A reader of its own for a method that tunes its tower; otherwise the one for all experiments that share."""
+    clip = method.clip
+    if method.tunes_tower:
+        return Reader(clip, cache_folder(), session.device, run_cache=session.run_cache)
+    reader = shared.readers.get(backbone)
+    if reader is None or reader.clip is not clip or reader.device != session.device:  # another one of the same name
+        reader = shared.readers[backbone] = Reader(clip, cache_folder(), session.device, shared=not shared.alone)
+    reader.make_room()
+    return reader
 
 
 def _open(spec: RunSpec, shared: Shared, source: Source) -> tuple[Dataset, list[str]]:

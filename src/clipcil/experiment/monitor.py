@@ -37,6 +37,7 @@ class RunMonitor(Monitor):
         self.seconds: dict[str, float] = {}
         self._task = 0
         self._place = -1
+        """Place of the current stage in the task."""
         self._log = log
         self._waiting: list[tuple[str, int, int, Tensor, float]] = []
         self._since = 0.0
@@ -45,13 +46,8 @@ class RunMonitor(Monitor):
         self.log_size = 0
         """Bytes of the log covered by the current snapshot."""
 
-    @property
-    def task(self) -> int:
-        """Index of the current task."""
-        return self._task
-
-    @task.setter
-    def task(self, index: int) -> None:
+    def begin_task(self, index: int) -> None:
+        """Learning of task `index` begins; the next stage is its first."""
         self._task, self._place = index, -1
 
     def cut_log(self) -> None:
@@ -96,7 +92,7 @@ class RunMonitor(Monitor):
             self._write_log()
         self._waiting = []
         if self.snapshots is not None:
-            self.snapshots.save(self.task, self._place, stage, snapshot(), self.log_size)
+            self.snapshots.save(self._task, self._place, stage, snapshot(), self.log_size)
             self._saved = time.perf_counter()
             self._cost = self._saved - now
 
@@ -106,12 +102,12 @@ class RunMonitor(Monitor):
         with self._open_log() as file:
             self._cut(file)
             for (name, at, step, _, rate), loss in zip(self._waiting, losses, strict=True):
-                line = {"task": self.task, "stage": name, "epoch": at, "step": step, "loss": loss, "rate": rate}
+                line = {"task": self._task, "stage": name, "epoch": at, "step": step, "loss": loss, "rate": rate}
                 file.write(json.dumps(line).encode() + b"\n")
         self.log_size = self._log.stat().st_size
 
     def restore(self, stage: str) -> Snapshot | None:
-        found = self.snapshots.load(self.task, self._place) if self.snapshots is not None else None
+        found = self.snapshots.load(self._task, self._place) if self.snapshots is not None else None
         found = from_first(found)  # where several processes work on a run, the first alone reads and writes files
         if found is None:
             return None

@@ -64,9 +64,9 @@ class NotebookDisplay(PlainDisplay):
         else:
             self._bar.clear()
 
-    def advance(self, steps: int = 1) -> None:
+    def advance(self) -> None:
         name, done, total = self._stage
-        self._stage = (name, done + steps, total)
+        self._stage = (name, done + 1, total)
         self._bar.show(*self._stage)
 
     def progress(self, what: str, done: int, total: int) -> None:

@@ -66,8 +66,8 @@ def _lead(folder: Path, table: dict[str, Any], load: Load, display: Display, res
     loop = load(RunMonitor(folder / "steps.jsonl", display, snapshots))
     belongs = _identity(loop)
     checkpoints, snapshots.mark = CheckpointFolder(folder / "checkpoint", belongs), run_mark(belongs)
-    kept = checkpoints.newest(display.tell) if resume else None
-    snapshots.clear(keep=kept.tasks if kept else 0 if resume else None)
+    kept = checkpoints.newest(display.tell)
+    snapshots.clear(keep=kept.tasks if kept is not None else 0)
     made_from = inputs(table)
     # Only now: a run that could not begin has claimed nothing.
     for note in (*write_start(folder, table, loop.method.clip, made_from), *loop.parts.notes):

@@ -72,12 +72,9 @@ class RunSpec:
         within("seed", self.seed, 0, 2**63 - 1)
         within("devices", self.devices, 1, 4096)
         within("nodes", self.nodes, 1, 4096)
-        if self.shots is not None:
-            within("shots", self.shots, 1)
-        if self.hold_out is not None:
-            within("hold_out", self.hold_out, 1)
-        if self.test_sample is not None:
-            within("test_sample", self.test_sample, 1)
+        for name in ("shots", "hold_out", "test_sample"):
+            if (number := getattr(self, name)) is not None:
+                within(name, number, 1)
         if self.tasks is not None and self.increment is not None:
             raise UserError("give the number of tasks or the increment, not both")
         if self.tasks is None and self.increment is None:

@@ -76,7 +76,7 @@ class TaskLoop:
             raise UserError("this task is of another experiment; learn the tasks that iterating over this one gives")
         if self.method.sizes:
             self.evaluate()
-        self.monitor.task = task.index
+        self.monitor.begin_task(task.index)
         self._before = copy_memory(self.method)
         self._interrupted = task.index
         with self.monitor.phase("learning"), usual_torch(self.method.device), self.random.active():
