@@ -26,7 +26,7 @@ from clipcil.errors import UserError
 from clipcil.experiment import on_ray, task_loop, workers
 from clipcil.experiment.bench import RESULTS, Finished, lines_of, read_log, run_grid, states_of
 from clipcil.experiment.experiment import Experiment
-from clipcil.experiment.folder import FinishedRuns, inputs
+from clipcil.experiment.folder import FinishedRuns, inputs, write_inputs
 from clipcil.experiment.grid import Planned, data_roots, plan
 from clipcil.experiment.spec import Grid
 from clipcil.files import InUseError
@@ -311,6 +311,14 @@ def test_a_file_beside_the_weights_is_no_reason_to_fail_and_another_tokenizer_is
     assert run_grid(plan(grid), grid.out)[0].result is not None and len(done) == 1, "looked at once"
     with_other_tokenizer(mini, own)
     assert "its tokenizer is" in run_grid(plan(grid), grid.out)[0].error
+
+
+def test_a_folder_that_has_moved_is_still_one_the_run_was_made_from(tmp_path: Path) -> None:
+    """A run is continued with its pictures in another place: what was at the old one is not forgotten."""
+    environment = tmp_path / "environment.json"
+    environment.write_text(json.dumps({"inputs": {"data_root": "pictures", "order": "before"}}))
+    write_inputs(tmp_path, {"order": "after"})
+    assert json.loads(environment.read_text()) == {"inputs": {"data_root": "pictures", "order": "after"}}
 
 
 def test_files_that_a_run_is_made_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -117,11 +117,11 @@ def write_inputs(folder: Path, made_from: dict[str, str]) -> None:
     """
     try:
         kept = read_json(folder / "environment.json")
-        changed = kept["inputs"] != made_from
+        now = {**kept["inputs"], **made_from}  # what is gone today was there when the run began
     except (UserError, LookupError, TypeError):  # taken away while it ran
         return
-    if changed:
-        write_json(folder / "environment.json", {**kept, "inputs": made_from})
+    if now != kept["inputs"]:
+        write_json(folder / "environment.json", {**kept, "inputs": now})
 
 
 def read_config(folder: Path) -> dict[str, Any]:
