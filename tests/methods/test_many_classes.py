@@ -12,7 +12,7 @@ from torch.nn.functional import normalize
 
 from clipcil.clip import CLIP
 from clipcil.methods import dmc
-from clipcil.methods.dmc import DMCOT, DMCOTConfig, compete, nearest_classes
+from clipcil.methods.dmc import DMCOT, DMCOTConfig, nearest_classes, sampled_classes
 from clipcil.training.augment import TowerTraining
 from clipcil.training.loop import Session, Training
 
@@ -34,7 +34,7 @@ def test_nearest_and_competing_classes() -> None:
         wanted = (texts @ texts[index]).argsort(descending=True)[:4]
         assert set(row.tolist()) == set(wanted.tolist()) and index in row.tolist()
     classes = torch.tensor([7, 3, 7, 49])
-    targets, part = compete(classes, near, 53)
+    targets, part = sampled_classes(classes, near, 53)
     assert torch.equal(part[targets], classes)
     assert part[-3:].tolist() == [50, 51, 52] and torch.equal(part, part.unique())
     assert set(near[[3, 7, 49]].flatten().tolist()) == set(part[:-3].tolist())

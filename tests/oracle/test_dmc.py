@@ -128,7 +128,8 @@ def test_no_step_replays_more_than_it_may(method: DMC, reading: Literal["new", "
 
 
 def test_the_tower_is_the_mean_of_what_the_tasks_made_of_it(mini: CLIP, tmp_path: Path) -> None:
-    """After two tasks: half of the tower before the second, half of what stage 1 made of it."""
+    """After two tasks: half of the tower before the second, half of what stage 1 made of it. A task that was forgotten
+    counts too: the tower still has its share."""
     towers: list[dict[str, torch.Tensor]] = []
 
     class Watching(Session):
@@ -144,12 +145,17 @@ def test_the_tower_is_the_mean_of_what_the_tasks_made_of_it(mini: CLIP, tmp_path
     data = open_dataset("emoji")
     train, test = (part.subset(torch.nonzero(part.labels < 4).flatten()) for part in (data.train, data.test))
     data = replace(data, classes=data.classes[:4], train=train, test=test)
-    for task in TaskStream(data, Reader(clip, tmp_path), range(4), [2, 2]).tasks():
-        method.learn(task)
-        towers.append({name: value.clone() for name, value in clip.vision.named_parameters()})
+    stream = TaskStream(data, Reader(clip, tmp_path), range(4), [2, 2])
+    for first in (0, 1):
+        for task in stream.tasks(first):
+            method.learn(task)
+            towers.append({name: value.clone() for name, value in clip.vision.named_parameters()})
+        method.forget(3)
+        method.forget(2)
     for name, value in start.items():
         torch.testing.assert_close(towers[0][name], value + 1.0)
         torch.testing.assert_close(towers[1][name], value + 1.5)
+        torch.testing.assert_close(towers[2][name], value + 1.5 + 1 / 3)
 
 
 @pytest.mark.parametrize("what", ["tower", "blocks", "norms", "projection", "lora"])

@@ -228,9 +228,10 @@ class DMC(Method):
         with own_random("stage1", task.index), tuned(self.clip, *what) as parameters:
             self.session.fit("stage1", parameters, task.pictures, loss, self.config.stage1, depends_on=given)
         if self.config.average_tower:
+            learnt = int(self.memory.tasks) + 1  # k; `sizes` has no entry for a task whose classes are all forgotten
             with torch.no_grad():
                 for name, value in self.tower.named_parameters():
-                    value.copy_(torch.lerp(past[name], value, 1 / len(self.sizes)))
+                    value.copy_(torch.lerp(past[name], value, 1 / learnt))
 
     def encode(self, batch: Pictures, augment: Augment = "none") -> Tensor:
         """Unit features (B, dim) of the tower as it is now, with gradients."""
@@ -276,36 +277,35 @@ class DMC(Method):
         new, old = len(self.new_labels), self.old
         if again:
             new, old = len(torch.unique(labels)), self.seen
-        share = new / (new + old)  # every class weighs the same, new or old
+        # The new classes together weigh as much as the same number of old ones, however few features are replayed.
+        share = new / (new + old)
         how, replayed = self.budget(share)
         steps = -(-len(labels) // how.batch_size)
         sampled = not again and bool(old) and 0 < self.config.softmax_classes < self.seen
         near = nearest_classes(self.classifier[:old], NEAREST) if sampled else None
+        # For each step of an epoch: features (R, dim), their targets (R,), and the classes of the softmax (None: all).
         drawn: list[tuple[Tensor, Tensor, Tensor | None]] = []
 
         def draw() -> None:
-            """The old classes' features for one epoch, each class as often as the others."""
-            if old:
-                turns = -(-steps * replayed // old)
-                classes = torch.cat([torch.randperm(old) for _ in range(turns)])[: steps * replayed]
-                samples = normalize(self.memory.sample(classes), dim=-1)
-                parts = [
-                    (part, None) if near is None else compete(part, near, self.seen)
-                    for part in torch.split(classes, replayed)
-                ]
-                drawn[:] = [
-                    (own, targets.to(self.device), rivals if rivals is None else rivals.to(self.device))
-                    for own, (targets, rivals) in zip(torch.split(samples, replayed), parts, strict=True)
-                ]
+            """Draw the replayed features of one epoch: R = `replayed` for each step, each old class equally often."""
+            if not old:
+                return
+            turns = -(-steps * replayed // old)
+            classes = torch.cat([torch.randperm(old) for _ in range(turns)])[: steps * replayed]
+            samples = normalize(self.memory.sample(classes), dim=-1)
+            drawn.clear()
+            for own, part in zip(torch.split(samples, replayed), torch.split(classes, replayed), strict=True):
+                targets, among = (part, None) if near is None else sampled_classes(part, near, self.seen)
+                drawn.append((own, targets.to(self.device), None if among is None else among.to(self.device)))
 
         def loss(rows: Tensor, *batch: Pictures) -> Tensor:
             texts, tasks = self.text_classifier(every)
-            samples, classes, rivals = drawn.pop() if old else (None, None, None)
-            weights = self.clip.scale * (texts if rivals is None else texts[rivals]).T
-            targets = labels[rows] if rivals is None else labels[rows] - (self.seen - len(rivals))
+            samples, sample_targets, among = drawn.pop() if old else (None, None, None)
+            weights = self.clip.scale * (texts if among is None else texts[among]).T
+            targets = labels[rows] if among is None else labels[rows] - (self.seen - len(among))  # new classes are last
             value = share * cross_entropy(features(rows, *batch) @ weights, targets)
-            if samples is not None and classes is not None:
-                value = value + (1 - share) * cross_entropy(samples @ weights, classes)
+            if samples is not None and sample_targets is not None:
+                value = value + (1 - share) * cross_entropy(samples @ weights, sample_targets)
             if self.config.task_prompt:
                 value = value + self.config.ortho * orthogonality(tasks)
             return value
@@ -361,19 +361,19 @@ def nearest_classes(texts: Tensor, count: int) -> Tensor:
     return torch.cat([part.topk(min(count, len(texts)), dim=1).indices for part in parts]).cpu()
 
 
-def compete(classes: Tensor, near: Tensor, seen: int) -> tuple[Tensor, Tensor]:
+def sampled_classes(classes: Tensor, near: Tensor, seen: int) -> tuple[Tensor, Tensor]:
     """The classes that a step's softmax is over, and where the replayed ones stand among them.
 
     Args:
         classes: (R,) old classes replayed in the step.
         near: (C_old, k) from `nearest_classes`.
-        seen: Number of classes seen; those from C_old on are new and always take part, last.
+        seen: Number of classes seen; those from C_old on are new, and all of them are included, last.
 
     Returns:
-        Targets (R,) and classes (S,), ascending: `classes == taking_part[targets]`.
+        Targets (R,) and the classes of the softmax (S,), ascending: `classes == among[targets]`.
     """
-    taking_part = torch.cat([torch.unique(near[classes]), torch.arange(len(near), seen)])
-    return torch.searchsorted(taking_part, classes), taking_part
+    among = torch.cat([torch.unique(near[classes]), torch.arange(len(near), seen)])
+    return torch.searchsorted(among, classes), among
 
 
 def orthogonality(tasks: Tensor) -> Tensor:
