@@ -47,9 +47,9 @@ class DualPromptConfig:
             epochs=5, lr=2.8e-3, batch_size=24, optimizer="adam", weight_decay=0, schedule="constant", clip_norm=1
         )
     )
-    """The single-GPU port's values on CIFAR-100: Adam at a constant 0.03 × batch 24 / 256, 5 epochs, gradients clipped
-    to norm 1. The authors have 24 pictures on each of several devices, whose number they do not say, and the rate of
-    the whole batch. Both crop and flip the pictures (`augment`)."""
+    """The single-GPU port's values on CIFAR-100: Adam at a constant 0.03 × batch 24 / 256 (rounded here), 5 epochs,
+    gradients clipped to norm 1. The authors have 24 pictures on each of several devices, whose number they do not say,
+    and the rate of the whole batch. Both crop and flip the pictures (`augment`)."""
     general_layers: tuple[int, ...] = (0, 1)
     """Layers of the general prompt, from 0; the authors' value. Layers that a tower lacks are left out, and noted."""
     general_length: int = 5

@@ -153,7 +153,7 @@ class RanPAC(Method):
         largest λ would always win. Where no picture can be held out, both stay as they are.
 
         One eigenvalue problem serves all λ: of the pictures' inner products K = ΦΦᵀ = U diag(e) Uᵀ, because
-        Φ'(ΦᵀΦ + λ I)⁻¹Φᵀ Y = Φ'Φᵀ U (U ᵀY / (e + λ)).
+        Φ'(ΦᵀΦ + λ I)⁻¹Φᵀ Y = Φ'Φᵀ U (UᵀY / (e + λ)).
         """
         order = torch.randperm(len(features)).to(features.device)
         held = min(len(features) - 1, max(1, round(self.config.held_out * len(features))))  # one is left to fit to

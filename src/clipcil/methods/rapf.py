@@ -133,7 +133,7 @@ class RAPF(Method):
         old = self.old
         steps = -(-len(pictures) // how.batch_size)
         pairs = hard_pairs(self.texts, old, self.config.threshold)
-        crowd = pairs[:, 0].repeat_interleave(self.config.pair_each)  # the old class of every draw
+        paired = pairs[:, 0].repeat_interleave(self.config.pair_each)  # the old class of every draw for a hard pair
         own, rival = (self.texts[column.to(self.texts.device)] for column in pairs.T)  # (P, dim) each
         wanted = round(self.config.replay_epoch / (steps * self.config.replay_each))
         each_step = min(old, max(self.config.replay_classes, wanted))
@@ -154,7 +154,7 @@ class RAPF(Method):
                 inputs, targets = torch.cat([inputs, samples]), torch.cat([targets, classes])
             value = cross_entropy(self.score(inputs), targets)
             if len(pairs):  # many draws each, so not kept for a whole epoch
-                turned = normalize(self.adapter(self.replay(crowd)), dim=-1).view(len(pairs), -1, own.shape[1])
+                turned = normalize(self.adapter(self.replay(paired)), dim=-1).view(len(pairs), -1, own.shape[1])
                 value = value + separation(turned, own, rival, self.config.margin)
             return value
 
