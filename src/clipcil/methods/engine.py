@@ -118,7 +118,7 @@ class ENGINE(Method):
         self.register_buffer("sentences", torch.zeros(0, 0, dim, device=self.device), persistent=False)
         self.register_buffer("pair_texts", torch.zeros(0, 0, dim, device=self.device))
         self._known: Descriptions | None = None
-        self._spoken: list[tuple[Tensor, Tensor]] = []  # a task each: raw sentences (S, dim), their pairs (S, 2)
+        self._described: list[tuple[Tensor, Tensor]] = []  # a task each: raw sentences (S, dim), their pairs (S, 2)
 
     def check_names(self, names: Sequence[str]) -> None:
         check_sentences(self.clip, names, self.templates)
@@ -136,10 +136,10 @@ class ENGINE(Method):
     def learn_task(self, task: Task) -> None:
         phase, pictures = self.session.monitor.phase, task.pictures
         with phase("descriptions"):
-            spoken = self.encode_new_descriptions()
+            described = self.encode_new_descriptions()
         with phase("noisy views"):
             views = self.noisy_views(pictures) if self.config.image_weight else None
-        self.train_adapters(pictures, spoken, views)
+        self.train_adapters(pictures, described, views)
         with phase("statistics"), torch.no_grad():
             self.add_statistics(pictures)
             self.classifier = ensemble(normalize(summed(self.text_adapters)(self.sentences), dim=-1))
@@ -168,13 +168,13 @@ class ENGINE(Method):
         if self._known is None:
             self._known = Descriptions.read(self.config.descriptions)
         self._known.require(self.names)
-        while len(self._spoken) < len(self.sizes):  # after a resume: those of earlier tasks, in the same batches
-            self._spoken.append(self.encode_task(self._known, len(self._spoken)))
-        vectors, pairs = self._spoken[-1]
+        while len(self._described) < len(self.sizes):  # after a resume: those of earlier tasks, in the same batches
+            self._described.append(self.encode_task(self._known, len(self._described)))
+        vectors, pairs = self._described[-1]
         places, owners = torch.unique(pairs, dim=0, return_inverse=True)
         self.pair_texts[places[:, 0], places[:, 1]] = average_by_owner(vectors, owners, len(places)).to(self.pair_texts)
-        every = normalize(torch.cat([vectors for vectors, _ in self._spoken]), dim=-1)
-        subject = torch.cat([pairs[:, 0] for _, pairs in self._spoken])
+        every = normalize(torch.cat([vectors for vectors, _ in self._described]), dim=-1)
+        subject = torch.cat([pairs[:, 0] for _, pairs in self._described])
         return [every[subject == label] for label in range(self.seen)]
 
     def encode_task(self, known: Descriptions, task: int) -> tuple[Tensor, Tensor]:
@@ -197,14 +197,14 @@ class ENGINE(Method):
             [torch.cat([encode(block) for block in pictures.batches(NOISY_BLOCK)]) for _ in range(self.config.views)]
         )
 
-    def train_adapters(self, pictures: Pictures, spoken: list[Tensor], views: Tensor | None) -> None:
+    def train_adapters(self, pictures: Pictures, described: list[Tensor], views: Tensor | None) -> None:
         """L_clip + a_t L_text + a_v L_img. Only the adapters of this task move."""
         features, labels = pictures.features, pictures.labels
         old, device = self.old, self.device
         scale = self.clip.scale if self.config.full_scale else self.clip.logit_scale
         image, text = summed(self.image_adapters), summed(self.text_adapters)
-        pool = torch.cat(spoken) if spoken else torch.zeros(0, features.shape[1])
-        sizes = torch.tensor([len(vectors) for vectors in spoken], device=device)
+        pool = torch.cat(described) if described else torch.zeros(0, features.shape[1])
+        sizes = torch.tensor([len(vectors) for vectors in described], device=device)
         starts = sizes.cumsum(0) - sizes
         replayed = torch.arange(old, device=device)
 

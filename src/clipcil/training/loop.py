@@ -53,7 +53,7 @@ class Training:
     momentum: float = 0.9
     """Momentum; used by sgd only."""
     schedule: Literal["cosine", "cosine-epoch", "quarter-cosine", "constant", "multistep"] = "cosine"
-    """cosine: down to 0 at the last step; cosine-epoch: the same curve, but lowered once an epoch (PROOF, ENGINE);
+    """cosine: towards 0 after the last step; cosine-epoch: the same curve, but lowered once an epoch (PROOF, ENGINE);
     quarter-cosine: cos(0.99 π/2 · e/(E − 1)) in epoch e of E (CODA-Prompt); multistep: ×0.1 after each milestone."""
     milestones: tuple[int, ...] = ()
     """Epochs after which multistep lowers the learning rate."""
