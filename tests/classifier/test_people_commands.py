@@ -69,7 +69,7 @@ def test_learning_shows_what_it_does(tmp_path: Path, capsys: pytest.CaptureFixtu
     for words in (
         "banana",
         "new",
-        "skipped: 1 .mp4, 1 pictures in no class folder",
+        "skipped: 1 .mp4, 1 picture in no class folder",
         str(week / "bee" / "clip.mp4"),
         "learnt 2 new classes; the model knows 2 classes now",
         "trained on 10 of 12 pictures; 2 held out",
@@ -146,6 +146,7 @@ def test_one_class_and_a_folder_with_a_dot_and_a_blank(
     assert "clipcil predict 'my v1.2' PICTURE" in text
     said(capsys, "report", "my v1.2")
     assert (tmp_path / "my v1.2.html").is_file()
+    assert "accuracy over 1 class: 100.0%" in said(capsys, "test", "my v1.2", "one")
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -202,8 +203,12 @@ def test_show_rename_forget(model: Path, tmp_path: Path, capsys: pytest.CaptureF
     assert "fire ant (taught as ant)" in text and "keeps no picture" in text and "MB on disk" in text
     told = json.loads(said(capsys, "show", own, "--json"))
     assert [row["name"] for row in told["classes"]] == ["airplane", "fire ant"]
+    for names in (["airplane", "ant"], ["airplane", "fire ant"]):
+        said(capsys, "undo", own)
+        assert clipcil.load(own).classes == names, "a new name can be undone, and restored"
     said(capsys, "forget", own, "fire ant")
     assert clipcil.load(own).classes == ["airplane"]
+    assert "after a class was forgotten" in said(capsys, "undo", own, code=2)
 
 
 @pytest.mark.parametrize(("method", "kept"), [("simplecil", "class means"), ("dmc", "class Gaussians")])
@@ -252,6 +257,47 @@ def test_a_dry_run_finds_what_learning_would_refuse(tmp_path: Path, capsys: pyte
     (week / "bee").rename(week / ("x" * 200))
     for more in ("--dry-run", "--quiet"):
         assert "tokens with start and end" in said(capsys, *words, more, code=2)
+
+
+def test_a_dry_run_names_the_pictures_that_were_taught_before(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The same folder again with pictures of a new class: only these would be learnt."""
+    week = write_tree(tmp_path / "week", pictures(["ant", "bee"]))
+    text = said(capsys, "learn", str(model), str(week), "--dry-run").replace("\n", " ")
+    assert "would be skipped, because taught before: 6 pictures" in text and "nothing was learnt" in text
+
+
+def test_a_class_without_pictures_for_evaluation_and_pictures_of_two_classes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    week = write_tree(tmp_path / "week", {name: each[:1] for name, each in pictures(["ant", "bee"]).items()})
+    own = str(tmp_path / "m")
+    text = said(capsys, "learn", own, str(week), "--method", "simplecil")
+    assert f"the accuracy on new pictures is not known; measure it: clipcil test {own} FOLDER" in text
+    write_tree(tmp_path / "more", {"fly": pictures(["crab"])["crab"]})
+    said(capsys, "learn", own, str(tmp_path / "more"), "--quiet")
+    (tmp_path / "more" / "fly").rename(tmp_path / "more" / "crab")
+    notes = [line for line in said(capsys, "learn", own, str(tmp_path / "more")).splitlines() if "taught as" in line]
+    assert len(notes) == 1 and notes[0].startswith("note: 6 pictures (") and "as 'crab' and as 'fly'" in notes[0]
+
+
+def test_a_picture_that_is_not_there_is_said_to_be_missing(
+    model: Path, asked: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = said(capsys, "predict", str(model), "nowhere.png", str(asked / "ant" / "bad.png"), code=1).splitlines()
+    assert lines[0] == "nowhere.png: cannot be read: nowhere.png does not exist; check its name"
+    assert "(its format is unknown)" in lines[1]
+
+
+def test_settings_of_another_version_are_named_with_their_file(
+    model: Path, asked: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = copy(model, tmp_path / "m")
+    toml = tmp_path / "m" / "model.toml"
+    toml.write_text(toml.read_text().replace("[settings]\n", "[settings]\nlooked_at = 5\n"))
+    line = said(capsys, "predict", own, str(asked), code=2)
+    assert f"the settings in {toml} do not fit this version" in line and "looked_at" in line
 
 
 def test_an_accuracy_is_over_the_classes_that_were_measured(

@@ -77,7 +77,7 @@ def test_what_is_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     found = skipped_files(root)
     assert [path.name for path in found] == ["loose.png", "notes", "2.HEIC", "film.mp4"]
     told = describe_skipped(found)
-    assert "1 .heic (pip install 'clipcil[heic]'" in told and "1 .mp4" in told and "1 files without" in told
+    assert "1 .heic (pip install 'clipcil[heic]'" in told and "1 .mp4" in told and "1 file without an ending" in told
     (tmp_path / "linked").mkdir()
     (tmp_path / "linked" / "ant").symlink_to(root / "ant")  # what lies behind a link is learnt, so it is looked at
     assert [path.name for path in skipped_files(tmp_path / "linked")] == ["2.HEIC", "film.mp4"]

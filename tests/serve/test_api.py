@@ -29,6 +29,9 @@ def test_before_the_first_lesson(server: Server, emoji: dict[str, list[bytes]]) 
         assert answer.status == 409 and "\n" not in answer.json["error"], path
     answer = server.call("POST", "/api/predict", emoji["fox"][0], "image/png")
     assert answer.status == 409 and "teach it first" in answer.json["error"]
+    for method, path, status in [("GET", "/api/nothing", 404), ("PUT", "/api/undo", 405)]:
+        answer = server.call(method, path)
+        assert answer.status == status and "/docs lists what there is" in answer.json["error"]
 
 
 def test_what_waits(server: Server, emoji: dict[str, list[bytes]]) -> None:

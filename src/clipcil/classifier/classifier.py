@@ -376,7 +376,13 @@ def load(
     facts, tensors = load_model(folder)  # first: the model could be replaced while the backbone is loaded
     name = backbone or facts.backbone
     kind = find_method(facts.method)
-    config = override(kind.Config(), facts.settings)
+    try:
+        config = override(kind.Config(), facts.settings)
+    except UserError as error:
+        raise UserError(
+            f"the settings in {folder / MODEL} do not fit this version of clipcil ({error}); correct them there, or"
+            " teach the model again"
+        ) from error
     with allow_downloads(allow_download), on_behalf_of_a_folder(named=backbone is not None):
         clip = load_clip(name)
     model = Classifier.__new__(Classifier)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 from clipcil.classifier.model_folder import MODEL
+from clipcil.classifier.wording import counted
 from clipcil.data.datasets.folder import TEST, TRAIN
-from clipcil.data.tree import SUFFIXES, list_folders, walk
+from clipcil.data.tree import HEIC, SUFFIXES, list_folders, walk
 from clipcil.errors import UserError, quoted
 
 NAMED = 3
@@ -84,13 +86,14 @@ def skipped_files(root: Path) -> list[Path]:
 
 def describe_skipped(files: list[Path]) -> str:
     """`3 .heic (pip install 'clipcil[heic]' to read them), 1 .mp4, 2 pictures in no class folder`."""
-    kinds: dict[str, int] = {}
+    loose = ("picture in no class folder", "pictures in no class folder")
+    bare = ("file without an ending", "files without an ending")
+    kinds = Counter[tuple[str, str]]()
     for path in files:
         ending = path.suffix.lower()
-        kind = "pictures in no class folder" if ending in SUFFIXES else ending or "files without an ending"
-        kinds[kind] = kinds.get(kind, 0) + 1
-    hint = dict.fromkeys((".heic", ".heif"), " (pip install 'clipcil[heic]' to read them)")
-    return ", ".join(f"{count} {kind}{hint.get(kind, '')}" for kind, count in sorted(kinds.items()))
+        kinds[loose if ending in SUFFIXES else (ending, ending) if ending else bare] += 1
+    hint = {(kind, kind): " (pip install 'clipcil[heic]' to read them)" for kind in HEIC}
+    return ", ".join(counted(kinds[kind], *kind) + hint.get(kind, "") for kind in sorted(kinds))
 
 
 def _refuse_parts(root: Path, parts: list[Path]) -> None:

@@ -190,7 +190,10 @@ def restore_previous(folder: Path) -> Facts:
     holds the lock."""
     facts = read_previous(folder)
     if facts is None:
-        raise UserError(f"{folder} keeps no earlier model; nothing can be undone")
+        raise UserError(
+            f"{folder} keeps no earlier model, so nothing can be undone: none is kept of before the first lesson, nor"
+            " after a class was forgotten"
+        )
     read_weights(folder, facts)
     files = {MODEL: read_bytes(folder / PREVIOUS), PREVIOUS: read_bytes(folder / MODEL), CARD: _card(facts)}
     with uninterrupted(), _replacing(folder, files):

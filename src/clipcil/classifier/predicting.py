@@ -107,6 +107,6 @@ def _outcome(future: Future[Tensor]) -> Tensor | UserError:
 
 
 def _called(thing: Any) -> str:
-    return (
-        str(thing) if isinstance(thing, str) or hasattr(thing, "__fspath__") else f"a picture ({type(thing).__name__})"
-    )
+    """What messages call a picture that a caller gave."""
+    is_path = isinstance(thing, str) or hasattr(thing, "__fspath__")
+    return str(thing) if is_path else f"what was given ({type(thing).__name__})"

@@ -52,7 +52,7 @@ class Repeats:
     same: list[str] = field(default_factory=list)
     """Left out: taught before as the same class, or twice in this lesson."""
     elsewhere: list[str] = field(default_factory=list)
-    """Learnt, but taught before as another class: a line for each."""
+    """Pictures that are learnt, but were taught before as another class: a line for each two classes."""
 
 
 @dataclass
@@ -92,6 +92,7 @@ class TaughtPictures:
         for label, number in zip(self.labels.tolist(), self.checksums.tolist(), strict=True):
             places.setdefault(number, set()).add(label)
         rows, numbers, found, pictures = [], [], Repeats(), dataset.train
+        twofold: dict[tuple[int, int], list[str]] = {}  # pictures of (the class now, the class before)
         for row, label in enumerate(labels.tolist()):
             number = checksum(pictures.pictures[int(pictures.rows[row])])
             before = places.setdefault(number, set())
@@ -99,11 +100,13 @@ class TaughtPictures:
                 found.same.append(pictures.describe(row))
                 continue
             if before:
-                other = names[next(iter(before))]
-                found.elsewhere.append(f"{pictures.describe(row)} is taught as '{names[label]}' and as '{other}'")
+                twofold.setdefault((label, next(iter(before))), []).append(pictures.describe(row))
             before.add(label)
             rows.append(row)
             numbers.append(number)
+        for (now, then), same in twofold.items():
+            which = f"{same[0]} is" if len(same) == 1 else f"{len(same)} pictures ({same[0]}, …) are"
+            found.elsewhere.append(f"{which} taught as '{names[now]}' and as '{names[then]}'")
         return torch.tensor(rows, dtype=torch.int64), torch.tensor(numbers, dtype=torch.int64), found
 
     def tensors(self) -> dict[str, Tensor]:

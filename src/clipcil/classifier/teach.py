@@ -100,12 +100,17 @@ def dry_run(request: Request) -> None:
     model = _open(request)
     print_plan(model, dataset, request.folder)
     with progress_bar(request.quiet) as on_progress:
-        _, broken = drop_broken(dataset, on_progress)
+        whole, broken = drop_broken(dataset, on_progress)
     for line in broken:
         say(f"{'would be skipped' if request.skip_broken else 'note'}: {line}")
     model._check_prompts(dataset)
     if broken and not request.skip_broken:
         say(f"{counted(len(broken), 'picture')} cannot be read: learning would stop there, unless with --skip-broken")
+    lesson = Lesson()
+    model._plan(whole, lesson)
+    say_repeated(lesson, "would be skipped")
+    for warning in lesson.warnings:
+        say(f"note: {warning}")
     say("nothing was learnt (--dry-run)")
 
 
@@ -162,12 +167,16 @@ def print_plan(model: Classifier, dataset: Dataset, folder: Path) -> None:
             say(f"  … and {len(files) - 5} more")
 
 
+def say_repeated(lesson: Lesson, what: str) -> None:
+    if lesson.repeated:
+        say(f"{what}, because taught before: {counted(len(lesson.repeated), 'picture')} ({lesson.repeated[0]}, …)")
+
+
 def report(model: Classifier, lesson: Lesson, folder: Path) -> None:
     """The closing lines."""
     for line in lesson.unreadable:
         say(f"skipped: {line}")
-    if lesson.repeated:
-        say(f"skipped, because taught before: {counted(len(lesson.repeated), 'picture')} ({lesson.repeated[0]}, …)")
+    say_repeated(lesson, "skipped")
     more = f", and more of {counted(len(lesson.again), 'known class', 'known classes')}" if lesson.again else ""
     total, known = len(model.classes), counted(len(model.classes), "class", "classes")
     say(f"learnt {counted(len(lesson.new), 'new class', 'new classes')}{more}; the model knows {known} now")
@@ -175,7 +184,10 @@ def report(model: Classifier, lesson: Lesson, folder: Path) -> None:
     say(f"trained on {lesson.pictures - lesson.held_out} of {counted(lesson.pictures, 'picture')}{held}")
     found, how = lesson.evaluation, lesson.calibration
     if found.accuracy is None:
-        say("no picture was kept for evaluation, so the accuracy on new pictures is not known")
+        say(
+            "no picture was kept for evaluation, so the accuracy on new pictures is not known; measure it: clipcil test"
+            f" {quoted(folder)} FOLDER"
+        )
     elif total > 1:  # one class is always right
         say(accuracy_sentence(found, total, " left out one by one" if lesson.left_one_out else " held out"))
         say(f"pictures from elsewhere can be harder; measure them: clipcil test {quoted(folder)} FOLDER")

@@ -50,9 +50,9 @@ def accuracy_sentence(found: Evaluation, classes: int, how: str, measured: int |
     `measured`: the number of classes that there were pictures of, where that may be fewer.
     """
     low, high = found.interval
-    over = "all" if measured in (None, classes) else f"{measured} of"
+    over = "" if classes == 1 else "all " if measured in (None, classes) else f"{measured} of "
     return (
-        f"accuracy over {over} {counted(classes, 'class', 'classes')}: {found.accuracy or 0:.1%} (95% interval"
+        f"accuracy over {over}{counted(classes, 'class', 'classes')}: {found.accuracy or 0:.1%} (95% interval"
         f" {low:.0%} to {high:.0%}), measured on {counted(found.pictures, 'picture')}{how}"
     )
 

@@ -30,7 +30,8 @@ def forget(model: Model, name: ClassName, backbone: Backbone = None, allow_downl
         model: Folder of the model.
         name: The class.
     """
-    _change(model, backbone, allow_download, lambda classifier: classifier.forget(name))
+    # The previous model would still contain the class.
+    _change(model, backbone, allow_download, lambda classifier: classifier.forget(name), keep_previous=False)
     print(printable(f"{quoted(model)} has forgotten '{name}'"))
 
 
@@ -56,9 +57,9 @@ def rename(
 
 
 def undo(model: Model) -> None:
-    """Undo the last lesson of a model; undoing again restores it.
+    """Undo the last lesson or new name of a model; undoing again restores it.
 
-    The model before the last `clipcil learn` is kept until the next change.
+    The model before the last `clipcil learn` or `clipcil rename` is kept until the next change.
 
     For example:
       clipcil undo birds/
@@ -79,8 +80,14 @@ def undo(model: Model) -> None:
     say(f"{quoted(model)} is again as it was after {lessons}: it knows {classes}")
 
 
-def _change(folder: Path, backbone: str | None, allow_download: bool, do: Callable[[Classifier], None]) -> None:
-    """Load the model, `do` something to it, write it back."""
+def _change(
+    folder: Path,
+    backbone: str | None,
+    allow_download: bool,
+    do: Callable[[Classifier], None],
+    keep_previous: bool = True,
+) -> None:
+    """Load the model, `do` something to it, write it back; keep the model before it for `clipcil undo`."""
     from clipcil.classifier.classifier import load
     from clipcil.classifier.model_folder import hold_model, read_model
     from clipcil.classifier.small_pictures import SmallPictures
@@ -90,5 +97,5 @@ def _change(folder: Path, backbone: str | None, allow_download: bool, do: Callab
         model = load(folder, backbone=backbone, allow_download=allow_download)
         before = model.class_facts
         do(model)
-        model.write(folder)
+        model.write(folder, keep_previous=keep_previous)
         SmallPictures(folder).follow(before)

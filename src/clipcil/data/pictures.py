@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from PIL import ExifTags, Image, ImageOps
+from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
 from clipcil.errors import UserError, first_line
@@ -140,6 +140,8 @@ def _decode(picture: Picture, called: str, turn: ExitStack) -> Image.Image:
             return _finish(image, called, turn)
     except BrokenPictureError:
         raise
+    except FileNotFoundError as error:
+        raise BrokenPictureError(f"{called} does not exist; check its name") from error
     except Exception as error:  # a damaged file can raise anything, because its decoder trusts the header
         message = f"{called} is not a picture that can be read ({_short(error)}); replace or remove it"
         if _is_heif(picture) and "HEIF" not in readable_formats():
@@ -243,6 +245,8 @@ def _eight_bits(image: Image.Image) -> Image.Image:
 def _short(error: BaseException) -> str:
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
+    if isinstance(error, UnidentifiedImageError):
+        return "its format is unknown"
     kind, text = type(error).__name__, first_line(error).split(" <_io")[0].split(" '")[0]
     return kind if text == kind else f"{kind}: {text}"[:120]
 

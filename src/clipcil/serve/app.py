@@ -23,6 +23,7 @@ from clipcil.serve.openapi import document
 
 STATIC = Path(__file__).parent / "static"
 FULL = "the disk of the machine that runs clipcil is full; make room on it and try again"
+NO_ADDRESS = "there is no such address, or it does not take this method; /docs lists what there is"
 
 
 def api_routes(api: Api) -> list[Route]:
@@ -95,7 +96,9 @@ def build_app(api: Api, host: str, port: int, token: str | None) -> ASGIApp:
 
 async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    return JSONResponse({"error": error.detail}, error.status_code, error.headers)
+    # Starlette's own words for an unknown address say nothing of what there is.
+    detail = NO_ADDRESS if error.detail in ("Not Found", "Method Not Allowed") else error.detail
+    return JSONResponse({"error": detail}, error.status_code, error.headers)
 
 
 async def _user_error(request: Request, error: Exception) -> Response:
