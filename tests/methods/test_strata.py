@@ -162,7 +162,7 @@ def test_with_one_picture_a_class_every_head_has_its_say(cache: Path) -> None:
 def test_unknown_pictures_are_stranger(mini: CLIP, cache: Path) -> None:
     data = open_dataset("emoji")
     fixture = set_up(Strata, mini, data, (60, 40), cache)
-    fixture.learn(tasks=1)
+    fixture.learn(end=1)
     known, unknown = (fixture.method.novelty(fixture.stream.test(i)) for i in range(2))
     assert known is not None and unknown is not None
     area = (unknown[:, None] > known).double().mean()
