@@ -192,6 +192,7 @@ def test_python_conveniences(tmp_path: Path) -> None:
         (lambda model, data: model.learn({1: data["ant"]}), "class name 1 is of type int"),
         (lambda model, data: model.learn({"ant": None}), "class 'ant' needs a list of pictures"),
         (lambda model, data: model.learn({"ant": iter(data["ant"])}), "class 'ant' needs a list of pictures"),
+        (lambda model, data: model.learn(data["ant"]), "a list cannot be learnt; give a folder"),
         (lambda model, data: model.forget(3), "class name 3 is of type int"),
         (lambda model, data: model.predict(None), "a NoneType is not a picture"),
         (lambda model, data: model.predict(data["ant"], top="2"), "top is '2'"),

@@ -365,6 +365,7 @@ def test_two_rows_that_are_the_same_run_are_run_once(
         (Grid("table9"), "has no table 'table9'"),
         (Grid(methods=("simplecli",)), "did you mean 'simplecil'"),
         (Grid(data=("emojis",)), "did you mean 'emoji'"),
+        (Grid(data=("tests",)), "'tests' is a folder; give --data folder --data-root tests"),
         (Grid(only=("nothing-like-it",)), "fits no method and no dataset"),
         (Grid(set=("stage1.epoch=1",)), "none of the methods has a setting 'stage1.epoch'"),
         (Grid(set=("stage1.epochs=many",)), "it must be a whole number"),
@@ -373,7 +374,11 @@ def test_two_rows_that_are_the_same_run_are_run_once(
         (Grid(data_options=("splits=1",)), "none of the datasets has an option 'splits'"),
     ],
 )
-def test_wrong_words_are_refused_before_anything_runs(grid: Grid, said: str) -> None:
+def test_wrong_words_are_refused_before_anything_runs(
+    grid: Grid, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "tests").mkdir()
+    monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match=said):
         plan(grid)
 

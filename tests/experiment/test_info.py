@@ -64,6 +64,7 @@ def test_values_are_those_of_the_backbone_that_is_named(capsys: pytest.CaptureFi
 
 def test_options_of_a_dataset(capsys: pytest.CaptureFixture[str]) -> None:
     assert "a folder for each class" in rows(capsys, "datasets")["folder"]
+    assert list(datasets()) == sorted(datasets())
     assert "0.2" in rows(capsys, "datasets", "folder")["test_share"]
 
 

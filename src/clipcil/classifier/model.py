@@ -238,8 +238,8 @@ class TaughtModel:
         if self._fingerprint() != fingerprint:
             if fingerprint == MINI_1:
                 raise UserError(
-                    f"{what} was taught with version 1 of the backbone mini, which clipcil 0.1.x reads:"
-                    " pip install 'clipcil<0.2', or teach it again from its pictures"
+                    f"{what} was taught with version 1 of the backbone mini, which only clipcil 0.1 reads;"
+                    " teach it again from its pictures"
                 )
             raise UserError(
                 f"{what} was taught with another backbone (fingerprint {fingerprint}) than '{self._backbone}' here"

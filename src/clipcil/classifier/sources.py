@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -46,10 +47,17 @@ def read_source(source: Source, subfolders: bool = False) -> Dataset:
         return _learnable(source.name, [source.classes[label] for label in present], train, source.templates)
     if isinstance(source, Mapping):
         return _from_mapping(source)
-    root = Path(source)
+    root = _folder(source)
     check_layout(root, subfolders)
     names, files, labels = read_tree(root)
     return _learnable(str(root), names, picture_files(str(root), root, files, labels))
+
+
+def _folder(source: object) -> Path:
+    if not isinstance(source, str | os.PathLike):
+        said = "give a folder, {name: [pictures]} or a clipcil.Dataset"
+        raise UserError(f"a {type(source).__name__} cannot be learnt; {said}")
+    return Path(source)
 
 
 def as_list(pictures: Any) -> tuple[list[Any] | Any, bool]:

@@ -39,6 +39,7 @@ def report(
     from clipcil.experiment.claims import judge_claims
     from clipcil.network import allow_downloads
     from clipcil.report.claims_text import section
+    from clipcil.report.compare import group_runs
     from clipcil.report.page import write_report
     from clipcil.report.runs import find_runs
 
@@ -52,7 +53,8 @@ def report(
     with allow_downloads(allow_download):
         figures = write_report(found, path, section(judge_claims(found)))
     where = path.with_name(f"{path.stem}-figures")
-    counts = f"{len(found)} run{'s' * (len(found) != 1)}, {len(figures)} figure{'s' * (len(figures) != 1)}"
+    number = sum(len(group.runs) for group in group_runs(found))  # a run that stands in two folders counts once
+    counts = f"{number} run{'s' * (number != 1)}, {len(figures)} figure{'s' * (len(figures) != 1)}"
     print(printable(f"{path}: {counts} (also in {where})"))
     if tensorboard:
         from clipcil.report.tensorboard import write_tensorboard

@@ -25,7 +25,7 @@ def run(
 
     For example:
       clipcil run simplecil --data emoji
-      clipcil run dmc-ot --set stage1.lr=1e-5 beta=0.1
+      clipcil run dmc-ot --set stage1.lr=1e-5 beta=0.5
       clipcil run dmc-ot --data cifar100 --data-root DIR --backbone openai/clip-vit-base-patch16
       clipcil run --resume runs/2026-01-31-dmc-ot-emoji
 

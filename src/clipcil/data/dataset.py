@@ -207,7 +207,7 @@ def datasets() -> dict[str, Entry]:
         'nothing'
     """
     _import_all()
-    return dict(REGISTRY)
+    return dict(sorted(REGISTRY.items()))
 
 
 @cache

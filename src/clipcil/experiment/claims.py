@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Sequence
 from functools import cache
@@ -66,14 +67,20 @@ def since_then(group: Group, row: Row) -> dict[str, tuple[Any, Any]] | None:
     first = group.first
     if first.method != row.method:
         return None
-    spec = RunSpec(method=row.method, data=first.data, backbone=first.backbone)
     try:
-        today = flatten(_plain(to_dict(method_settings(spec, row.settings_with(first.tasks)))))
+        today = _settings_today(row.method, json.dumps(row.settings_with(first.tasks)), first.data, first.backbone)
     except UserError:
         return None
     own = flatten(first.settings)
     differ = {key: (own[key], value) for key, value in today.items() if key in own and own[key] != value}
     return None if differ.keys() & _deciding(row.method) else differ
+
+
+@cache
+def _settings_today(method: str, chosen: str, data: str, backbone: str) -> dict[str, Any]:
+    """Every setting that a run would have today, by its flat name. `chosen`: those of the row, as JSON."""
+    settings = method_settings(RunSpec(method=method, data=data, backbone=backbone), json.loads(chosen))
+    return flatten(_plain(to_dict(settings)))
 
 
 def outdated(runs: Sequence[RunResult]) -> list[str]:

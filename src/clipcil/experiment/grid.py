@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from clipcil.data.dataset import datasets, find_dataset, own_folder
-from clipcil.errors import UserError, nearest
+from clipcil.errors import UserError, nearest, quoted
 from clipcil.experiment.spec import PER_RUN, Grid, RunSpec, as_table, method_settings, resolved
 from clipcil.methods.registry import find_method, methods
 from clipcil.paper import Row, read_table
+from clipcil.reading import is_folder
 from clipcil.settings import build, merge, nested, override, parse_words
 
 SYMBOLS = {"M": "prompt_length", "β": "beta", "λ": "ortho", "lambda": "ortho"}
@@ -228,6 +229,8 @@ def data_options(words: Sequence[str], data: Sequence[str]) -> dict[str, dict[st
 def known_datasets(names: Sequence[str]) -> list[str]:
     """The names, each once; an unknown one is refused."""
     for name in names:
+        if name not in datasets() and is_folder(Path(name)):
+            raise UserError(f"'{name}' is a folder; give --data folder --data-root {quoted(name)}")
         find_dataset(name)
     return list(dict.fromkeys(names))
 

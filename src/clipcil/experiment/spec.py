@@ -47,7 +47,8 @@ class RunSpec:
     base: int | None = None
     """Classes in the first task, where it is larger than the others."""
     order: str = "seed:1993"
-    """Class order: natural, seed:N, icarl, or a file. seed:1993 is the order most of the field uses."""
+    """Class order: natural, seed:N, icarl, or a file with a class in each line, by name or index. seed:1993 is the
+    order most of the field uses."""
     backbone: str = "mini"
     """mini (embedded), a Hugging Face id or folder, or a file of OpenAI's or open_clip's."""
     seed: int = 0
@@ -92,7 +93,7 @@ class Grid:
     only: tuple[str, ...] = ()
     """Run only the methods, rows and datasets that match these patterns."""
     data: tuple[str, ...] = ()
-    """Datasets. Default: those of the table, or emoji."""
+    """Datasets; a folder of your own is --data folder --data-root DIR. Default: those of the table, or emoji."""
     seeds: int = 1
     """Number of seeds: 3 means 0, 1 and 2."""
     orders: tuple[str, ...] = ()

@@ -62,7 +62,8 @@ def finding(entries: Sequence[Entry], where: str) -> str:
         why = "predictions are missing, or not all of the same pictures"
         return f"{said}; how much of its lead is noise cannot be told: {why}."
     if not tied:
-        return f"{said}, ahead of the other {len(entries) - 1} by more than the noise."
+        others = f"the other {len(entries) - 1}" if len(entries) > 2 else "the other method"
+        return f"{said}, ahead of {others} by more than the noise."
     names = [f"{entry.group.label} ({entry.group.last.mean:.1f} %)" for entry in tied[:3]]
     rest = f" and {len(tied) - 3} more" if len(tied) > 3 else ""
     ahead = [entry.group.label for entry in tied if entry.behind is not None and entry.behind.low > 0]

@@ -52,7 +52,7 @@ def comparison(entries: Sequence[Entry]) -> str:
 
 def _said(entries: Sequence[Entry], tables: Sequence[str]) -> str:
     group = entries[0].group
-    said = ["Accuracies in percent. A<sub>B</sub>: at the end, mean over tasks; Ā: mean over all stages."]
+    said = ["Accuracies in percent. A<sub>B</sub>: at the end, mean over tasks; Ā: mean of A_k over all tasks k."]
     if any("=" in entry.group.label for entry in entries):
         said.append("In brackets: settings in which variants of a method differ; what most of them have is left out.")
     if any(len(entry.group.runs) > 1 for entry in entries):
