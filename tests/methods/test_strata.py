@@ -52,7 +52,7 @@ def assert_same(one: torch.nn.Module, other: torch.nn.Module) -> None:
 
 def test_two_lessons_are_one_to_the_bit(mini: CLIP, data: Dataset, cache: Path) -> None:
     whole, parts = (set_up(Strata, mini, data, SIZES, cache) for _ in range(2))
-    whole.learn(tasks=1)
+    whole.learn(end=1)
     stream = parts.stream.tasks()  # held, because a stream that is let go closes its task
     task = next(stream)
     even = torch.arange(len(task.pictures)) % 2 == 0
