@@ -28,7 +28,7 @@ from clipcil.commands.serve import serve
 from clipcil.commands.show import show
 from clipcil.commands.test import test
 from clipcil.commands.wrong_words import explain, known_options
-from clipcil.errors import UserError, nearest, printable
+from clipcil.errors import LostProcessError, UserError, nearest, printable
 from clipcil.terminal import escape_what_cannot_be_shown, stops_once
 
 COMMANDS: dict[str, Callable[..., Any]] = {
@@ -79,6 +79,11 @@ def _run(words: list[str]) -> None:
         words = _join(words, GRID_LISTS) if words[:1] in (["bench"], ["sweep"]) else words
         _dispatch(_gather(words, "--set", "--data-options") or ["--help"])
         sys.stdout.flush()
+    except LostProcessError as error:
+        _say(str(error))
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(2)  # an ordinary exit sometimes aborts: gloo's threads still wait for the process that is gone
     except UserError as error:
         _fail(str(error))
     except KeyboardInterrupt as stop:
@@ -179,9 +184,14 @@ def _join(words: list[str], flags: Sequence[str]) -> list[str]:
 
 
 def _fail(line: str, code: int = 2) -> None:
+    _say(line)
+    sys.exit(code)
+
+
+def _say(line: str) -> None:
+    """Print a line on stderr."""
     if os.environ.get("RANK", os.environ.get("LOCAL_RANK", "0")) in ("", "0"):  # the first process speaks for all
         print(f"clipcil: {printable(' '.join(line.split()))}", file=sys.stderr)
-    sys.exit(code)
 
 
 if __name__ == "__main__":

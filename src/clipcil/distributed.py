@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from clipcil.errors import UserError, first_line, quoted
+from clipcil.errors import LostProcessError, first_line, quoted
 
 T = TypeVar("T")
 
@@ -54,7 +54,7 @@ def name_lost_processes(folder: Path) -> Iterator[None]:
     except RuntimeError as error:
         if world_size() == 1:
             raise
-        raise UserError(
+        raise LostProcessError(
             f"another process of this run ended or did not answer ({first_line(error)});"
             f" continue with: clipcil run --resume {quoted(folder)}"
         ) from error

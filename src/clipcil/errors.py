@@ -21,6 +21,10 @@ class UserError(Exception):
     """
 
 
+class LostProcessError(UserError):
+    """Another process of a run on several devices has ended or does not answer."""
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     """`"; did you mean 'x'?"` for the known name closest to `name`, or the list of known names."""
     names = list(known)
