@@ -1,0 +1,208 @@
+"""One store of tensors on disk: checkpoints and stages of a run, and stages and features that runs share.
+
+An entry is a safetensors file named by its key and its SHA-256, with facts as JSON in its header. Nothing is unpickled,
+every float is finite, and a file that does not match its name is not read.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Iterable
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+from torch import Tensor
+
+from clipcil.errors import UserError
+from clipcil.storage import MOST_TENSORS, cache_folder, parse_json, read_bytes, refuse_links, uninterrupted, write_bytes
+
+SHARED_BYTES = 4 * 2**30
+"""Size of the user's cache of stages and features; what was unused for the longest time is deleted first."""
+SIZE = "CLIPCIL_STAGES_GIB"
+"""Environment variable for another size. Ten towers of ViT-B/16 take 3.4 GiB, and a grid over class orders reuses a
+tower only after all other orders have run, so the cache must hold the towers of all orders."""
+CHECKS = 64
+"""The size of a store is checked after each 1/64 of its limit that a process has written."""
+DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.bool, torch.uint8, torch.int64)
+DTYPES += (torch.int32, torch.int16, torch.int8)
+Input = Tensor | str
+"""What a stage depends on: a tensor by its bytes, a text by its letters."""
+
+
+class TensorStore:
+    """Tensors in a folder, an entry for each key.
+
+    Args:
+        folder: Where the files are; it is made when the first entry is saved.
+        most_bytes: The store holds no more than this; entries unused for the longest time are deleted first.
+    """
+
+    def __init__(self, folder: Path, most_bytes: int = MOST_TENSORS) -> None:
+        refuse_links(folder)
+        self.folder, self.most_bytes = folder, most_bytes
+        self.hits = 0
+        self._unchecked = most_bytes  # bytes saved since the size was last checked
+
+    @classmethod
+    def of_user(cls) -> TensorStore:
+        """The store in the user's cache folder, at most as large as `$CLIPCIL_STAGES_GIB` says.
+
+        Raises:
+            UserError: The variable is not a number above 0.
+        """
+        words = os.environ.get(SIZE, "").strip()
+        try:
+            size = float(words) * 2**30 if words else SHARED_BYTES
+        except ValueError:
+            size = 0
+        if not 0 < size < float("inf"):
+            raise UserError(f"{SIZE} is '{words}'; give the size of the cache of stages in GiB, such as 20")
+        return cls(cache_folder() / "stages", int(size))
+
+    def load(self, key: str) -> dict[str, Tensor] | None:
+        """The tensors saved under `key`; None where there are none, or where the file is damaged (it is deleted)."""
+        for path in self.paths(key):
+            try:
+                tensors = read_entry(path)[0]
+            except UserError:
+                with suppress(OSError):
+                    path.unlink()
+                continue
+            with suppress(OSError):
+                os.utime(path)
+            self.hits += 1
+            return tensors
+        return None
+
+    def save(self, key: str, tensors: dict[str, Tensor], facts: dict[str, Any] | None = None) -> Path:
+        """Save tensors and facts under `key`, in place of what was there.
+
+        Raises:
+            UserError: A value is not finite, or the file cannot be written.
+        """
+        for name, value in tensors.items():
+            if value.is_floating_point() and not bool(torch.isfinite(value).all()):
+                raise UserError(f"training diverged: '{name}' holds a NaN or an infinity; try a lower learning rate")
+        plain = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
+        content = save(plain, {"facts": json.dumps(facts, allow_nan=False)} if facts is not None else None)
+        path = self.folder / f"{key}-{hashlib.sha256(content).hexdigest()}.safetensors"
+        with uninterrupted():
+            older = [each for each in self.paths(key) if each != path]
+            write_bytes(path, content)
+            for each in older:
+                each.unlink(missing_ok=True)
+        self._unchecked += len(content)
+        if self._unchecked * CHECKS > self.most_bytes:
+            self._shrink()
+            self._unchecked = 0
+        return path
+
+    def paths(self, key: str) -> list[Path]:
+        """The files saved under `key`."""
+        return [path for path in self.folder.glob(f"{key}-*.safetensors") if key_of(path) == key]
+
+    def keys(self) -> list[str]:
+        """All keys, sorted."""
+        return sorted({key for path in self.folder.glob("*.safetensors") if (key := key_of(path))})
+
+    def drop(self, key: str) -> None:
+        """Delete the entry of `key`."""
+        for path in self.paths(key):
+            path.unlink(missing_ok=True)
+
+    def _shrink(self) -> None:
+        """Delete the entries unused for the longest time until the rest fits; another process may be doing the same."""
+        found = []
+        for path in self.folder.glob("*-*.safetensors"):
+            with suppress(OSError):
+                found.append((path.stat().st_mtime, path.stat().st_size, path))
+        spare = self.most_bytes - sum(size for _, size, _ in found)
+        for _, size, path in sorted(found):
+            if spare >= 0:
+                return
+            with suppress(OSError):
+                path.unlink()
+            spare += size
+
+
+def key_of(path: Path) -> str:
+    """The key in the name of an entry; empty where the name is not one of an entry."""
+    found = re.fullmatch(r"(.+)-[0-9a-f]{64}", path.stem)
+    return found[1] if found else ""
+
+
+def read_entry(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Tensors and facts of an entry of a store.
+
+    Raises:
+        UserError: It is damaged; the line names the file.
+    """
+    data = _checked_bytes(path, path.stem.rpartition("-")[2])
+    header = parse_json(data[8 : 8 + int.from_bytes(data[:8], "little")], str(path))
+    facts = header.get("__metadata__", {}).get("facts", "{}")
+    return _tensors(path, data), parse_json(facts, str(path))
+
+
+def read_tensors(path: Path, sha256: str = "", most: int = MOST_TENSORS) -> dict[str, Tensor]:
+    """The tensors of a safetensors file: known number types, every float finite, the checksum as given.
+
+    Args:
+        path: The file; not a link.
+        sha256: Its SHA-256 in hexadecimal; empty: any.
+        most: Maximum bytes of the file.
+    """
+    return _tensors(path, _checked_bytes(path, sha256, most))
+
+
+def _checked_bytes(path: Path, sha256: str, most: int = MOST_TENSORS) -> bytes:
+    data = read_bytes(path, most)
+    if sha256 and hashlib.sha256(data).hexdigest() != sha256:
+        raise UserError(f"{path} does not match its checksum")
+    return data
+
+
+def _tensors(path: Path, data: bytes) -> dict[str, Tensor]:
+    try:
+        tensors = load(data)
+    except (SafetensorError, KeyError, ValueError, TypeError, RuntimeError) as error:
+        raise UserError(f"{path} is not a whole safetensors file ({type(error).__name__})") from error
+    for key, value in tensors.items():
+        if value.dtype not in DTYPES:
+            raise UserError(f"{path}: '{key[:80]}' holds {value.dtype}, which is not used here")
+        if value.is_floating_point() and not bool(torch.isfinite(value).all()):
+            raise UserError(f"{path}: '{key[:80]}' holds a NaN or an infinity")
+    return tensors
+
+
+def content_key(inputs: Iterable[Input]) -> str:
+    """A hash of everything that the tensors of an entry depend on.
+
+    The code, the number of threads and the processor's instructions are part of it: a hit gives the same bits as
+    computing the tensors again.
+    """
+    machine = f"{torch.get_num_threads()} {torch.backends.cpu.get_cpu_capability()}"  # some machines share folders
+    digest = hashlib.sha256(f"{_code()} {torch.__version__} {machine}".encode())
+    for each in inputs:
+        if isinstance(each, Tensor):
+            held = each.detach().cpu().contiguous()
+            digest.update(f"{held.dtype} {tuple(held.shape)};".encode())
+            digest.update(held.flatten().view(torch.uint8).numpy().tobytes())
+        else:
+            digest.update(f"{len(each)} {each};".encode())
+    return digest.hexdigest()
+
+
+@cache
+def _code() -> str:
+    """A hash of the code that training uses: after a change nothing old is found."""
+    root, packages = Path(__file__).parent, ("clip", "data", "training", "methods", "prompts")
+    files = sorted(path for package in packages for path in (root / package).rglob("*.py"))
+    return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()
