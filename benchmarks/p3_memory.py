@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from benchmarks.harness import Row, alternate, difference, versus
-from clipcil.memory.affine import AffineMap
-from clipcil.memory.gaussians import GaussianMemory, fit_gaussian
+from clipcil.memory.gaussians import AffineMap, GaussianMemory
+from clipcil.memory.ledoit_wolf import fit_gaussian
 
 
 class DenseMemory:

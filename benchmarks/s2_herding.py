@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from benchmarks.harness import Row, alternate, versus
-from clipcil.memory.herding import herd
+from clipcil.memory.exemplars import herd
 
 
 def greedy(features: Tensor, count: int) -> Tensor:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, normalize
 
 from benchmarks.fidelity.stream import Features, Part, accuracy, add_up, batches
-from clipcil.memory.herding import herd
+from clipcil.memory.exemplars import herd
 from clipcil.methods.proof import PROOFConfig
 
 

@@ -14,7 +14,7 @@ from benchmarks.p7_growth import Growth
 from benchmarks.shapes import SMALL_TEXT, SMALL_VISION, random_clip
 from torch import Tensor
 
-from clipcil.calibration.optimal_transport import bures_map
+from clipcil.calibration import bures_map
 from clipcil.clip import CLIP
 from clipcil.clip.text import padded
 from clipcil.data.pictures import PictureSet

@@ -11,7 +11,7 @@ from benchmarks.shapes import SMALL_TEXT, SMALL_VISION, names, random_clip
 
 from benchmarks import p1_prompt_step, p3_memory, s2_herding, s4_decode_ahead, s5_text_batches
 from clipcil.clip import CLIP
-from clipcil.memory.herding import herd
+from clipcil.memory.exemplars import herd
 
 
 @pytest.mark.parametrize("weight_gradients", [True, False])

@@ -12,8 +12,7 @@ from clipcil.checks import set_up
 from clipcil.clip import CLIP
 from clipcil.data.dataset import open_dataset
 from clipcil.experiment.drift import class_drift, copy_memory, measure_drift
-from clipcil.memory.affine import AffineMap
-from clipcil.memory.gaussians import GaussianMemory
+from clipcil.memory.gaussians import AffineMap, GaussianMemory
 from clipcil.methods.dmc import DMCOT
 
 

@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from clipcil.errors import UserError
-from clipcil.memory.exemplars import Budget, ExemplarMemory
-from clipcil.memory.herding import herd
+from clipcil.memory.exemplars import Budget, ExemplarMemory, herd
 
 
 def pictures(labels: list[int], per_class: int = 9, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:

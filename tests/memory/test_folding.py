@@ -6,8 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from clipcil.memory.affine import AffineMap
-from clipcil.memory.gaussians import GaussianMemory
+from clipcil.memory.gaussians import AffineMap, GaussianMemory
 
 DIM = 6
 

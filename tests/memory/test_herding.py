@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from clipcil.memory.herding import herd
+from clipcil.memory.exemplars import herd
 
 
 def slow_herd(features: torch.Tensor, count: int) -> list[int]:

@@ -8,9 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from clipcil.memory.affine import AffineMap
 from clipcil.memory.exemplars import Budget, ExemplarMemory
-from clipcil.memory.gaussians import GaussianMemory
+from clipcil.memory.gaussians import AffineMap, GaussianMemory
 from clipcil.memory.rows import FeatureRows
 
 Make = Callable[[], nn.Module]

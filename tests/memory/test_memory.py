@@ -7,8 +7,7 @@ import torch
 from torch import nn
 
 from clipcil.errors import UserError
-from clipcil.memory.affine import AffineMap
-from clipcil.memory.gaussians import GaussianMemory
+from clipcil.memory.gaussians import AffineMap, GaussianMemory
 from clipcil.memory.sampler import MANY
 
 DIM = 8

@@ -11,9 +11,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from sklearn.covariance import ledoit_wolf
 
-from clipcil.memory.affine import AffineMap
-from clipcil.memory.gaussians import Gaussian, GaussianMemory, average_moments, fit_gaussian
-from clipcil.memory.ledoit_wolf import SPREAD_FLOOR, floor_level
+from clipcil.memory.gaussians import AffineMap, GaussianMemory
+from clipcil.memory.ledoit_wolf import SPREAD_FLOOR, Gaussian, average_moments, fit_gaussian, floor_level
 
 
 def made_up(seed: int, count: int, dim: int, power: float = 0.5) -> torch.Tensor:

@@ -17,7 +17,7 @@ from torch.nn.functional import normalize
 from clipcil.data.batch import Batch
 from clipcil.data.reader import Pictures
 from clipcil.errors import UserError
-from clipcil.memory.affine import AffineMap
+from clipcil.memory.gaussians import AffineMap
 
 FEWEST = 5
 """Minimum number of pictures of a class for some to be held out: with fewer, all are needed for training."""

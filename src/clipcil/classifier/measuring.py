@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from clipcil.calibration.pairs import paired_map
+from clipcil.calibration import paired_map
 from clipcil.classifier.evaluation import Answer, Evaluation, evaluate_answers
 from clipcil.classifier.held_out import HeldOut, LeavesOneOut, PixelsNeededError
 from clipcil.classifier.lesson import Lesson
@@ -17,7 +17,7 @@ from clipcil.classifier.predicting import rank
 from clipcil.classifier.unknown import ENOUGH, Calibration, calibrate
 from clipcil.data.reader import Pictures
 from clipcil.experiment.evaluate import BATCH
-from clipcil.memory.affine import AffineMap
+from clipcil.memory.gaussians import AffineMap
 from clipcil.methods.base import Method
 
 

@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cosine_similarity, normalize
 
-from clipcil.calibration.optimal_transport import wasserstein2_to_samples
+from clipcil.calibration import wasserstein2_to_samples
 from clipcil.data.stream import TaskStream
-from clipcil.memory.gaussians import GaussianMemory, fit_gaussian
+from clipcil.memory.gaussians import GaussianMemory
+from clipcil.memory.ledoit_wolf import fit_gaussian
 from clipcil.methods.base import Method
 
 MOST = 50

@@ -10,26 +10,25 @@ so a method whose tower is frozen never stores or multiplies a matrix.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
-from clipcil.memory.affine import AffineMap
-from clipcil.memory.buffers import SizedByState
-from clipcil.memory.ledoit_wolf import (
-    SPREAD_FLOOR,
-    Gaussian,
-    Summary,
-    average_moments,
-    fit_gaussian,
-    floor_level,
-    summarise,
-    union,
-)
+from clipcil.memory.ledoit_wolf import SPREAD_FLOOR, Summary, floor_level, summarise, union
+from clipcil.memory.rows import SizedByState
 from clipcil.memory.sampler import Sampler
 
-__all__ = ["Gaussian", "GaussianMemory", "average_moments", "fit_gaussian"]
+
+class AffineMap(NamedTuple):
+    """A map between feature spaces, x ↦ T x + b: matrix T (d, d), offset b (d,)."""
+
+    matrix: Tensor
+    offset: Tensor
+
+    def __call__(self, points: Tensor) -> Tensor:
+        """Map `points` (..., d)."""
+        return points @ self.matrix.T + self.offset
 
 
 class GaussianMemory(SizedByState):

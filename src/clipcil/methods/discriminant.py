@@ -14,7 +14,7 @@ from torch.nn.functional import normalize
 from clipcil.data.batch import Batch
 from clipcil.data.stream import Task
 from clipcil.heads.leave_one_out import leave_one_out, nearest_distance, scaled_discriminant
-from clipcil.memory.buffers import check_rows
+from clipcil.memory.rows import check_rows
 from clipcil.methods.base import Method
 from clipcil.methods.registry import register
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, normalize
 
-from clipcil.calibration.catalogue import CALIBRATIONS, CalibrationName
+from clipcil.calibration import CALIBRATIONS, CalibrationName
 from clipcil.data.batch import Batch
 from clipcil.data.reader import Pictures
 from clipcil.data.stream import Task

@@ -7,12 +7,8 @@ import torch
 from sklearn.linear_model import Ridge
 from torch import Tensor
 
-from clipcil.calibration.catalogue import CALIBRATIONS
-from clipcil.calibration.optimal_transport import bures_map
-from clipcil.calibration.pairs import paired_map
-from clipcil.calibration.sdc import shifts
-from clipcil.memory.affine import AffineMap
-from clipcil.memory.gaussians import GaussianMemory
+from clipcil.calibration import CALIBRATIONS, bures_map, paired_map, sdc_shifts
+from clipcil.memory.gaussians import AffineMap, GaussianMemory
 from clipcil.memory.ledoit_wolf import average_moments
 
 DIM = 6
@@ -70,7 +66,7 @@ def test_sdc_moves_each_mean_by_its_neighbours(moved: tuple[GaussianMemory, list
         shift = sum(w * (b - a) for w, a, b in zip(weights, x, y, strict=True)) / weights.sum()
         torch.testing.assert_close(mean, old_mean + shift, atol=1e-6, rtol=1e-6)
         assert torch.equal(cov, old_cov)
-    far = shifts(torch.full((1, DIM), 1e3, dtype=torch.float64), x, y)
+    far = sdc_shifts(torch.full((1, DIM), 1e3, dtype=torch.float64), x, y)
     assert far.isfinite().all()  # every weight would round to zero without the softmax's care
 
 

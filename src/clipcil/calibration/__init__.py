@@ -1,1 +1,0 @@
-"""Maps that transport stored statistics when the vision tower changes."""
