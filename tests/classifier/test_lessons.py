@@ -11,7 +11,7 @@ from torch.nn.functional import normalize
 
 import clipcil
 from clipcil.classifier import model as model_module
-from clipcil.classifier.evaluation import Answer, Evaluation, evaluate_answers, wilson_interval
+from clipcil.classifier.evaluation import Answer, Evaluation, evaluate_answers
 from clipcil.classifier.facts import KnownClass
 from clipcil.classifier.held_out import split_held_out
 from clipcil.classifier.lesson import Lesson, LessonStoppedError
@@ -19,6 +19,7 @@ from clipcil.classifier.measuring import held_out_scores
 from clipcil.classifier.sources import read_source
 from clipcil.data.reader import Reader
 from clipcil.errors import UserError
+from clipcil.intervals import wilson_interval
 
 WEEKS = (["airplane", "ant", "apple", "banana"], ["bee", "bicycle", "bread", "bus"])
 

@@ -18,12 +18,12 @@ from clipcil.experiment.experiment import Experiment
 from clipcil.experiment.folder import FinishedRuns
 from clipcil.experiment.grid import plan
 from clipcil.experiment.spec import Grid
+from clipcil.intervals import Interval
 from clipcil.paper import read_table
 from clipcil.report.claims import Judged, decide, paper_difference
 from clipcil.report.claims_text import markdown, markdown_table, section
 from clipcil.report.keep import keep_runs
 from clipcil.report.runs import find_runs
-from clipcil.report.statistics import Interval
 
 ORDERS = ("seed:1993", "seed:1", "seed:2")
 TABLE = read_table("claims")

@@ -15,7 +15,6 @@ from clipcil.report.compare import group_runs, spread
 from clipcil.report.console import Line, print_comparison
 from clipcil.report.ranking import stream_titles
 from clipcil.report.runs import find_runs, read_run
-from clipcil.report.tensorboard import own_names
 
 
 def test_spread_is_mean_and_sample_deviation() -> None:
@@ -148,8 +147,3 @@ def test_a_number_of_held_out_pictures_that_is_none_is_named(tmp_path: Path, val
     (folder / "results.json").write_text(json.dumps(values))
     with pytest.raises(UserError, match=r"'config\.run\.hold_out' is"):
         read_run(folder)
-
-
-def test_runs_of_one_name_have_event_files_of_their_own(tmp_path: Path) -> None:
-    runs = [read_run(write_run(tmp_path / name / "run")) for name in "ab"]
-    assert own_names(runs) == ["run", "run-2"]

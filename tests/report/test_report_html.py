@@ -27,7 +27,6 @@ from clipcil.report.runs import find_runs
 from clipcil.report.strip import Strips, choose
 from clipcil.report.style import LOOKS, assign_looks, series_looks
 from clipcil.report.tables import comparison
-from clipcil.report.tensorboard import write_tensorboard
 
 NASTY = "<img src=x onerror=alert(1)>"
 
@@ -212,22 +211,6 @@ def test_no_colour_stands_for_two_things() -> None:
     for theme in ("light", "dark"):
         assert len({look.colour(theme) for look in looks}) == len(names)
         assert len({look.colour(theme) for look in series_looks(20)}) == 20
-
-
-def test_without_the_package_tensorboard_one_line_says_what_to_install(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(UserError, match=r"pip install 'clipcil\[tensorboard\]'"):
-        write_tensorboard([], tmp_path)
-
-
-def test_event_files(tmp_path: Path) -> None:
-    pytest.importorskip("tensorboard", reason="the extra tensorboard is not installed")
-    runs = find_runs([write_run(tmp_path / "a", "dmc-ot")])
-    write_tensorboard(runs, tmp_path / "events")
-    assert [path.name.startswith("events.out") for path in (tmp_path / "events" / "a").iterdir()] == [True]
-    shutil.rmtree(tmp_path / "events")
 
 
 def test_the_headline_has_the_finding_the_day_and_the_size_of_the_test_set(tmp_path: Path) -> None:

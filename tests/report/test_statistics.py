@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 from finished_runs import write_run
 
+from clipcil.intervals import t_interval, t_quantile
 from clipcil.report.runs import RunResult, find_runs
-from clipcil.report.statistics import Resampled, paired, t_interval, t_quantile
+from clipcil.report.statistics import Bootstrap, paired
 
 
 def run_of(folder: Path, tasks: list[int], right: list[bool], order: str = "seed:1", last: float = 0.0) -> RunResult:
@@ -27,7 +28,7 @@ def run_of(folder: Path, tasks: list[int], right: list[bool], order: str = "seed
 def test_the_measured_mean_is_the_run_s_own_a_b(tmp_path: Path) -> None:
     """Tasks of unequal size weigh the same: A_B of the paper, not the share of right pictures."""
     run = run_of(tmp_path / "a", [1, 1, 1, 1, 2, 2], [True, True, True, False, False, True])
-    mean = Resampled([run]).mean([run])
+    mean = Bootstrap([run]).mean([run])
     assert mean is not None and mean.mean == pytest.approx(100 * (3 / 4 + 1 / 2) / 2)
 
 
@@ -37,7 +38,7 @@ def test_the_interval_is_that_of_a_bootstrap_written_out(tmp_path: Path) -> None
     levels = random.uniform(0.4, 0.9, runs)
     right = [random.random(count) < level for level in levels]
     made = [run_of(tmp_path / str(i), [1] * count, each.tolist(), f"seed:{i}") for i, each in enumerate(right)]
-    found = Resampled(made, draws=4000).mean(made)
+    found = Bootstrap(made, draws=4000).mean(made)
     table = 100 * np.stack(right)
     measured, means, parts = table.mean(1), [], []
     for _ in range(4000):
@@ -61,9 +62,9 @@ def test_pairing_takes_out_what_both_share(tmp_path: Path) -> None:
     slightly = [*hard[:190], *[True] * 10]
     worse = [run_of(tmp_path / f"w{i}", [1] * 200, hard, f"seed:{i}") for i in range(3)]
     better = [run_of(tmp_path / f"b{i}", [1] * 200, slightly, f"seed:{i}") for i in range(3)]
-    resampled = Resampled([*worse, *better])
-    same, gain = resampled.difference(paired(worse, worse)), resampled.difference(paired(better, worse))
-    alone = resampled.mean(better)
+    bootstrap = Bootstrap([*worse, *better])
+    same, gain = bootstrap.difference(paired(worse, worse)), bootstrap.difference(paired(better, worse))
+    alone = bootstrap.mean(better)
     assert same is not None and same == (0, 0, 0)
     assert gain is not None and alone is not None and gain.high - gain.low < 0.5 * (alone.high - alone.low)
 
@@ -78,15 +79,15 @@ def test_other_pictures_and_missing_predictions_give_no_interval(tmp_path: Path)
     one, other = run_of(tmp_path / "a", [1, 1], [True, False]), run_of(tmp_path / "b", [1], [True])
     (tmp_path / "c").mkdir()
     empty = RunResult(tmp_path / "c", one.values, {})
-    resampled = Resampled([one, other, empty])
-    assert resampled.mean([one]) is not None
-    assert resampled.mean([other]) is None and resampled.mean([one, empty]) is None
-    assert resampled.difference([(one, other)]) is None and resampled.difference([]) is None
+    bootstrap = Bootstrap([one, other, empty])
+    assert bootstrap.mean([one]) is not None
+    assert bootstrap.mean([other]) is None and bootstrap.mean([one, empty]) is None
+    assert bootstrap.difference([(one, other)]) is None and bootstrap.difference([]) is None
 
 
 def test_the_same_runs_give_the_same_interval_in_any_company(tmp_path: Path) -> None:
     runs = find_runs([write_run(tmp_path / f"{i}", order=f"seed:{i}", tasks=10, right=0.5).parent for i in range(3)])
-    assert Resampled(runs).mean(runs[:2]) == Resampled(runs[:2]).mean(runs[:2])
+    assert Bootstrap(runs).mean(runs[:2]) == Bootstrap(runs[:2]).mean(runs[:2])
 
 
 @pytest.mark.parametrize(("spread", "count"), [(0.0, 200), (0.02, 200), (0.05, 200), (0.02, 2000), (0.05, 2000)])
@@ -94,14 +95,14 @@ def test_how_often_the_interval_of_three_orders_holds_the_truth(spread: float, c
     """Orders with a standard deviation of 0, 2 or 5 points: 95 % are aimed at, with few pictures and with many."""
     random = np.random.default_rng(1)
     hits = 0
-    trials, resampled = 120, Resampled([], draws=400)
+    trials, bootstrap = 120, Bootstrap([], draws=400)
     for _ in range(trials):
         levels = 0.05 + random.normal(0, spread, 3)
         pictures = random.normal(0, 0.15, count)  # the same in all orders
         table = 100 * (levels[:, None] + pictures[None] + random.normal(0, 0.3, (3, count)))
         counts = random.poisson(1.0, (400, count)).astype(float)
         drawn = counts @ table.T / counts.sum(1, keepdims=True)
-        found = resampled._interval(np.concatenate([table.mean(1)[None], drawn]))
+        found = bootstrap._interval(np.concatenate([table.mean(1)[None], drawn]))
         hits += found.low <= 5 <= found.high
     assert 0.9 * trials <= hits < trials, hits  # one that holds it always is too wide
 
@@ -110,13 +111,13 @@ def test_orders_that_agree_by_chance_do_not_make_the_pictures_certain(tmp_path: 
     random = np.random.default_rng(3)
     rows = [random.permutation([True] * 100 + [False] * 100).tolist() for _ in range(3)]  # 50 % each, of other pictures
     made = [run_of(tmp_path / str(i), [1] * 200, each, f"seed:{i}") for i, each in enumerate(rows)]
-    found = Resampled(made).mean(made)
+    found = Bootstrap(made).mean(made)
     assert found is not None and found.mean == 50 and 3 < found.high - found.low < 12
 
 
 def test_an_interval_of_an_accuracy_lies_within_it(tmp_path: Path) -> None:
     made = [run_of(tmp_path / str(i), [1] * 20, [True] * (20 - 5 * i) + [False] * 5 * i, f"seed:{i}") for i in range(2)]
-    found = Resampled(made).mean(made)
+    found = Bootstrap(made).mean(made)
     assert found is not None and (found.low, found.high) == (0, 100)  # two orders say next to nothing
 
 
@@ -129,24 +130,24 @@ def test_seeds_of_one_class_order_are_no_more_orders(tmp_path: Path) -> None:
         for i, each in enumerate(right)
         for seed in range(4)
     ]
-    resampled = Resampled([*once, *more])
-    one, four = resampled.mean(once), resampled.mean(more)
+    bootstrap = Bootstrap([*once, *more])
+    one, four = bootstrap.mean(once), bootstrap.mean(more)
     assert one is not None and four is not None and four == pytest.approx(one)
-    by_seed = resampled.mean([run for run in more if run.order == "seed:0"])
+    by_seed = bootstrap.mean([run for run in more if run.order == "seed:0"])
     assert by_seed is not None and by_seed.low < by_seed.mean < by_seed.high  # seeds of a single order are runs
 
 
 def test_few_pictures_that_are_all_right_give_no_interval_down_to_zero(tmp_path: Path) -> None:
     run = run_of(tmp_path / "a", [1, 1, 2], [True, True, True])
-    assert Resampled([run]).mean([run]) == pytest.approx((100, 100, 100))
+    assert Bootstrap([run]).mean([run]) == pytest.approx((100, 100, 100))
 
 
 def test_one_run_on_other_pictures_does_not_take_the_intervals_of_the_rest(tmp_path: Path) -> None:
     odd, one, two = (
         run_of(tmp_path / name, [1] * size, [True] * size) for name, size in (("o", 3), ("a", 4), ("b", 4))
     )
-    resampled = Resampled([odd, one, two])
-    assert resampled.mean([odd]) is None and resampled.difference([(one, two)]) == (0, 0, 0)
+    bootstrap = Bootstrap([odd, one, two])
+    assert bootstrap.mean([odd]) is None and bootstrap.difference([(one, two)]) == (0, 0, 0)
 
 
 @pytest.mark.parametrize(("freedom", "quantile"), [(9, 2.262), (10, 2.228), (20, 2.086), (50, 2.009), (10**6, 1.960)])
@@ -158,14 +159,14 @@ def test_an_order_with_more_seeds_weighs_no_more_in_a_difference(tmp_path: Path)
     right = [[index % 10 < level for index in range(200)] for level in (5, 7, 9)]
     other = run_of(tmp_path / "o", [1] * 200, [False] * 200)
     runs = [run_of(tmp_path / str(i), [1] * 200, each, f"seed:{i}") for i, each in enumerate(right)]
-    resampled = Resampled([other, *runs])
-    once, more = (resampled.difference([(run, other) for run in some]) for some in (runs, [runs[0]] * 3 + runs))
+    bootstrap = Bootstrap([other, *runs])
+    once, more = (bootstrap.difference([(run, other) for run in some]) for some in (runs, [runs[0]] * 3 + runs))
     assert once is not None and more is not None and more == pytest.approx(once) and once.mean == pytest.approx(70)
 
 
 def test_a_mean_that_rests_on_one_order_most_of_all_is_less_certain() -> None:
     """Weights of 4, 1 and 1 sixths: the squares of the weights sum to a half, not to a third."""
     orders = ["a", "a", "a", "a", "b", "c"]
-    found = Resampled([], draws=2000)._interval(np.tile([69.0, 69.0, 69.0, 69.0, 70.0, 71.0], (2001, 1)), orders)
+    found = Bootstrap([], draws=2000)._interval(np.tile([69.0, 69.0, 69.0, 69.0, 70.0, 71.0], (2001, 1)), orders)
     assert found.mean == pytest.approx(69.5)
     assert (found.high - found.low) / 2 == pytest.approx(t_quantile(2) * 0.5**0.5, rel=0.01)

@@ -2,40 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-Z95 = 1.959964
-"""The normal quantile of a two-sided interval of 95 %."""
-
-
-def wilson_interval(right: int, total: int) -> tuple[float, float]:
-    """The 95% interval of a share, by Wilson's score; it stays inside 0…1 and is reliable for few pictures.
-
-        (p + z²/2n ± z √(p(1−p)/n + z²/4n²)) / (1 + z²/n)
-
-    Args:
-        right: Number of pictures classified correctly.
-        total: Number of pictures.
-
-    Returns:
-        The lower and the upper bound; (0, 1) without any picture.
-
-    Example:
-        >>> [round(bound, 3) for bound in wilson_interval(8, 10)]
-        [0.49, 0.943]
-        >>> wilson_interval(0, 0)
-        (0.0, 1.0)
-    """
-    if not total:
-        return 0.0, 1.0
-    share, square = right / total, Z95**2 / total
-    middle = (share + square / 2) / (1 + square)
-    half = Z95 * math.sqrt(share * (1 - share) / total + square / (4 * total)) / (1 + square)
-    return max(0.0, middle - half), min(1.0, middle + half)
+from clipcil.intervals import wilson_interval
 
 
 @dataclass(frozen=True)

@@ -9,12 +9,13 @@ from pathlib import Path
 from PIL import Image
 
 from clipcil.classifier.classifier import Classifier
-from clipcil.classifier.evaluation import Answer, ClassResult, Evaluation, wilson_interval
+from clipcil.classifier.evaluation import Answer, ClassResult, Evaluation
 from clipcil.classifier.facts import KnownClass
 from clipcil.classifier.wording import counted
 from clipcil.data.given import as_picture
 from clipcil.data.pictures import decode
 from clipcil.errors import UserError
+from clipcil.intervals import wilson_interval
 from clipcil.report import html
 
 SHOWN = 120

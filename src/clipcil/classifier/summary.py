@@ -11,13 +11,13 @@ from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
 from clipcil.classifier.card import kept_statistics
-from clipcil.classifier.evaluation import wilson_interval
 from clipcil.classifier.facts import Facts
 from clipcil.classifier.held_out import PREFIX
 from clipcil.classifier.model_folder import COPY, load_model, read_model, size_on_disk
 from clipcil.classifier.small_pictures import SmallPictures
 from clipcil.classifier.wording import counted, print_table, say, unknown_sentence
 from clipcil.errors import UserError, printable, quoted
+from clipcil.intervals import wilson_interval
 from clipcil.memory.gaussians import GaussianMemory
 from clipcil.methods.registry import find_method
 

@@ -13,7 +13,6 @@ from clipcil.commands.types import File, Flag
 def report(
     runs: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN…", help_behavior_hint="")],
     out: File = None,
-    tensorboard: Flag = False,
     allow_download: Flag = False,
 ) -> None:
     """Write one self-contained HTML file about runs, and its figures as PNG files beside it.
@@ -31,11 +30,10 @@ def report(
     Args:
         runs: Folders of runs, or folders that hold them, such as that of a bench; or one taught model.
         out: File to write. Default: report.html in the folder given, or here if several are; for a model, MODEL.html.
-        tensorboard: Write TensorBoard event files too (needs the extra tensorboard).
         allow_download: Download a dataset that a run names and that is not here, to show its pictures.
     """
     from clipcil.classifier.model_folder import MODEL
-    from clipcil.errors import UserError, printable, quoted
+    from clipcil.errors import UserError, printable
     from clipcil.experiment.claims import judge_claims
     from clipcil.network import allow_downloads
     from clipcil.report.claims_text import section
@@ -56,12 +54,6 @@ def report(
     number = sum(len(group.runs) for group in group_runs(found))  # a run that stands in two folders counts once
     counts = f"{number} run{'s' * (number != 1)}, {len(figures)} figure{'s' * (len(figures) != 1)}"
     print(printable(f"{path}: {counts} (also in {where})"))
-    if tensorboard:
-        from clipcil.report.tensorboard import write_tensorboard
-
-        folder = path.with_name(f"{path.stem}-tensorboard")
-        write_tensorboard(found, folder)
-        print(printable(f"event files in {folder}; tensorboard --logdir {quoted(folder)}"))
 
 
 def _report_model(models: tuple[Path, ...], out: Path | None, allow_download: bool) -> None:

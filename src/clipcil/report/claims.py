@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Literal
 
+from clipcil.intervals import Interval, t_interval
 from clipcil.paper import Claim, Row, printed, read_table, table_names
 from clipcil.report.compare import Group
-from clipcil.report.statistics import Interval, Resampled, order_means, paired, t_interval
+from clipcil.report.statistics import Bootstrap, order_means, paired
 
 Verdict = Literal["holds", "does not hold", "cannot be told", "not measured"]
 Stream = tuple[str, int, str, str]
@@ -64,8 +65,8 @@ def judge(claims: Iterable[Claim], rows: Sequence[Row], groups: Mapping[tuple[St
     """
     by_label = {row.label: row for row in rows}
     streams = sorted({stream for stream, _ in groups})
-    resampled = {
-        stream: Resampled([run for (own, _), group in groups.items() if own == stream for run in group.runs])
+    bootstrap = {
+        stream: Bootstrap([run for (own, _), group in groups.items() if own == stream for run in group.runs])
         for stream in streams
     }
     found = []
@@ -74,7 +75,7 @@ def judge(claims: Iterable[Claim], rows: Sequence[Row], groups: Mapping[tuple[St
             if stream[1] in claim.tasks and (not claim.datasets or stream[0] in claim.datasets):
                 better, own = by_label[claim.better], groups.get((stream, claim.better))
                 others = [label for label in claim.worse if own is None or groups.get((stream, label)) is not own]
-                parts = [_part(claim, stream, (better, by_label[each]), groups, resampled[stream]) for each in others]
+                parts = [_part(claim, stream, (better, by_label[each]), groups, bootstrap[stream]) for each in others]
                 found.append(Judged(claim, stream, tuple(parts)))
     return found
 
@@ -84,14 +85,14 @@ def _part(
     stream: Stream,
     rows: tuple[Row, Row],
     groups: Mapping[tuple[Stream, str], Group],
-    resampled: Resampled,
+    bootstrap: Bootstrap,
 ) -> Part:
     sides = [groups.get((stream, row.label)) for row in rows]
     paper, is_mean = paper_difference(*rows, stream[0], stream[1], claim.paper_datasets)
     if sides[0] is None or sides[1] is None or not (pairs := paired(sides[0].runs, sides[1].runs)):
         return Part(rows[1].label, None, None, (), paper, is_mean, "not measured")
     by_order = tuple((one.order, one.last - other.last) for one, other in pairs)
-    difference = resampled.difference(pairs)
+    difference = bootstrap.difference(pairs)
     means = order_means(by_order)
     verdict: Verdict = "cannot be told"
     if difference is not None and len(means) >= FEWEST_ORDERS:

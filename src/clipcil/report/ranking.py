@@ -6,8 +6,9 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from clipcil.intervals import Interval
 from clipcil.report.compare import Group, flatten, show
-from clipcil.report.statistics import Interval, Resampled, paired
+from clipcil.report.statistics import Bootstrap, paired
 from clipcil.report.style import Look, assign_looks
 
 
@@ -32,11 +33,11 @@ class Entry:
 def rank(groups: Sequence[Group]) -> list[Entry]:
     """An entry for each group, in the order given. The best is the one with the highest mean of A_B."""
     best = max(groups, key=lambda group: group.last.mean)
-    resampled = Resampled([run for group in groups for run in group.runs])
+    bootstrap = Bootstrap([run for group in groups for run in group.runs])
     entries = []
     for group, look in zip(groups, assign_looks([group.first.method for group in groups]), strict=True):
-        behind = None if group is best else resampled.difference(paired(group.runs, best.runs))
-        entries.append(Entry(group, look, resampled.mean(group.runs), behind, group is best))
+        behind = None if group is best else bootstrap.difference(paired(group.runs, best.runs))
+        entries.append(Entry(group, look, bootstrap.mean(group.runs), behind, group is best))
     return entries
 
 

@@ -1,11 +1,11 @@
-"""Confidence intervals: 95 % intervals over runs (class orders and seeds) and test pictures.
+"""95 % intervals of A_B over runs (class orders and seeds) and test pictures.
 
-All runs on one stream are measured on the same test pictures. Pictures are many and are resampled (bootstrap): in each
-draw a picture weighs the same in every run. Class orders are few, and three values resampled are too narrow by half;
-what the mean of n orders may be off by is drawn from s/√n times Student's t with n − 1 degrees of freedom instead. s,
-the standard deviation over orders, has in it what single pictures do to single orders, so that only what they do to all
-of them is added; but no interval is narrower than that of the pictures alone, because orders can agree by chance. Runs
-of one class order with several seeds count as one: they share what is particular to the order.
+All runs on one stream are measured on the same test pictures. Test pictures are resampled (bootstrap): in each draw a
+picture has the same weight in every run. Class orders are too few for that, because an interval from three resampled
+values is too narrow by half. The error of the mean over n orders is drawn from s/√n times Student's t with n − 1
+degrees of freedom instead. s, the standard deviation over orders, already contains the noise of individual pictures
+within an order, so only the noise that all orders share is added. No interval is narrower than that of the pictures
+alone, because orders can agree by chance. Runs of one class order with several seeds count as one order.
 """
 
 from __future__ import annotations
@@ -14,80 +14,21 @@ from collections import Counter
 from collections.abc import Sequence
 from functools import cache, cached_property
 from math import sqrt
-from statistics import fmean, stdev
-from typing import NamedTuple
+from statistics import fmean
 
 import numpy as np
 from numpy.typing import NDArray
 
 from clipcil.errors import UserError
+from clipcil.intervals import Interval
 from clipcil.report.answers import read_predictions
 from clipcil.report.runs import RunResult
 
 DRAWS = 2000
-CHUNK = 100
-T_975 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
-"""97.5 % quantile of Student's t with 1…9 degrees of freedom."""
-Z_975 = 1.959964
-"""That of the normal distribution."""
+DRAWS_AT_ONCE = 100
 
 
-class Interval(NamedTuple):
-    """A mean with its 95 % interval."""
-
-    mean: float
-    low: float
-    high: float
-
-    @property
-    def apart(self) -> bool:
-        """Whether the interval leaves out zero."""
-        return self.low > 0 or self.high < 0
-
-    def __str__(self) -> str:
-        return f"{self.mean:.2f} [{self.low:.2f}, {self.high:.2f}]"
-
-    @property
-    def signed(self) -> str:
-        """The same with signs, for a difference.
-
-        Example:
-            >>> Interval(1.5, -0.25, 3).signed
-            '+1.50 [−0.25, +3.00]'
-        """
-        return f"{self.mean:+.2f} [{self.low:+.2f}, {self.high:+.2f}]".replace("-", "−")
-
-
-def t_interval(values: Sequence[float]) -> Interval | None:
-    """Mean ± t·s/√n of a few runs; None for one.
-
-    Example:
-        >>> print(t_interval([70.0, 72.0, 74.0]))
-        72.00 [67.03, 76.97]
-    """
-    count = len(values)
-    if count < 2:
-        return None
-    mean, half = fmean(values), t_quantile(count - 1) * stdev(values) / sqrt(count)
-    return Interval(mean, mean - half, mean + half)
-
-
-def t_quantile(freedom: int) -> float:
-    """97.5 % quantile of Student's t; from ten degrees of freedom on by its expansion around the normal distribution's.
-
-    Example:
-        >>> [round(t_quantile(freedom), 3) for freedom in (2, 10, 30)]
-        [4.303, 2.228, 2.042]
-    """
-    if freedom <= len(T_975):
-        return T_975[freedom - 1]
-    z = Z_975
-    first, second = (z**3 + z) / 4, (5 * z**5 + 16 * z**3 + 3 * z) / 96
-    third = (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384
-    return z + first / freedom + second / freedom**2 + third / freedom**3
-
-
-class Resampled:
+class Bootstrap:
     """A_B of runs over the same test pictures, with its resampled values.
 
     Args:
@@ -126,9 +67,9 @@ class Resampled:
         hits = weights * np.stack(self._right, axis=1)
         random = np.random.default_rng(1993)
         parts = [hits.sum(0, keepdims=True) / weights.sum(0, keepdims=True)]
-        for start in range(0, self.draws, CHUNK):
+        for start in range(0, self.draws, DRAWS_AT_ONCE):
             # Poisson(1) counts: resampling with replacement where the number of pictures is large.
-            counts = random.poisson(1.0, (min(CHUNK, self.draws - start), len(weights))).astype(np.float64)
+            counts = random.poisson(1.0, (min(DRAWS_AT_ONCE, self.draws - start), len(weights))).astype(np.float64)
             counts[~counts.any(1)] = 1  # of one to three pictures a draw may hold none: it is no accuracy of 0
             parts.append(counts @ hits / (counts @ weights))
         return 100 * np.concatenate(parts)

@@ -74,7 +74,7 @@ def _behind(entry: Entry) -> str:
         return html.cell("highest", 0.0)
     if entry.behind is None:
         return html.cell("—")
-    noise = not entry.behind.apart
+    noise = not entry.behind.excludes_zero
     return html.cell(f"{'≈ ' * noise}{entry.behind.signed}", entry.behind.mean, "noise" * noise)
 
 

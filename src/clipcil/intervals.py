@@ -1,0 +1,88 @@
+"""95 % confidence intervals of a mean of few runs (Student's t) and of a share of pictures (Wilson)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import sqrt
+from statistics import fmean, stdev
+from typing import NamedTuple
+
+Z_975 = 1.959964
+"""97.5 % quantile of the normal distribution."""
+
+
+class Interval(NamedTuple):
+    """A mean with its 95 % interval."""
+
+    mean: float
+    low: float
+    high: float
+
+    @property
+    def excludes_zero(self) -> bool:
+        return self.low > 0 or self.high < 0
+
+    def __str__(self) -> str:
+        return f"{self.mean:.2f} [{self.low:.2f}, {self.high:.2f}]"
+
+    @property
+    def signed(self) -> str:
+        """The same text with signs, for a difference.
+
+        Example:
+            >>> Interval(1.5, -0.25, 3).signed
+            '+1.50 [−0.25, +3.00]'
+        """
+        return f"{self.mean:+.2f} [{self.low:+.2f}, {self.high:+.2f}]".replace("-", "−")
+
+
+def t_interval(values: Sequence[float]) -> Interval | None:
+    """Mean ± t·s/√n of a few runs; None for one.
+
+    Example:
+        >>> print(t_interval([70.0, 72.0, 74.0]))
+        72.00 [67.03, 76.97]
+    """
+    count = len(values)
+    if count < 2:
+        return None
+    mean, half = fmean(values), t_quantile(count - 1) * stdev(values) / sqrt(count)
+    return Interval(mean, mean - half, mean + half)
+
+
+def t_quantile(freedom: int) -> float:
+    """97.5 % quantile of Student's t, to three decimals as printed tables have it.
+
+    Example:
+        >>> [t_quantile(freedom) for freedom in (2, 10, 30)]
+        [4.303, 2.228, 2.042]
+    """
+    from scipy.special import stdtrit
+
+    return round(float(stdtrit(freedom, 0.975)), 3)
+
+
+def wilson_interval(right: int, total: int) -> tuple[float, float]:
+    """The 95 % interval of a share by Wilson's score. It stays inside 0…1 and is reliable for few pictures.
+
+        (p + z²/2n ± z √(p(1−p)/n + z²/4n²)) / (1 + z²/n)
+
+    Args:
+        right: Number of pictures classified correctly.
+        total: Number of pictures.
+
+    Returns:
+        The lower and the upper bound; (0, 1) without any picture.
+
+    Example:
+        >>> [round(bound, 3) for bound in wilson_interval(8, 10)]
+        [0.49, 0.943]
+        >>> wilson_interval(0, 0)
+        (0.0, 1.0)
+    """
+    if not total:
+        return 0.0, 1.0
+    share, square = right / total, Z_975**2 / total
+    middle = (share + square / 2) / (1 + square)
+    half = Z_975 * sqrt(share * (1 - share) / total + square / (4 * total)) / (1 + square)
+    return max(0.0, middle - half), min(1.0, middle + half)
