@@ -30,7 +30,8 @@ from clipcil.data.dataset import Dataset, open_dataset
 from clipcil.data.reader import Reader
 from clipcil.experiment.experiment import Experiment, Shared
 from clipcil.files import cache_folder, write_json
-from clipcil.heads.stacked import Discriminant, Head, fit_discriminant, fit_ridge, mix
+from clipcil.heads.lda import LDA, fit_rows
+from clipcil.heads.stacked import Head, fit_ridge, mix
 from clipcil.methods.strata import Strata
 from clipcil.reading import read_text
 from clipcil.report.claims_text import markdown_table
@@ -87,7 +88,7 @@ def heads(fold: Fold) -> Iterator[tuple[str, float]]:
     names |= {(last,): "before the projection", tuple(range(last + 1)): "all depths"}
     for depths, name in names.items():
         train, held = fold.rows(depths)
-        discriminant = fit_discriminant(train, labels, fold.classes, fold.left_out_rows)
+        discriminant = fit_rows(train, labels, fold.classes, fold.left_out_rows)
         first = apply(discriminant.weight, discriminant.bias, held)
         yield f"linear discriminant | {name}", fold.accuracy(first)
         if name not in ("before the projection", "all depths"):
@@ -131,7 +132,7 @@ def quadratic(train: Tensor, labels: Tensor, held: Tensor, classes: int, ridge: 
     return torch.stack(columns, dim=1)
 
 
-def mixed(discriminant: Discriminant, ridge: Head, fold: Fold, first: Tensor, second: Tensor) -> Tensor:
+def mixed(discriminant: LDA, ridge: Head, fold: Fold, first: Tensor, second: Tensor) -> Tensor:
     """The sum of both heads' scores, weighted as their left-out scores say."""
     weights = mix([discriminant.left_out, ridge.left_out], fold.train.labels[fold.left_out_rows])
     return weights[0] * first + weights[1] * second

@@ -7,13 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-from sklearn.covariance import empirical_covariance
 from sklearn.linear_model import Ridge
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from clipcil.heads.novelty import Background, relative_distance
-from clipcil.heads.stacked import fit_discriminant, fit_ridge, mix
+from clipcil.heads.lda import fit_rows
+from clipcil.heads.stacked import fit_ridge, mix
 
 CLASSES = 5
 
@@ -30,25 +29,6 @@ def some_rows(dim: int = 7, seed: int = 0) -> tuple[Tensor, Tensor]:
 def without(rows: Tensor, labels: Tensor, index: int) -> tuple[Tensor, Tensor]:
     keep = torch.arange(len(rows)) != index
     return rows[keep], labels[keep]
-
-
-@pytest.mark.parametrize("dim", [3, 7, 40])
-def test_left_out_discriminant(dim: int) -> None:
-    rows, labels = some_rows(dim)
-    shrinkage, everything = 0.3, torch.arange(len(rows))
-    found = fit_discriminant(rows, labels, CLASSES, everything, [shrinkage]).left_out
-    means = torch.stack([rows[labels == c].mean(0) for c in range(CLASSES)])
-    ridge = shrinkage * (rows - means[labels]).square().sum() / dim  # the ridge is that of all pictures
-    for index in range(len(rows)):
-        left, own = without(rows, labels, index)
-        centres = torch.stack([left[own == c].mean(0) for c in range(CLASSES)])
-        scatter = len(left) * torch.from_numpy(
-            empirical_covariance((left - centres[own]).numpy(), assume_centered=True)
-        )
-        metric = (len(rows) - CLASSES) * torch.linalg.inv(scatter + ridge * torch.eye(dim, dtype=torch.float64))
-        apart = rows[index] - centres
-        expected = -0.5 * (apart @ metric * apart).sum(1)
-        torch.testing.assert_close(found[index], expected, atol=1e-8, rtol=1e-8)
 
 
 @pytest.mark.parametrize("dim", [3, 40])
@@ -74,7 +54,7 @@ def test_left_out_ridge_and_scikit_learn(dim: int) -> None:
         torch.testing.assert_close(head.left_out[index], expected, atol=1e-8, rtol=0)
 
 
-@pytest.mark.parametrize("fit", [fit_discriminant, fit_ridge])
+@pytest.mark.parametrize("fit", [fit_rows, fit_ridge])
 def test_the_penalty_makes_the_left_out_pictures_likeliest(fit: Callable[..., Any]) -> None:
     rows, labels = some_rows(12)
     choices, everything = [0.01, 0.1, 1.0, 10.0, 1000.0], torch.arange(len(rows))
@@ -87,27 +67,6 @@ def test_the_penalty_makes_the_left_out_pictures_likeliest(fit: Callable[..., An
     assert costs.index(min(costs)) not in (0, len(choices) - 1)  # neither end, or the test would show little
 
 
-def test_the_discriminant_at_its_own_scores() -> None:
-    rows, labels = some_rows()
-    head = fit_discriminant(rows, labels, CLASSES, torch.arange(len(rows)), [0.5])
-    apart = rows[:, None] - head.means
-    scatter = sum((torch.outer(z, z) for z in rows - head.means[labels]), torch.zeros(7, 7, dtype=torch.float64))
-    metric = (len(rows) - CLASSES) * torch.linalg.inv(
-        scatter + 0.5 * scatter.trace() / 7 * torch.eye(7, dtype=torch.float64)
-    )
-    expected = -0.5 * torch.einsum("ncd,de,nce->nc", apart, metric, apart)
-    ours = rows @ head.weight + head.bias
-    gap = expected - ours  # the same for every class: the part of the distance that the picture has alone
-    torch.testing.assert_close(gap, gap[:, :1].expand_as(gap), atol=1e-9, rtol=1e-9)
-    torch.testing.assert_close(head.norms, (rows @ metric * rows).sum(1))
-
-
-def test_classes_of_one_picture_are_the_nearest_mean() -> None:
-    rows, labels = torch.eye(4), torch.arange(4)
-    head = fit_discriminant(rows, labels, 4, torch.zeros(0, dtype=torch.int64))
-    assert torch.equal((rows.double() @ head.weight + head.bias).argmax(1), labels)
-
-
 def test_the_mix_beats_its_parts_and_ignores_noise() -> None:
     generator = torch.Generator().manual_seed(1)
     labels = torch.randint(4, (400,), generator=generator)
@@ -118,26 +77,3 @@ def test_the_mix_beats_its_parts_and_ignores_noise() -> None:
     assert weights[2] < 0.15
     perfect = mix([100 * truth], labels)
     assert torch.isfinite(perfect).all()
-
-
-def test_relative_distance_is_the_dense_formula() -> None:
-    rows, labels = some_rows()
-    counts, everything = torch.bincount(labels), torch.arange(len(rows))
-    head = fit_discriminant(rows, labels, CLASSES, everything, [0.2])
-    spread = len(rows) - CLASSES
-    scatter = (rows - head.means[labels]).T @ (rows - head.means[labels])
-    ridge = 0.2 * scatter.trace() / 7 * torch.eye(7, dtype=torch.float64)
-    metric, wide = (spread * torch.linalg.inv(s + ridge) for s in (scatter, rows.T @ rows))
-    new = torch.randn(11, 7, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
-    apart = new[:, None] - head.means
-    expected = torch.einsum("ncd,de,nce->nc", apart, metric, apart).amin(1) - (new @ wide * new).sum(1)
-    background = Background.of(head, counts)
-    ours = relative_distance(new @ head.weight + head.bias, head.bias, background.matrix)
-    torch.testing.assert_close(ours, expected, atol=1e-8, rtol=1e-8)
-    for index in range(len(rows)):  # the background without picture `index`
-        left = rows[everything != index]
-        around = left - left.mean(0)
-        metric = spread * torch.linalg.inv(around.T @ around + ridge)
-        apart = rows[index] - left.mean(0)
-        found = background.left_out(head, len(rows))[index]
-        torch.testing.assert_close(found, apart @ metric @ apart, atol=1e-8, rtol=1e-8)

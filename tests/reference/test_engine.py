@@ -33,7 +33,7 @@ from visual_stream import FAST, Recorder, all_tests, stream, tower
 
 from clipcil.clip import CLIP
 from clipcil.experiment.spec import RunSpec, method_settings
-from clipcil.heads.discriminant import AveragedDiscriminantHead
+from clipcil.heads.lda import RunningHead
 from clipcil.methods.engine import ENGINE, ENGINEConfig
 
 TEMPLATES = ("a photo of a {}.", "a drawing of a {}.")
@@ -80,7 +80,7 @@ def summed(layers: Any, x: Tensor) -> Tensor:
 def test_head_is_the_reference() -> None:
     torch.manual_seed(0)
     tasks = [normalize(torch.randn(size, 7, 10, dtype=torch.float64) + 1, dim=-1) for size in (3, 2, 4)]  # (C_k, n, d)
-    head, mu, inverse = AveragedDiscriminantHead(10), torch.zeros(0, 10, dtype=torch.float64), torch.zeros(())
+    head, mu, inverse = RunningHead(10, averaged=True), torch.zeros(0, 10, dtype=torch.float64), torch.zeros(())
     for task in tasks:
         known, total = len(mu), len(mu) + len(task)
         new = task.mean(1)

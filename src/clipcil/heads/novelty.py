@@ -16,28 +16,28 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from clipcil.heads.stacked import Discriminant
+from clipcil.heads.lda import LDA
 
 
 class Background(NamedTuple):
     """Q of the formula above (C, C) float64, and s, the number of pictures less that of classes."""
 
     matrix: Tensor
-    spread: int
+    freedom: int
 
     @classmethod
-    def of(cls, head: Discriminant, counts: Tensor) -> Background:
+    def of(cls, head: LDA, counts: Tensor) -> Background:
         """From a discriminant fitted to centred rows, and the number of rows of each class (C,)."""
-        spread, roots = max(1, int(counts.sum()) - len(counts)), counts.double().sqrt()
-        inner = torch.eye(len(counts)).to(head.means) + roots[:, None] * (head.means @ head.weight) * roots / spread
-        return cls(roots[:, None] * torch.linalg.inv(inner) * roots / spread, spread)
+        freedom, roots = max(1, int(counts.sum()) - len(counts)), counts.double().sqrt()
+        inner = torch.eye(len(counts)).to(head.means) + roots[:, None] * (head.means @ head.weight) * roots / freedom
+        return cls(roots[:, None] * torch.linalg.inv(inner) * roots / freedom, freedom)
 
-    def left_out(self, head: Discriminant, total: int) -> Tensor:
+    def left_out(self, head: LDA, total: int) -> Tensor:
         """(R,): ‖x‖²_{A₀} of the `left_out_rows` of `head`, each without itself; `total` rows were fitted."""
         scores = head.inputs @ head.weight
-        h = (head.norms - ((scores @ self.matrix) * scores).sum(1)) / self.spread
+        h = (head.norms - ((scores @ self.matrix) * scores).sum(1)) / self.freedom
         a = total / max(1, total - 1)
-        return self.spread * a**2 * h / (1 - a * h).clamp(min=1e-9)
+        return self.freedom * a**2 * h / (1 - a * h).clamp(min=1e-9)
 
 
 def relative_distance(scores: Tensor, bias: Tensor, background: Tensor) -> Tensor:

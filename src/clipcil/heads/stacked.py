@@ -1,4 +1,4 @@
-"""Closed-form heads with exact leave-one-out scores, and a mix of several heads that is chosen by these scores.
+"""Ridge regression with exact leave-one-out scores, and a mix of several heads that is chosen by such scores.
 
 Leaving one picture out of a head that is fitted in closed form is a rank-one change, so the scores that a picture would
 get from a head fitted without it need no second fit. Penalties, weights and temperatures can be chosen on these scores
@@ -14,8 +14,6 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, one_hot
 
-SHRINKAGES = (0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
-"""Ridges of the discriminant to choose from, as shares of the average eigenvalue of the scatter."""
 PENALTIES = (0.1, 0.3, 1.0, 3.0, 10.0)
 """Penalties of the regression to choose from, as shares of the average eigenvalue of the features' second moment."""
 
@@ -31,78 +29,6 @@ class Head(NamedTuple):
     """The penalty that was chosen."""
 
 
-class Discriminant(NamedTuple):
-    """A linear discriminant; the first four as in `Head`."""
-
-    weight: Tensor
-    bias: Tensor
-    left_out: Tensor
-    penalty: float
-    means: Tensor
-    """(C, D) float64: the class means."""
-    inputs: Tensor
-    """(R, D) float64: the `left_out_rows`."""
-    norms: Tensor
-    """(R,): ‖x‖²_A of the `left_out_rows`, with A fitted to all rows."""
-
-
-def fit_discriminant(
-    rows: Tensor, labels: Tensor, classes: int, left_out_rows: Tensor, shrinkages: Sequence[float] = SHRINKAGES
-) -> Discriminant:
-    """Linear discriminant analysis with equal priors, its ridge chosen by leave-one-out.
-
-        score_c(x) = −½ ‖x − μ_c‖²_A + const(x),    A = (n − C) (S + r I)⁻¹,    S = Σ_i z_i z_iᵀ,  z_i = x_i − μ_{y_i}
-
-    Without picture i of a class of n_c the scatter is S − a z zᵀ with a = n_c/(n_c − 1), and x_i − μ_c becomes a z_i,
-    so that with distances in the metric B = (S + r I)⁻¹ and h = ‖z‖²_B (Sherman–Morrison)
-
-        ‖x − μ_k‖² = ‖x − μ_k‖²_B + a ⟨z, x − μ_k⟩²_B / (1 − a h),    ‖x − μ_c‖² = a² h / (1 − a h).
-
-    Args:
-        rows: (N, D) features; every class has at least one.
-        labels: (N,) int64.
-        classes: C.
-        left_out_rows: (R,) indices of the rows to compute leave-one-out scores of; their classes have two rows or more.
-        shrinkages: What r may be, as shares of tr(S)/D. The one with the likeliest left-out pictures is taken.
-
-    Example:
-        >>> import torch
-        >>> rows, labels = torch.tensor([[0.0], [1.0], [5.0], [6.0]]), torch.tensor([0, 0, 1, 1])
-        >>> head = fit_discriminant(rows, labels, 2, torch.arange(4))
-        >>> (head.left_out.argmax(1) == labels).all().item()
-        True
-    """
-    counts = torch.bincount(labels, minlength=classes).double()
-    means = class_sums(rows, labels, classes) / counts[:, None]
-    apart = rows - means[labels].to(rows)
-    scatter = (apart.T @ apart).double()
-    level = scatter.trace() / len(scatter)
-    if not level > 0:  # one picture a class: the nearest mean
-        scatter, level = torch.eye(len(scatter)).to(scatter), scatter.new_ones(())
-    values, basis = torch.linalg.eigh(scatter)
-    x, m = rows[left_out_rows].double() @ basis, means @ basis
-    own = labels[left_out_rows]
-    z, a = x - m[own], (counts / (counts - 1))[own]
-    spread = max(1, len(rows) - classes)
-
-    def left_out(ridge: float) -> Tensor:
-        root = (values.clamp(min=0) + ridge * level).rsqrt()
-        xs, ms, zs = x * root, m * root, z * root
-        h = zs.square().sum(1)
-        rest = (1 - a * h).clamp(min=1e-9)
-        squared = xs.square().sum(1, keepdim=True) + ms.square().sum(1) - 2 * xs @ ms.T
-        inner = (zs * xs).sum(1, keepdim=True) - zs @ ms.T
-        distances: Tensor = squared + (a / rest)[:, None] * inner.square()
-        distances[torch.arange(len(own), device=own.device), own] = a.square() * h / rest
-        return -0.5 * spread * distances
-
-    ridge, scores = _likeliest(left_out, shrinkages, own)
-    metric = spread / (values.clamp(min=0) + ridge * level)
-    weight, bias = basis @ (metric[:, None] * m.T), -0.5 * (metric * m.square()).sum(1)
-    inputs, norms = rows[left_out_rows].double(), (metric * x.square()).sum(1)
-    return Discriminant(weight, bias, scores, ridge, means, inputs, norms)
-
-
 def fit_ridge(
     features: Tensor, labels: Tensor, classes: int, left_out_rows: Tensor, penalties: Sequence[float] = PENALTIES
 ) -> Head:
@@ -111,11 +37,18 @@ def fit_ridge(
         min Σ_i w_i ‖Wᵀφ_i + b − e_{y_i}‖² + r ‖W‖²,    w_i = n / (C n_{y_i})
         left out: (p_i − h_i e_{y_i}) / (1 − h_i),    h_i = w_i (‖φ_i − φ̄‖²_B + 1/Σw),  B = (Σ w (φ−φ̄)(φ−φ̄)ᵀ + r I)⁻¹
 
-    with p_i the fitted scores: exact for penalty and weights held fixed. Arguments as for `fit_discriminant`; features
-    (N, F), penalties as shares of the average eigenvalue. With fewer pictures than features the same solution comes
-    from the N×N matrix of inner products, K = Φ Φᵀ with rows √w (φ − φ̄), which is much smaller then:
+    with p_i the fitted scores: exact for penalty and weights held fixed. With fewer pictures than features the same
+    solution comes from the smaller N×N matrix of inner products, K = Φ Φᵀ with rows √w (φ − φ̄):
 
         W = Φᵀ (K + r I)⁻¹ √w e_y,    w_i ‖φ_i − φ̄‖²_B = 1 − r [(K + r I)⁻¹]_ii
+
+    Args:
+        features: (N, F) φ; every class has at least one row.
+        labels: (N,) int64.
+        classes: C.
+        left_out_rows: (R,) indices of the rows to compute leave-one-out scores of; their classes have two rows or more.
+        penalties: Candidates of r, as shares of the average eigenvalue. The one with the likeliest left-out pictures is
+            taken.
 
     Example:
         >>> import torch
@@ -153,7 +86,7 @@ def fit_ridge(
         found: Tensor = (seen @ weight + 1 / classes - h * indicator) / (1 - h).clamp(min=1e-9)
         return found
 
-    penalty, scores = _likeliest(left_out, penalties, own)
+    penalty, scores = likeliest(left_out, penalties, own)
     weight, _ = solve(penalty)
     return Head(weight, 1 / classes - centre @ weight, scores, penalty)
 
@@ -199,8 +132,9 @@ def class_sums(rows: Tensor, labels: Tensor, classes: int) -> Tensor:
     return rows.new_zeros(classes, rows.shape[1], dtype=torch.float64).index_add_(0, labels, rows.double())
 
 
-def _likeliest(left_out: Callable[[float], Tensor], choices: Sequence[float], labels: Tensor) -> tuple[float, Tensor]:
-    """The choice whose left-out scores, at their best temperature, make the labels likeliest; and these scores."""
+def likeliest(left_out: Callable[[float], Tensor], choices: Sequence[float], labels: Tensor) -> tuple[float, Tensor]:
+    """The choice whose left-out scores (R, C), at their best temperature, make the labels (R,) likeliest; and these
+    scores. Without any label the middle choice is taken."""
     if not len(labels):
         middle = choices[len(choices) // 2]
         return middle, left_out(middle)

@@ -1,6 +1,7 @@
-"""Discriminant: class means and one shared covariance on frozen features; exact for every order of the classes.
+"""Discriminant: keeps the mean and the scatter of every class and nothing else; exact for every order of the classes.
 
-A streaming discriminant with a shared covariance, as in Deep SLDA (arXiv:1909.01520), with exact forgetting.
+A streaming discriminant with a shared covariance, as in Deep SLDA (https://arxiv.org/abs/1909.01520), with exact
+forgetting.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from torch.nn.functional import normalize
 
 from clipcil.data.batch import Batch
 from clipcil.data.stream import Task
-from clipcil.heads.leave_one_out import leave_one_out, nearest_distance, scaled_discriminant
+from clipcil.heads.lda import Statistics
 from clipcil.memory.rows import check_rows
 from clipcil.methods.base import Method
 from clipcil.methods.registry import register
@@ -85,20 +86,19 @@ class Discriminant(Method):
 
     def leave_one_out(self, batch: Batch, labels: Tensor) -> tuple[Tensor, Tensor]:
         """Scores (B, C) and novelty (B,) of pictures learnt as `labels` (B,), each by the model without it."""
-        scores, distances = leave_one_out(self.means, self.counts, self._scatter(), _inputs(batch), labels)
+        scores, distances = self._statistics().leave_one_out(_inputs(batch), labels)
         return scores, distances.amin(1)
 
     def novelty(self, batch: Batch) -> Tensor:
         """(B,): the squared Mahalanobis distance to the nearest class, min_c (x − μ_c)ᵀ A⁻¹ (x − μ_c)."""
-        inputs = _inputs(batch)
-        return nearest_distance(self.means, self.counts, self._scatter(), inputs)
+        return self._statistics().nearest_distance(_inputs(batch))
 
-    def _scatter(self) -> Tensor:
+    def _statistics(self) -> Statistics:
         rows = self.rows.double()
-        return rows.T @ rows
+        return Statistics(self.means, self.counts, rows.T @ rows)
 
     def _refit(self) -> None:
-        weight, bias = scaled_discriminant(self.means, self.counts, self._scatter())
+        weight, bias = self._statistics().fit()
         self.weight, self.bias = weight.to(self.weight), bias.to(self.bias)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:

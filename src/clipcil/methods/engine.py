@@ -24,7 +24,7 @@ from clipcil.data.batch import Batch
 from clipcil.data.reader import Pictures
 from clipcil.data.stream import Task
 from clipcil.descriptions.file import Descriptions, average_by_owner, encode_descriptions
-from clipcil.heads.discriminant import AveragedDiscriminantHead, DiscriminantHead
+from clipcil.heads.lda import RunningHead
 from clipcil.methods.base import Method
 from clipcil.methods.registry import register
 from clipcil.prompts.templates import check_sentences, ensemble, raw_sentences
@@ -113,8 +113,7 @@ class ENGINE(Method):
         self.image_adapters, self.text_adapters = nn.ModuleList(), nn.ModuleList()
         for name in ("classifier", "prototypes"):
             self.growing_buffer(name, dim)
-        head = DiscriminantHead if self.config.covariance == "pooled" else AveragedDiscriminantHead
-        self.head = head(self.clip.config.vision.width, self.device)
+        self.head = RunningHead(self.clip.config.vision.width, self.config.covariance == "averaged", self.device)
         self.register_buffer("sentences", torch.zeros(0, 0, dim, device=self.device), persistent=False)
         self.register_buffer("pair_texts", torch.zeros(0, 0, dim, device=self.device))
         self._known: Descriptions | None = None

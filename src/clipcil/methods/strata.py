@@ -6,7 +6,7 @@ so that nothing has to be set for a dataset or a backbone:
 - Features from several depths of a frozen tower (LayUP, https://arxiv.org/abs/2312.08888): features that later layers
   discard still distinguish classes. The tower never changes, so nothing has to be calibrated.
 - A linear discriminant, and a ridge regression on the features and random ReLU features of them (RanPAC,
-  https://arxiv.org/abs/2307.02251), both with exact leave-one-out scores (`heads.stacked`), and CLIP's texts.
+  https://arxiv.org/abs/2307.02251), both with exact leave-one-out scores (`heads`), and CLIP's texts.
 - Their ridge parameters and the weights of the three are chosen on the leave-one-out scores of the stored features
   (stacked generalisation).
 - The features are stored with one byte per number (`memory.rows`), in fewer bytes than the Gaussians of DMC-OT.
@@ -23,8 +23,9 @@ from torch.nn.functional import normalize
 
 from clipcil.data.batch import Batch
 from clipcil.data.stream import Task
+from clipcil.heads.lda import LDA, fit_rows
 from clipcil.heads.novelty import Background, relative_distance
-from clipcil.heads.stacked import Discriminant, Head, fit_discriminant, fit_ridge, mix, spreads
+from clipcil.heads.stacked import Head, fit_ridge, mix, spreads
 from clipcil.memory.rows import FeatureRows
 from clipcil.methods.base import Method
 from clipcil.methods.registry import register
@@ -143,7 +144,7 @@ class Strata(Method):
         deviation = rows.square().mean(0).sqrt().clamp(min=1e-6)
         self.scale = 1 / (deviation * len(deviation) ** 0.5)
         left_out_rows = self.choose_rows(labels)
-        discriminant = fit_discriminant(rows, labels, self.seen, left_out_rows)
+        discriminant = fit_rows(rows, labels, self.seen, left_out_rows)
         ridge = fit_ridge(self.expand(rows), labels, self.seen, left_out_rows)
         self.discriminant, self.ridge = as_rows(discriminant).to(rows), as_rows(ridge).to(rows)
         self.penalties = torch.tensor([discriminant.penalty, ridge.penalty]).to(self.penalties)
@@ -186,7 +187,7 @@ class Strata(Method):
         if len(kept):
             rows, own = self.memory.rows() - self.centre, self.memory.labels
             first, second = self.penalties.tolist()
-            head = fit_discriminant(rows, own, self.seen, left_out_rows, [first])
+            head = fit_rows(rows, own, self.seen, left_out_rows, [first])
             everything = Background.of(head, self.memory.counts).left_out(head, len(rows))
             strange[kept] = (-2 * head.left_out.amax(1) - everything).to(strange)
             if self.seen > 1:
@@ -212,6 +213,6 @@ class Strata(Method):
         return torch.nonzero((place < share) & (counts[labels] > 1)).flatten()
 
 
-def as_rows(head: Head | Discriminant) -> Tensor:
+def as_rows(head: Head | LDA) -> Tensor:
     """(C, 1 + D): bias and weight of a head."""
     return torch.cat([head.bias[:, None], head.weight.T], dim=1)

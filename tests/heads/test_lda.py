@@ -1,0 +1,198 @@
+"""The linear discriminant against scikit-learn, dense float64 formulas, and fits that literally leave a picture out."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from sklearn.covariance import empirical_covariance
+from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
+from test_stacked import CLASSES, some_rows, without
+from torch import Tensor
+
+from clipcil.heads.lda import RunningHead, Statistics, fit_rows, fit_statistics
+from clipcil.heads.novelty import Background, relative_distance
+
+DIM = 6
+
+
+def groups(sizes: list[int], seed: int = 0) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    mix = torch.randn(DIM, DIM, generator=generator, dtype=torch.float64)
+    centres = 2 * torch.randn(len(sizes), DIM, generator=generator, dtype=torch.float64)
+    drawn = [torch.randn(n, DIM, generator=generator, dtype=torch.float64) for n in sizes]
+    return [centre + draw @ mix for centre, draw in zip(centres, drawn, strict=True)]
+
+
+def learnt(tasks: list[list[Tensor]], averaged: bool = False) -> RunningHead:
+    head = RunningHead(DIM, averaged)
+    for part in tasks:
+        head.grow(len(part))
+        head.add(part)
+    return head
+
+
+def statistics(parts: list[Tensor]) -> Statistics:
+    rows = torch.cat([part - part.mean(0) for part in parts])
+    means = torch.stack([part.mean(0) for part in parts])
+    return Statistics(means, torch.tensor([len(part) for part in parts]), rows.T @ rows)
+
+
+def scores(parts: list[Tensor], inputs: Tensor) -> Tensor:
+    weight, bias = statistics(parts).fit()
+    return inputs @ weight.T + bias
+
+
+def distances(parts: list[Tensor], inputs: Tensor) -> Tensor:
+    means, counts, scatter = statistics(parts)
+    count = int(counts.sum())
+    covariance = (scatter + scatter.trace() / (count - 1) * torch.eye(len(scatter), dtype=scatter.dtype)) / count
+    offsets = inputs[:, None] - means
+    return torch.einsum("bcd,de,bce->bc", offsets, torch.linalg.inv(covariance), offsets)
+
+
+def test_posteriors_are_those_of_scikit_learn() -> None:
+    """Same ridge, written as scikit-learn's shrinkage: Σ ∝ S/n + r I, where r/(tr(S/n)/d) = s/(1−s)."""
+    parts, count = groups([20, 20, 20, 20]), 80
+    weight, bias = fit_statistics(statistics(parts).means, statistics(parts).scatter, count)
+    ratio = DIM / (count - 1)  # the ridge as a multiple of the mean variance
+    oracle = LinearDiscriminantAnalysis(solver="lsqr", shrinkage=ratio / (1 + ratio), priors=np.full(4, 0.25))
+    oracle.fit(torch.cat(parts).numpy(), np.repeat(np.arange(4), 20))
+    tests = torch.cat(groups([30, 30, 30, 30], seed=1))
+    # (S + tr(S)/(n−1) I)/d is n (1 + ratio)/d times scikit-learn's covariance: undo that scale, which ranks nothing.
+    found = (tests @ weight.T + bias) * count * (1 + ratio) / DIM
+    np.testing.assert_allclose(torch.softmax(found, dim=1).numpy(), oracle.predict_proba(tests.numpy()), atol=1e-9)
+
+
+def test_tasks_one_after_another_equal_all_at_once() -> None:
+    parts = groups([5, 9, 1, 12, 3])
+    whole, split = learnt([parts]), learnt([parts[:2], parts[2:3], parts[3:]])
+    torch.testing.assert_close(split.scatter, whole.scatter)
+    torch.testing.assert_close(split.weight, whole.weight)
+    torch.testing.assert_close(split.bias, whole.bias)
+    assert float(split.count) == 30
+    assert split(torch.cat(parts).float()).mean(1).abs().max() < 1e-4  # centred
+
+
+@pytest.mark.parametrize("averaged", [False, True])
+def test_state_loads_into_a_grown_head(averaged: bool) -> None:
+    head = learnt([groups([4, 4]), groups([4], seed=2)], averaged)
+    fresh = RunningHead(DIM, averaged)
+    fresh.grow(3)
+    fresh.load_state_dict(head.state_dict())
+    inputs = torch.randn(5, DIM)
+    assert torch.equal(fresh(inputs), head(inputs))
+
+
+def test_averaged_head_of_one_task_ranks_as_the_pooled_one() -> None:
+    """With a single task there is nothing to average; the scores differ by what all classes share."""
+    parts = groups([9, 9, 9, 9])
+    tests = torch.cat(groups([5, 5, 5, 5], seed=3))
+    found = learnt([parts], averaged=True)(tests)
+    torch.testing.assert_close(found - found.mean(1, keepdim=True), learnt([parts])(tests), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("copies", [1, 3, 7])
+@pytest.mark.parametrize("averaged", [False, True])
+def test_a_task_of_copies_of_one_picture_harms_no_other_class(averaged: bool, copies: int) -> None:
+    """The mean of equal numbers can be off by a rounding, so that their scatter is tiny and not zero."""
+    parts = groups([30, 30, 30])
+    picture = torch.full((copies, DIM), 0.1, dtype=torch.float64) + torch.arange(DIM)
+    inputs, labels = torch.cat(parts).float(), torch.arange(3).repeat_interleave(30)
+    for tasks, old in (([parts, [picture]], slice(0, 3)), ([[picture], parts], slice(1, 4))):
+        found = learnt(tasks, averaged)(inputs)
+        assert found.abs().max() < 1e6
+        assert (found[:, old].argmax(1) == labels).double().mean() > 0.8
+
+
+@pytest.mark.parametrize("copies", [1, 3])
+@pytest.mark.parametrize("averaged", [False, True])
+def test_without_spread_the_nearest_mean_wins(averaged: bool, copies: int) -> None:
+    centres = torch.cat(groups([1, 1, 1]))
+    parts = [centre.expand(copies, -1) for centre in centres]
+    tests = torch.cat(groups([7, 7, 7], seed=4))
+    nearest = torch.cdist(tests, centres).argmin(1)
+    assert torch.equal(learnt([parts], averaged)(tests.float()).argmax(1), nearest)
+    assert torch.equal(scores(parts, tests).argmax(1), nearest)
+
+
+@pytest.mark.parametrize("sizes", [[9, 4, 2], [2, 2], [40, 3, 12, 2, 7], [2, 1, 1]])
+def test_statistics_without_each_picture(sizes: list[int]) -> None:
+    parts = groups(sizes)
+    labels = torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes))
+    found = statistics(parts).leave_one_out(torch.cat(parts), labels)
+    row = 0
+    for label, part in enumerate(parts):
+        for place, picture in enumerate(part):
+            if len(part) > 1:
+                rest = [*parts[:label], torch.cat([part[:place], part[place + 1 :]]), *parts[label + 1 :]]
+                score = scores(rest, picture[None])[0]
+                torch.testing.assert_close(found[0][row], score - score.mean(), rtol=1e-6, atol=1e-6)
+                flat = all(len(other) == 1 for other in rest)
+                metric = (
+                    torch.cdist(picture[None], torch.cat(rest)).square() if flat else distances(rest, picture[None])
+                )
+                torch.testing.assert_close(found[1][row], metric[0], rtol=1e-6, atol=1e-6)
+            else:  # without the picture there is no such class
+                assert int(found[0][row].argmin()) == label and int(found[1][row].argmax()) == label
+            row += 1
+    assert torch.isfinite(found[0]).all()
+
+
+def test_copies_left_out_are_told_by_the_nearest_mean() -> None:
+    parts = [part[:1].expand(3, -1) for part in groups([1, 1, 1])]
+    labels = torch.arange(3).repeat_interleave(3)
+    found, _ = statistics(parts).leave_one_out(torch.cat(parts), labels)
+    assert torch.isfinite(found).all() and torch.equal(found.argmax(1), labels)
+
+
+def test_the_nearest_distance_is_the_least_of_those_to_the_means() -> None:
+    parts, tests = groups([40, 3, 12, 2, 7]), torch.cat(groups([5, 5], seed=8))
+    torch.testing.assert_close(statistics(parts).nearest_distance(tests), distances(parts, tests).amin(1))
+
+
+@pytest.mark.parametrize("dim", [3, 7, 40])
+def test_rows_left_out(dim: int) -> None:
+    rows, labels = some_rows(dim)
+    shrinkage, everything = 0.3, torch.arange(len(rows))
+    found = fit_rows(rows, labels, CLASSES, everything, [shrinkage]).left_out
+    means = torch.stack([rows[labels == c].mean(0) for c in range(CLASSES)])
+    ridge = shrinkage * (rows - means[labels]).square().sum() / dim  # the ridge is that of all pictures
+    for index in range(len(rows)):
+        left, own = without(rows, labels, index)
+        centres = torch.stack([left[own == c].mean(0) for c in range(CLASSES)])
+        around = (left - centres[own]).numpy()
+        scatter = len(left) * torch.from_numpy(empirical_covariance(around, assume_centered=True))
+        metric = (len(rows) - CLASSES) * torch.linalg.inv(scatter + ridge * torch.eye(dim, dtype=torch.float64))
+        apart = rows[index] - centres
+        torch.testing.assert_close(found[index], -0.5 * (apart @ metric * apart).sum(1), atol=1e-8, rtol=1e-8)
+
+
+def test_rows_scored_and_novelty_by_the_dense_formulas() -> None:
+    rows, labels = some_rows()
+    counts, everything = torch.bincount(labels), torch.arange(len(rows))
+    head, spread = fit_rows(rows, labels, CLASSES, everything, [0.2]), len(rows) - CLASSES
+    scatter = (rows - head.means[labels]).T @ (rows - head.means[labels])
+    ridge = 0.2 * scatter.trace() / 7 * torch.eye(7, dtype=torch.float64)
+    metric, wide = (spread * torch.linalg.inv(s + ridge) for s in (scatter, rows.T @ rows))
+    torch.testing.assert_close(head.norms, (rows @ metric * rows).sum(1))
+    new = torch.randn(11, 7, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    apart = new[:, None] - head.means
+    squares, found = torch.einsum("ncd,de,nce->nc", apart, metric, apart), new @ head.weight + head.bias
+    gap = -0.5 * squares - found  # the same for every class: the part of the distance that the picture has alone
+    torch.testing.assert_close(gap, gap[:, :1].expand_as(gap), atol=1e-9, rtol=1e-9)
+    background = Background.of(head, counts)
+    ours = relative_distance(found, head.bias, background.matrix)
+    torch.testing.assert_close(ours, squares.amin(1) - (new @ wide * new).sum(1), atol=1e-8, rtol=1e-8)
+    for index in range(len(rows)):  # the background without picture `index`
+        left = rows[everything != index]
+        around, apart = left - left.mean(0), rows[index] - left.mean(0)
+        metric = spread * torch.linalg.inv(around.T @ around + ridge)
+        found = background.left_out(head, len(rows))[index]
+        torch.testing.assert_close(found, apart @ metric @ apart, atol=1e-8, rtol=1e-8)
+
+
+def test_rows_of_one_picture_a_class_are_the_nearest_mean() -> None:
+    rows, labels = torch.eye(4), torch.arange(4)
+    head = fit_rows(rows, labels, 4, torch.zeros(0, dtype=torch.int64))
+    assert torch.equal((rows.double() @ head.weight + head.bias).argmax(1), labels)
