@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import clipcil
-from clipcil.experiment.spec import RunSpec, field_docs
+from clipcil.experiment.spec import RunSpec
+from clipcil.settings import field_docs
 
 PAGE = Path(__file__).parent.parent / "docs" / "api.md"
 ORDER = (

@@ -1,56 +1,133 @@
-"""Options as frozen dataclasses: filled from TOML tables and `key=value` words, written back in full.
+"""Options as frozen dataclasses with ranges and choices in their types, filled from tables and `key=value` words.
 
-An unknown key, a wrong type or a value out of range is one line that names it.
+An unknown key, a wrong type or a value out of range is a `UserError` of one line that names it.
 """
 
 from __future__ import annotations
 
+import ast
 import dataclasses
-import math
-import types
+import functools
+import inspect
+import textwrap
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from types import NoneType
+from typing import Annotated, Any, Literal, TypeVar, cast, dataclass_transform
+
+import pydantic.dataclasses
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from clipcil import reading
 from clipcil.errors import UserError, nearest
 
 T = TypeVar("T")
 
+Share = Annotated[float, Field(ge=0, le=1)]
+"""A number from 0 to 1."""
 
-def build(kind: type[T], values: Mapping[str, Any], where: str = "") -> T:
+
+@dataclass_transform(frozen_default=True, field_specifiers=(dataclasses.field, Field))
+def options(kind: type[T]) -> type[T]:
+    """Class decorator: a frozen dataclass whose constructor checks the types, ranges and choices of its fields.
+
+    Every field has a default and a docstring below it. Numbers and truth values may be given as words.
+
+    Example:
+        >>> @options
+        ... class Mine:
+        ...     rank: Annotated[int, Field(ge=1)] = 8
+        >>> Mine(rank="3")
+        Mine(rank=3)
+        >>> Mine(rank=0)
+        Traceback (most recent call last):
+        clipcil.errors.UserError: setting 'rank' is '0'; it should be greater than or equal to 1
+    """
+    config = ConfigDict(extra="forbid", allow_inf_nan=False, coerce_numbers_to_str=True, validate_default=True)
+    made: Any = pydantic.dataclasses.dataclass(frozen=True, config=config)(kind)
+    checked = made.__init__
+
+    @functools.wraps(checked)
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        try:
+            checked(self, *args, **kwargs)
+        except ValidationError as error:
+            raise UserError(_one_line(error, made)) from error
+
+    made.__init__ = init
+    return cast(type[T], made)
+
+
+def build(kind: type[T], values: Mapping[str, Any]) -> T:
     """An instance of dataclass `kind` with `values` over its defaults; nested tables fill nested dataclasses."""
-    return kind(**_changes(kind(), values, where))
+    table = _table(kind(), values, "")
+    return _validate(kind, {key: table[key] for key in values})
 
 
-def override(settings: T, values: Mapping[str, Any], where: str = "") -> T:
+def override(settings: T, values: Mapping[str, Any]) -> T:
     """A copy of the dataclass instance `settings` with `values` in place of some of its fields."""
-    return dataclasses.replace(settings, **_changes(settings, values, where))  # type: ignore[type-var]
+    return _validate(type(settings), _table(settings, values, ""))
 
 
-def _changes(settings: Any, values: Mapping[str, Any], where: str) -> dict[str, Any]:
+def _validate(kind: type[T], table: Mapping[str, Any]) -> T:
+    try:
+        return cast(T, _adapter(kind).validate_python(table))
+    except ValidationError as error:
+        raise UserError(_one_line(error, kind)) from error
+
+
+def _table(settings: Any, values: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Every field of `settings` with its value, or with the one in `values`."""
     hints = typing.get_type_hints(type(settings))
-    known = [field.name for field in dataclasses.fields(settings)]
-    changes: dict[str, Any] = {}
+    table = {field.name: getattr(settings, field.name) for field in dataclasses.fields(settings)}
     for key, value in values.items():
-        if key not in known:
-            raise UserError(f"there is no setting '{where}{key}'{nearest(key, known)}")
-        inner = getattr(settings, key)
-        if dataclasses.is_dataclass(inner) and isinstance(value, Mapping):
-            changes[key] = override(inner, value, f"{where}{key}.")
-        elif dataclasses.is_dataclass(inner) and isinstance(value, type(inner)):
-            check_fields(value, f"{where}{key}.")
-            changes[key] = value
-        elif dataclasses.is_dataclass(value) and type(value) in type(inner).__mro__:  # a Training for a TowerTraining
-            given = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
-            changes[key] = override(inner, given, f"{where}{key}.")
-        elif dataclasses.is_dataclass(inner):
+        if key not in table:
+            raise UserError(f"there is no setting '{where}{key}'{nearest(key, table)}")
+        inner = table[key]
+        if not dataclasses.is_dataclass(inner):
+            table[key] = _read_word(value, hints[key], f"{where}{key}")
+        elif dataclasses.is_dataclass(value) and not isinstance(value, type):  # a Training for a TowerTraining
+            table[key] = _table(inner, {each.name: getattr(value, each.name) for each in dataclasses.fields(value)}, "")
+        elif isinstance(value, Mapping):
+            table[key] = _table(inner, value, f"{where}{key}.")
+        else:
             first = f"{where}{key}.{dataclasses.fields(inner)[0].name}"
             raise UserError(f"setting '{where}{key}' is '{value}'; it has settings of its own, such as {first}")
-        else:
-            changes[key] = _convert(value, hints[key], f"{where}{key}")
-    return changes
+    return table
+
+
+def _read_word(value: Any, hint: Any, where: str) -> Any:
+    """`value` as pydantic takes it: lists from "1,2", None from "none", the choice "1" from 1."""
+    choices = typing.get_args(hint)
+    if typing.get_origin(hint) is Literal:
+        if str(value) not in map(str, choices):
+            raise UserError(f"setting '{where}' is '{value}'{nearest(str(value), map(str, choices))}")
+        return next(choice for choice in choices if str(choice) == str(value))
+    if not isinstance(value, str):
+        return value
+    if NoneType in choices and value.lower() == "none":
+        return None
+    if value == "" and Path in (hint, *choices):  # Path("") is the current folder
+        raise UserError(f"setting '{where}' is ''; it must be a path")
+    if typing.get_origin(hint) is tuple:
+        return [item.strip() for item in value.strip("()[] ").split(",") if item.strip()]
+    return value
+
+
+_adapter: Callable[[Any], TypeAdapter[Any]] = functools.cache(TypeAdapter)
+
+
+def _one_line(error: ValidationError, kind: type) -> str:
+    """The first thing that is wrong: the setting, its value, and what it should be."""
+    first, known = error.errors(include_url=False)[0], [field.name for field in dataclasses.fields(kind)]
+    where = first["loc"]
+    if where and isinstance(where[0], int) and where[0] < len(known):  # given by position
+        where = (known[where[0]], *where[1:])
+    name = ".".join(part for part in where if isinstance(part, str))
+    if first["type"] == "unexpected_keyword_argument":
+        return f"there is no setting '{name}'{nearest(name, known)}"
+    return f"setting '{name}' is '{first['input']}'; {first['msg'].replace('Input should', 'it should')}"
 
 
 def parse_words(words: Iterable[str]) -> dict[str, Any]:
@@ -87,22 +164,8 @@ def merge(*layers: Mapping[str, Any]) -> dict[str, Any]:
 
 def to_dict(settings: Any) -> dict[str, Any]:
     """Every setting with its value, as TOML can hold it (None is left out: TOML has no such value)."""
-
-    hints = typing.get_type_hints(type(settings))
-
-    def plain(value: Any, hint: Any = None) -> Any:
-        if dataclasses.is_dataclass(value) and not isinstance(value, type):
-            return to_dict(value)
-        if hint is float and isinstance(value, int):  # a default written as 0 is the 0.0 that is read back
-            return float(value)
-        if isinstance(value, tuple | list):
-            return [plain(item) for item in value]
-        return str(value) if isinstance(value, Path) else value
-
-    pairs = (
-        (field.name, plain(getattr(settings, field.name), hints[field.name])) for field in dataclasses.fields(settings)
-    )
-    return {key: value for key, value in pairs if value is not None}
+    table: dict[str, Any] = _adapter(type(settings)).dump_python(settings, mode="json", exclude_none=True)
+    return table
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -110,18 +173,18 @@ def read_toml(path: Path) -> dict[str, Any]:
     return reading.read_toml(path, links=True)
 
 
-def check_fields(settings: Any, where: str = "") -> None:
-    """Refuse a dataclass instance that was made in Python with a value of a wrong type, or one that is no choice.
-
-    A value that stands for one of the right type, such as "3" for 3, is replaced by it.
-    """
-    hints = typing.get_type_hints(type(settings))
-    for field in dataclasses.fields(settings):
-        value = getattr(settings, field.name)
-        if dataclasses.is_dataclass(value):
-            check_fields(value, f"{where}{field.name}.")
-        else:
-            object.__setattr__(settings, field.name, _convert(value, hints[field.name], f"{where}{field.name}"))
+def field_docs(kind: type) -> dict[str, str]:
+    """The docstring under each field of a dataclass, base classes included."""
+    docs: dict[str, str] = {}
+    for base in reversed(kind.__mro__[:-1]):
+        body = ast.parse(textwrap.dedent(inspect.getsource(base))).body[0]
+        assert isinstance(body, ast.ClassDef)
+        for statement, after in zip(body.body, body.body[1:], strict=False):
+            if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
+                value = getattr(getattr(after, "value", None), "value", None)
+                if isinstance(after, ast.Expr) and isinstance(value, str):
+                    docs[statement.target.id] = " ".join(value.split())
+    return docs
 
 
 def within(name: str, value: float, low: float, high: float = float("inf")) -> None:
@@ -129,44 +192,3 @@ def within(name: str, value: float, low: float, high: float = float("inf")) -> N
     if not low <= value <= high:
         bounds = f"at least {low:g}" if high == float("inf") else f"between {low:g} and {high:g}"
         raise UserError(f"setting '{name}' is {value}; it must be {bounds}")
-
-
-def _convert(value: Any, hint: Any, where: str) -> Any:
-    origin, options = typing.get_origin(hint), typing.get_args(hint)
-    if origin is typing.Literal:
-        found = [option for option in options if str(option) == str(value)]  # 1 stands for "1"
-        if not found:
-            raise UserError(f"setting '{where}' is '{value}'{nearest(str(value), map(str, options))}")
-        return found[0]
-    if origin in (typing.Union, types.UnionType):
-        if value is None or (isinstance(value, str) and value.lower() == "none"):
-            return None
-        return _convert(value, next(option for option in options if option is not type(None)), where)
-    if origin is tuple:
-        items = value.strip("()[] ").split(",") if isinstance(value, str) else value
-        if not isinstance(items, list | tuple):
-            raise UserError(f"setting '{where}' is '{value}'; it must be a list, such as 1,2,3")
-        return tuple(_convert(item, options[0], where) for item in items if item != "")
-    return _scalar(value, hint, where)
-
-
-def _scalar(value: Any, hint: Any, where: str) -> Any:
-    words = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
-    try:
-        if hint is bool:
-            return value if isinstance(value, bool) else words[str(value).lower()]
-        if hint is Path:
-            if value == "":  # Path("") is the current folder
-                raise ValueError
-            return Path(value)
-        if isinstance(value, bool) and hint is not str:
-            raise ValueError
-        if hint is int and isinstance(value, float) and value != int(value):
-            raise ValueError
-        found = hint(value.strip() if isinstance(value, str) else value)
-        if hint is float and math.isinf(found):  # no file of a run can hold it; `within` refuses NaN
-            raise ValueError
-        return found
-    except (ValueError, KeyError, TypeError, OverflowError) as error:
-        kinds = {bool: "true or false", int: "a whole number", float: "a number", Path: "a path"}
-        raise UserError(f"setting '{where}' is '{value}'; it must be {kinds.get(hint, hint.__name__)}") from error

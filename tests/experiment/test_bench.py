@@ -368,7 +368,7 @@ def test_two_rows_that_are_the_same_run_are_run_once(
         (Grid(data=("tests",)), "'tests' is a folder; give --data folder --data-root tests"),
         (Grid(only=("nothing-like-it",)), "fits no method and no dataset"),
         (Grid(set=("stage1.epoch=1",)), "none of the methods has a setting 'stage1.epoch'"),
-        (Grid(set=("stage1.epochs=many",)), "it must be a whole number"),
+        (Grid(set=("stage1.epochs=many",)), "setting 'stage1.epochs' is 'many'"),
         (Grid("table4", set=("calibration=none",)), "decide 'calibration' themselves"),
         (Grid(data_root=("a", "b")), "names 2 folders"),
         (Grid(data_options=("splits=1",)), "none of the datasets has an option 'splits'"),

@@ -123,7 +123,7 @@ def test_an_interrupted_grid_is_continued_to_the_same_bytes(
     ("options", "said"),
     [
         ({"on": "ray", "jobs": 2}, "give --jobs or --on ray, not both"),
-        ({"cpus_per_run": 0.0}, "'cpus_per_run' is 0.0; it must be between 0.01"),
+        ({"cpus_per_run": 0.0}, "'cpus_per_run' is '0.0'"),
         ({"gpus_per_run": -1.0}, "'gpus_per_run' is -1.0"),
     ],
 )

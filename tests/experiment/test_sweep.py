@@ -45,9 +45,9 @@ def test_a_sweep_reuses_what_a_bench_has_done(tmp_path: Path) -> None:
     [
         ("betta", ["1", "2"], "did you mean 'beta'"),
         ("beta", ["1"], "at least two values"),
-        ("beta", ["1", "big"], "it must be a number"),
-        ("beta", ["1", "-1"], "must be at least 0"),
-        ("tasks", ["5", "five"], "it must be a whole number"),
+        ("beta", ["1", "big"], "setting 'beta' is 'big'"),
+        ("beta", ["1", "-1"], "setting 'beta' is '-1'"),
+        ("tasks", ["5", "five"], "setting 'tasks' is 'five'"),
         ("max_replay", [], "at least two values"),
     ],
 )

@@ -9,7 +9,8 @@ from typing import Annotated, Any
 import tyro
 
 from clipcil.errors import UserError
-from clipcil.experiment.spec import RunSpec, field_docs, method_settings, read_preset
+from clipcil.experiment.spec import RunSpec, method_settings, read_preset
+from clipcil.settings import field_docs
 
 
 def methods(

@@ -10,7 +10,8 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from clipcil.experiment.spec import PER_RUN, Grid, RunSpec, field_docs
+from clipcil.experiment.spec import PER_RUN, Grid, RunSpec
+from clipcil.settings import field_docs
 
 Number = Annotated[int, tyro.conf.arg(metavar="N")]
 Flag = Annotated[bool, tyro.conf.FlagCreatePairsOff, tyro.conf.arg(help_behavior_hint="")]

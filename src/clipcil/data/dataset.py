@@ -18,7 +18,7 @@ from clipcil.data.names import ANYTHING, check_names, need_text
 from clipcil.data.pictures import PictureSet, identity_of_pictures
 from clipcil.errors import UserError, nearest
 from clipcil.plugins import plugins
-from clipcil.settings import build, to_dict
+from clipcil.settings import build, options, to_dict
 
 
 @dataclass(frozen=True)
@@ -143,7 +143,7 @@ class Dataset:
         return np.concatenate(drawn)
 
 
-@dataclass(frozen=True)
+@options
 class NoOptions:
     """The options of a dataset that has none."""
 

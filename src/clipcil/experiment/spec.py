@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import ast
-import inspect
-import textwrap
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import field, fields, replace
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import Field, PositiveInt, ValidationInfo, field_validator, model_validator
+from pydantic_core import ArgsKwargs
 
 from clipcil.errors import UserError, nearest
 from clipcil.reading import is_folder
-from clipcil.settings import merge, override, read_toml, to_dict, within
+from clipcil.settings import merge, options, override, read_toml, to_dict
 
 if TYPE_CHECKING:
     from clipcil.methods.base import Method
@@ -25,8 +25,11 @@ PROCESSES = ("devices", "nodes")
 PER_RUN = {"method", "data", "data_root", "data_options", "seed", *PROCESSES}
 """Options that are not shared by the runs of a grid: it has its own options for them, and its own processes."""
 
+Processes = Annotated[int, Field(ge=1, le=4096)]
+UpTo1000 = Annotated[int, Field(ge=1, le=1000)]
 
-@dataclass(frozen=True)
+
+@options
 class RunSpec:
     """The options of a run outside the method. Together with the method's settings they determine the result."""
 
@@ -51,38 +54,39 @@ class RunSpec:
     order most of the field uses."""
     backbone: str = "mini"
     """mini (embedded), a Hugging Face id or folder, or a file of OpenAI's or open_clip's."""
-    seed: int = 0
+    seed: Annotated[int, Field(ge=0, le=2**63 - 1)] = 0
     """Seed of everything random."""
-    shots: int | None = None
+    shots: PositiveInt | None = None
     """At most this many training pictures per class."""
-    hold_out: int | None = None
+    hold_out: PositiveInt | None = None
     """For choosing settings: measure on this many training pictures of each class instead of the test pictures. They
     are drawn by the seed and are not learnt."""
-    test_sample: int | None = None
+    test_sample: PositiveInt | None = None
     """Evaluate each old task on at most this many of its test pictures; the last evaluation uses all of them."""
     device: str = "auto"
     """cpu, cuda, or auto: CUDA if there is one, else the CPU."""
     precision: str = "32-true"
     """32-true, bf16-mixed or 16-mixed."""
-    devices: int = 1
+    devices: Processes = 1
     """Devices of this machine that work on the run together, one process each; the result is the same to rounding."""
-    nodes: int = 1
+    nodes: Processes = 1
     """Machines that work on the run together, started by torchrun or Slurm; the run folder is on storage they share."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_tasks(cls, given: Any) -> Any:
+        """Giving the default number of tasks and leaving it out are the same setting."""
+        args, values = (given.args, given.kwargs or {}) if isinstance(given, ArgsKwargs) else ((), given)
+        if values.get("tasks") is None and values.get("increment") is None:
+            values = {**values, "tasks": TASKS}
+        return ArgsKwargs(args, values)
+
     def __post_init__(self) -> None:
-        within("seed", self.seed, 0, 2**63 - 1)
-        within("devices", self.devices, 1, 4096)
-        within("nodes", self.nodes, 1, 4096)
-        for name in ("shots", "hold_out", "test_sample"):
-            if (number := getattr(self, name)) is not None:
-                within(name, number, 1)
         if self.tasks is not None and self.increment is not None:
             raise UserError("give the number of tasks or the increment, not both")
-        if self.tasks is None and self.increment is None:
-            object.__setattr__(self, "tasks", TASKS)  # giving the default and leaving it out are the same setting
 
 
-@dataclass(frozen=True)
+@options
 class Grid:
     """The options of a grid of runs: methods or rows of a table of the paper × datasets × seeds."""
 
@@ -94,7 +98,7 @@ class Grid:
     """Run only the methods, rows and datasets that match these patterns."""
     data: tuple[str, ...] = ()
     """Datasets; a folder of your own is --data folder --data-root DIR. Default: those of the table, or emoji."""
-    seeds: int = 1
+    seeds: UpTo1000 = 1
     """Number of seeds: 3 means 0, 1 and 2."""
     orders: tuple[str, ...] = ()
     """Class orders; every run is done once for each. Default: those of the table, or the one of --order."""
@@ -109,53 +113,41 @@ class Grid:
     kept: tuple[Path, ...] = ()
     """Folders of kept runs, such as results/ (`clipcil claims --keep` makes them): a run that is there with the same
     settings, data options and device is not repeated."""
-    jobs: int = 1
+    jobs: UpTo1000 = 1
     """Runs at the same time, each in a process of its own with one thread; 1: one after the other in this process."""
     on: Literal["here", "ray"] = "here"
     """here: on this machine; ray: each run is a task of a Ray cluster (needs the extra ray), and --out a folder that
     all its machines share."""
     address: str | None = None
     """Address of the Ray cluster, or auto. Default: start a Ray cluster on this machine."""
-    cpus_per_run: float = 1
+    cpus_per_run: Annotated[float, Field(ge=0.01, le=10_000)] = 1.0
     """Number of cores, and of threads, of each run on Ray."""
-    gpus_per_run: float = 0
+    gpus_per_run: Annotated[float, Field(ge=0, le=10_000)] = 0.0
     """Number of GPUs of each run on Ray; above 0, --device is cuda."""
     run: dict[str, Any] = field(default_factory=dict)
     """Options of `RunSpec` that all runs share."""
 
+    @field_validator("methods", "only", "data", "orders")
+    @classmethod
+    def _split(cls, words: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
+        """`a,b c` → a, b, c."""
+        parts = tuple(dict.fromkeys(part for word in words for part in word.split(",") if part))
+        if words and not parts:  # a variable of the shell that is not set; left out, the option would mean all
+            raise UserError(f"--{info.field_name} is given but names nothing; name at least one, or leave it out")
+        return parts
+
+    @field_validator("run")
+    @classmethod
+    def _choose_device(cls, run: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
+        return {"device": "cuda", **run} if info.data.get("gpus_per_run") else run
+
     def __post_init__(self) -> None:
-        within("seeds", self.seeds, 1, 1000)
-        within("jobs", self.jobs, 1, 1000)
-        within("cpus_per_run", self.cpus_per_run, 0.01, 10_000)
-        within("gpus_per_run", self.gpus_per_run, 0, 10_000)
         if self.on == "ray" and self.jobs > 1:
             raise UserError("give --jobs or --on ray, not both: Ray runs as many at a time as its machines hold")
         if self.on != "ray" and (self.address is not None or self.gpus_per_run or self.cpus_per_run != 1):
             raise UserError("--address, --cpus-per-run and --gpus-per-run are for --on ray; give that, too")
-        if self.gpus_per_run and "device" not in self.run:
-            object.__setattr__(self, "run", {**self.run, "device": "cuda"})
         if self.orders and "order" in self.run:
             raise UserError("give --order or --orders, not both")
-        for name in ("methods", "only", "data", "orders"):  # `a,b c` → a, b, c
-            words = getattr(self, name)
-            parts = tuple(dict.fromkeys(part for word in words for part in word.split(",") if part))
-            if words and not parts:  # a variable of the shell that is not set; left out, the option would mean all
-                raise UserError(f"--{name} is given but names nothing; name at least one, or leave it out")
-            object.__setattr__(self, name, parts)
-
-
-def field_docs(kind: type) -> dict[str, str]:
-    """The docstring under each field of a dataclass, base classes included."""
-    docs: dict[str, str] = {}
-    for base in reversed(kind.__mro__[:-1]):
-        body = ast.parse(textwrap.dedent(inspect.getsource(base))).body[0]
-        assert isinstance(body, ast.ClassDef)
-        for statement, after in zip(body.body, body.body[1:], strict=False):
-            if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
-                value = getattr(getattr(after, "value", None), "value", None)
-                if isinstance(after, ast.Expr) and isinstance(value, str):
-                    docs[statement.target.id] = " ".join(value.split())
-    return docs
 
 
 def read_preset(data: str, name: str, backbone: str) -> dict[str, Any]:

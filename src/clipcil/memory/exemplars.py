@@ -7,29 +7,26 @@ pictures, as the literature does.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import torch
+from pydantic import NonNegativeInt
 from torch import Tensor
 from torch.nn import functional
 
 from clipcil.memory.rows import SizedByState
-from clipcil.settings import within
+from clipcil.settings import options
 
 
-@dataclass(frozen=True)
+@options
 class Budget:
     """How many pictures may be kept."""
 
-    pictures: int = 2000
+    pictures: NonNegativeInt = 2000
     """Pictures in all, or of each class."""
     per: Literal["dataset", "class"] = "dataset"
     """dataset: `pictures` in all, shared equally among the classes seen, so that old sets shrink as classes come;
     class: `pictures` of each class, whatever the number of classes."""
-
-    def __post_init__(self) -> None:
-        within("memory.pictures", self.pictures, 0)
 
     def of_each(self, classes: int) -> int:
         """m: pictures of each class when `classes` have been seen; ⌊total / classes⌋ where the total is fixed."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -14,6 +13,7 @@ from clipcil.clip import CLIP
 from clipcil.data.batch import Batch
 from clipcil.data.stream import Task
 from clipcil.errors import UserError
+from clipcil.settings import options
 from clipcil.training.loop import Session
 
 LARGEST_TENSOR = 2**24
@@ -21,7 +21,7 @@ LARGEST_TENSOR = 2**24
 TEMPLATES = ("a photo of a {}.",)
 
 
-@dataclass(frozen=True)
+@options
 class NoConfig:
     """The config of a method without options."""
 

@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any, cast
+from dataclasses import field
+from typing import Annotated, Any, cast
 
 import torch
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, gelu, linear, normalize, softplus
 
@@ -24,12 +25,12 @@ from clipcil.memory.exemplars import Budget, ExemplarMemory
 from clipcil.methods.base import LARGEST_TENSOR, Method
 from clipcil.methods.registry import register
 from clipcil.prompts.templates import check_sentences, encode_sentences, ensemble
-from clipcil.settings import within
+from clipcil.settings import options
 from clipcil.training.dropout import quick_dropout
 from clipcil.training.loop import Training
 
 
-@dataclass(frozen=True)
+@options
 class CLAP4CLIPConfig:
     """The reference's values; its README trains 5 + 2 epochs, its script 1 + 1: the README is followed."""
 
@@ -46,29 +47,23 @@ class CLAP4CLIPConfig:
         )
     )
     """All adapters, on the exemplars of all classes; a tenth of the rate, no warm-up. From the second task on."""
-    samples: int = 20
+    samples: PositiveInt = 20
     """M, samples of each class while training."""
-    test_samples: int = 0
+    test_samples: NonNegativeInt = 0
     """Samples of each class at test, the same for every picture; 0: the mean, which needs no samples."""
-    test_seed: int = 0
+    test_seed: Annotated[int, Field(ge=0, le=2**62)] = 0
     """Seed of the samples at test."""
-    kl: float = 1e-3
+    kl: NonNegativeFloat = 1e-3
     """Weight of KL(q ‖ N(0, I))."""
-    language: float = 15.0
+    language: NonNegativeFloat = 15.0
     """β, weight of the loss that keeps the sampled residuals near the texts."""
-    hidden: int = 2048
+    hidden: PositiveInt = 2048
     """Hidden width of the attention layer's MLP; PyTorch's default, which the reference keeps."""
-    dropout: float = 0.1
+    dropout: Annotated[float, Field(ge=0, le=0.99)] = 0.1
     """Dropout in the attention layer."""
     memory: Budget = field(default_factory=Budget)
     """Exemplars, chosen by herding. The reference's default takes the first pictures of each class (it calls that
     random) and offers herding; here all methods use herding."""
-
-    def __post_init__(self) -> None:
-        for name, low in (("samples", 1), ("test_samples", 0), ("kl", 0), ("language", 0), ("hidden", 1)):
-            within(name, getattr(self, name), low)
-        within("test_seed", self.test_seed, 0, 2**62)
-        within("dropout", self.dropout, 0, 0.99)
 
 
 class VisualGuidedAttention(nn.Module):

@@ -27,9 +27,11 @@ arXiv:2211.13218. Read at GT-RIPL/CODA-Prompt, commit 6417d4f.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
+from typing import Annotated
 
 import torch
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, normalize
 
@@ -37,16 +39,15 @@ from clipcil.data.batch import Batch
 from clipcil.data.reader import Pictures
 from clipcil.data.stream import Task
 from clipcil.distributed import spread
-from clipcil.errors import UserError
 from clipcil.heads.linear import GrowingHead
 from clipcil.methods.base import Method
 from clipcil.methods.registry import register
 from clipcil.prompts.visual import existing, missing_note, orthogonal_rows, prefixes
-from clipcil.settings import within
+from clipcil.settings import options
 from clipcil.training.augment import TowerTraining, training_inputs
 
 
-@dataclass(frozen=True)
+@options
 class CODAPromptConfig:
     train: TowerTraining = field(
         default_factory=lambda: TowerTraining(
@@ -55,23 +56,14 @@ class CODAPromptConfig:
     )
     """The authors' values: Adam 1e-3, a quarter of a cosine lowered once an epoch (mean rate 0.64 of the highest),
     batch 128, 20 epochs on CIFAR-100 (50 on ImageNet-R). They crop and flip the pictures (`augment`)."""
-    layers: tuple[int, ...] = (0, 1, 2, 3, 4)
+    layers: tuple[NonNegativeInt, ...] = (0, 1, 2, 3, 4)
     """Layers that get a prompt, from 0; the paper's value. Layers that a tower lacks are left out, and noted."""
-    components: int = 10
+    components: PositiveInt = 10
     """Components that a task adds at each layer; the authors have 100 in all: 10 for each of ten tasks, 5 of twenty."""
-    length: int = 8
+    length: Annotated[int, Field(ge=2, multiple_of=2)] = 8
     """L, vectors of a component: half for the keys, half for the values; the reference's value."""
-    ortho: float = 0.0
+    ortho: NonNegativeFloat = 0.0
     """λ of the orthogonality penalty; 0 in the released scripts."""
-
-    def __post_init__(self) -> None:
-        within("components", self.components, 1)
-        within("length", self.length, 2)
-        within("ortho", self.ortho, 0)
-        if self.length % 2:
-            raise UserError(f"setting 'length' is {self.length}; it must be even: half is for keys, half for values")
-        for layer in self.layers:
-            within("layers", layer, 0)
 
 
 Components = tuple[Tensor, Tensor, Tensor]

@@ -9,9 +9,10 @@ arXiv:2109.01134. Read at KaiyangZhou/CoOp, commit ff61507.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import torch
+from pydantic import NonNegativeFloat, PositiveInt
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, normalize
 
@@ -22,11 +23,11 @@ from clipcil.methods.base import Method
 from clipcil.methods.registry import register
 from clipcil.prompts.shared import encode_shared
 from clipcil.prompts.text import PromptTexts, tokenize_names
-from clipcil.settings import within
+from clipcil.settings import options
 from clipcil.training.loop import Training
 
 
-@dataclass(frozen=True)
+@options
 class CoOpConfig:
     """CoOp's own values where it has them; epochs and memory are those of its class-incremental versions."""
 
@@ -37,18 +38,14 @@ class CoOpConfig:
     )
     """CoOp: SGD 2e-3, batch 32, cosine, one epoch of warm-up (at a constant 1e-5; here the rate rises from 0 over the
     same time). Its 50 to 200 epochs are for a few shots; with whole datasets 10 are usual."""
-    context_length: int = 16
+    context_length: PositiveInt = 16
     """M, CoOp's main setting."""
-    context_std: float = 0.02
+    context_std: NonNegativeFloat = 0.02
     """Standard deviation of the initial context vectors; CoOp's value."""
     suffix: str = "."
     """What follows the class name; CoOp ends the sentence."""
     memory: Budget = field(default_factory=Budget)
     """Exemplars, chosen by herding."""
-
-    def __post_init__(self) -> None:
-        within("context_length", self.context_length, 1)
-        within("context_std", self.context_std, 0)
 
 
 @register

@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any, Literal
 
 import torch
+from pydantic import NonNegativeFloat, NonNegativeInt, PositiveInt
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, normalize
 
@@ -28,7 +29,7 @@ from clipcil.methods.base import Method
 from clipcil.methods.registry import register
 from clipcil.prompts.templates import check_sentences, encode_classes, fill
 from clipcil.prompts.text import PromptTexts, encode_prompts, tokenize_names
-from clipcil.settings import within
+from clipcil.settings import options
 from clipcil.training.augment import Augment, TowerTraining, augmented
 from clipcil.training.loop import Training
 from clipcil.training.losses import clip_loss
@@ -39,7 +40,7 @@ NEAREST = 32
 """Number of nearest old classes in the softmax for each replayed class, where it is not over all classes."""
 
 
-@dataclass(frozen=True)
+@options
 class DMCConfig:
     """Where a setting says "the paper does not say", the value is ours and in the README's table of open points."""
 
@@ -50,7 +51,7 @@ class DMCConfig:
     """What stage 1 trains. The paper says "update only the image encoder", which reads as all of it."""
     tuned_blocks: int = 2
     """How many of the last blocks, where tuned=blocks."""
-    lora_rank: int = 8
+    lora_rank: PositiveInt = 8
     """Rank of the update, where tuned=lora."""
     template: str = "a photo of {}"
     """The hard prompt of stage 1, as §3.2 writes it."""
@@ -65,22 +66,22 @@ class DMCConfig:
     average_tower: bool = False
     """Whether the tower after task k is the average of the tower before it, with weight (k−1)/k, and the tower after
     stage 1, with weight 1/k. Not in the paper; it removes most of the drift."""
-    prompt_length: int = 10
+    prompt_length: PositiveInt = 10
     """M, the paper's value for all datasets."""
-    prompt_std: float = 0.02
+    prompt_std: NonNegativeFloat = 0.02
     """Standard deviation of the initial prompt vectors. The paper does not say; CoOp's value."""
     suffix: str = ""
     """What follows the class name in a soft prompt. The paper writes [V1]..[VM][CLS], so nothing; CoOp has a period."""
     train_old_prompts: bool = True
     """Whether prompts of old classes continue to train. The paper does not say; replay can correct old classes only if
     their prompts are trainable."""
-    max_replay: int = 512
+    max_replay: PositiveInt = 512
     """Maximum number of replayed features per step. Old and new classes have equal weight for any value. The paper does
     not say."""
-    softmax_classes: int = 4096
+    softmax_classes: NonNegativeInt = 4096
     """Above this many classes the softmax of a step is over the new classes, the replayed ones and the nearest old
     classes of each, instead of over all; 0: always all. For streams of thousands of classes; not in the paper."""
-    max_spaces: int = 64
+    max_spaces: PositiveInt = 64
     """Maximum number of maps that the memory keeps; the classes of older spaces are moved into the current one
     (`GaussianMemory.fold`). One map belongs to each task after which the tower changed."""
     calibration: CalibrationName = "none"
@@ -89,9 +90,9 @@ class DMCConfig:
     the features before and after (LDC); sdc, each mean moves as the new pictures near it moved (SDC)."""
     task_prompt: bool = False
     """Whether a prompt shared by the task is added, Eq. (5)."""
-    beta: float = 0.1
+    beta: NonNegativeFloat = 0.1
     """Weight of the task prompt; the paper: 0.1 ImageNet-R and UCF-101, 0.05 CIFAR-100, 1.5 CUB-200."""
-    ortho: float = 0.1
+    ortho: NonNegativeFloat = 0.1
     """λ of the orthogonality loss, Eq. (7); the paper: 0.5 CUB-200, else 0.1."""
     normalise_parts: bool = False
     """Whether f_t(P) is normalised before the sum of Eq. (5). The paper's formula normalises the sum alone."""
@@ -102,17 +103,9 @@ class DMCConfig:
 
     def __post_init__(self) -> None:
         fill(self.template, "")  # refuses a template without a place for the class name
-        within("prompt_length", self.prompt_length, 1)
-        within("prompt_std", self.prompt_std, 0)
-        within("max_replay", self.max_replay, 1)
-        within("softmax_classes", self.softmax_classes, 0)
-        within("max_spaces", self.max_spaces, 1)
-        within("lora_rank", self.lora_rank, 1)
-        within("beta", self.beta, 0)
-        within("ortho", self.ortho, 0)
 
 
-@dataclass(frozen=True)
+@options
 class DMCOTConfig(DMCConfig):
     calibration: CalibrationName = "task"
     task_prompt: bool = True

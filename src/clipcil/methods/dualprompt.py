@@ -22,9 +22,10 @@ arXiv:2204.04799. Read at google-research/l2p, commit dd8836e, and JH-LEE-KR/dua
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import torch
+from pydantic import NonNegativeFloat, NonNegativeInt, PositiveInt
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
@@ -36,11 +37,11 @@ from clipcil.heads.linear import GrowingHead
 from clipcil.methods.base import Method
 from clipcil.methods.registry import register
 from clipcil.prompts.visual import check_range, cosine, existing, missing_note, prefixes, uniform
-from clipcil.settings import within
+from clipcil.settings import options
 from clipcil.training.augment import TowerTraining, training_inputs
 
 
-@dataclass(frozen=True)
+@options
 class DualPromptConfig:
     train: TowerTraining = field(
         default_factory=lambda: TowerTraining(
@@ -50,15 +51,15 @@ class DualPromptConfig:
     """The single-GPU port's values on CIFAR-100: Adam at a constant 0.03 × batch 24 / 256 (rounded here), 5 epochs,
     gradients clipped to norm 1. The authors have 24 pictures on each of several devices, whose number they do not say,
     and the rate of the whole batch. Both crop and flip the pictures (`augment`)."""
-    general_layers: tuple[int, ...] = (0, 1)
+    general_layers: tuple[NonNegativeInt, ...] = (0, 1)
     """Layers of the general prompt, from 0; the authors' value. Layers that a tower lacks are left out, and noted."""
-    general_length: int = 5
+    general_length: PositiveInt = 5
     """Vectors for the keys, and as many for the values, at each of these layers; the authors' value."""
-    expert_layers: tuple[int, ...] = (2, 3, 4)
+    expert_layers: tuple[NonNegativeInt, ...] = (2, 3, 4)
     """Layers of the expert prompts, from 0; the authors' value. Layers that a tower lacks are left out, and noted."""
-    expert_length: int = 5
+    expert_length: PositiveInt = 5
     """Vectors for the keys, and as many for the values; the authors: 5 on CIFAR-100, 20 on ImageNet-R."""
-    pull: float = 1.0
+    pull: NonNegativeFloat = 1.0
     """λ; the authors' value. Keys get no other gradient, so with Adam the size matters little."""
     prompt_range: tuple[float, ...] = (-1.0, 1.0)
     """Prompts are initialised from U[low, high); the port's range. The authors draw from U[0, 0.01)."""
@@ -69,13 +70,8 @@ class DualPromptConfig:
     12 % of the pictures with (−1, 1), 29 % with this.)"""
 
     def __post_init__(self) -> None:
-        within("general_length", self.general_length, 1)
-        within("expert_length", self.expert_length, 1)
-        within("pull", self.pull, 0)
         check_range("prompt_range", self.prompt_range)
         check_range("key_range", self.key_range)
-        for layer in (*self.general_layers, *self.expert_layers):
-            within("general_layers or expert_layers", layer, 0)
 
 
 @register

@@ -11,12 +11,13 @@ LAMDA-CL/ICCV25-ENGINE, commit 8803d66; `docs/baselines.md` compares whole runs.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import product
 from pathlib import Path
-from typing import Literal, cast
+from typing import Annotated, Literal, cast
 
 import torch
+from pydantic import Field, NonNegativeFloat, PositiveInt
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, linear, normalize
 
@@ -28,7 +29,7 @@ from clipcil.heads.lda import RunningHead
 from clipcil.methods.base import Method
 from clipcil.methods.registry import register
 from clipcil.prompts.templates import check_sentences, ensemble, raw_sentences
-from clipcil.settings import within
+from clipcil.settings import Share, options
 from clipcil.training.loop import Training
 from clipcil.training.losses import clip_loss
 
@@ -36,7 +37,7 @@ NOISY_BLOCK = 128
 """Noisy pictures per tower pass."""
 
 
-@dataclass(frozen=True)
+@options
 class ENGINEConfig:
     """The defaults are those of the authors' code for CIFAR-100."""
 
@@ -48,37 +49,29 @@ class ENGINEConfig:
     """Training the two adapters of a task: SGD with momentum 0.9, a cosine to 0 that is lowered once an epoch."""
     descriptions: Path | None = None
     """JSON file of pairwise descriptions. Without it: no text loss, no re-ranking."""
-    text_weight: float = 2.0
+    text_weight: NonNegativeFloat = 2.0
     """a_t, weight of the text loss; needs descriptions."""
-    image_weight: float = 0.5
+    image_weight: NonNegativeFloat = 0.5
     """a_v, weight of the image loss; 0 leaves it out."""
-    pixel_noise: float = 0.25
+    pixel_noise: NonNegativeFloat = 0.25
     """Standard deviation of the noise added to preprocessed pictures for the image loss."""
-    views: int = 2
+    views: PositiveInt = 2
     """Noisy views of each picture, encoded once per task. The code encodes a new one at every step."""
-    replay_noise: float = 0.25
+    replay_noise: NonNegativeFloat = 0.25
     """σ of the noise around an old class's mean feature when it is replayed."""
     full_scale: bool = False
     """Multiply the cosines of the contrastive loss by exp(logit_scale) (100) as CLIP does; off: by logit_scale (4.6),
     as the code does, for which its other values were chosen."""
-    head: float = 0.8
+    head: Share = 0.8
     """Share of the discriminant head in the final score."""
     covariance: Literal["averaged", "pooled"] = "averaged"
     """The head's covariance. averaged: the authors', inverse covariances averaged over tasks by their share of the
     classes, scores not centred; pooled: ours, the exact covariance of all pictures seen, scores centred. The latter is
     stronger and is not ENGINE as published; the method `engine-pooled` uses it."""
-    rerank: float = 0.5
+    rerank: Share = 0.5
     """Share of the re-ranking in the rest of the score; 0 without descriptions."""
-    top: int = 5
+    top: Annotated[int, Field(ge=2, le=50)] = 5
     """Number of best classes that are re-ranked."""
-
-    def __post_init__(self) -> None:
-        for name in ("text_weight", "image_weight", "pixel_noise", "replay_noise"):
-            within(name, getattr(self, name), 0)
-        within("views", self.views, 1)
-        within("head", self.head, 0, 1)
-        within("rerank", self.rerank, 0, 1)
-        within("top", self.top, 2, 50)
 
 
 @register
@@ -232,7 +225,7 @@ class ENGINE(Method):
         self.head.add([pooled[labels == label] for label in self.new_labels])
 
 
-@dataclass(frozen=True)
+@options
 class ENGINEPooledConfig(ENGINEConfig):
     covariance: Literal["averaged", "pooled"] = "pooled"
 

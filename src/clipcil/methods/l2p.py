@@ -20,9 +20,10 @@ arXiv:2112.08654. Read at google-research/l2p, commit dd8836e, and JH-LEE-KR/l2p
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Literal
 
+from pydantic import NonNegativeFloat, PositiveInt
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
@@ -35,11 +36,11 @@ from clipcil.heads.linear import GrowingHead
 from clipcil.methods.base import Method
 from clipcil.methods.registry import register
 from clipcil.prompts.visual import check_range, choose, cosine, uniform
-from clipcil.settings import within
+from clipcil.settings import options
 from clipcil.training.augment import TowerTraining, training_inputs
 
 
-@dataclass(frozen=True)
+@options
 class L2PConfig:
     train: TowerTraining = field(
         default_factory=lambda: TowerTraining(
@@ -51,11 +52,11 @@ class L2PConfig:
     Both crop and flip the pictures (`augment`)."""
     pool: int = 10
     """N, number of prompts in the pool; as in the authors' code and the ports."""
-    length: int = 10
+    length: PositiveInt = 10
     """L, tokens of a prompt; the authors' value on CIFAR-100. The ports have 5."""
-    top_k: int = 4
+    top_k: PositiveInt = 4
     """Prompts selected for a picture; the authors' value on CIFAR-100. The ports have 5."""
-    pull: float = 1.0
+    pull: NonNegativeFloat = 1.0
     """λ; the authors' value. The ports have 0.1. Keys get no other gradient, so with Adam the size matters little."""
     prompt_range: tuple[float, ...] = (0.0, 0.01)
     """Prompts are initialised from U[low, high); the authors' range. The PyTorch ports have (−1, 1). The range matters
@@ -71,9 +72,6 @@ class L2PConfig:
     """Whether a training batch votes on one set of prompts, as the published code does. Never at test time."""
 
     def __post_init__(self) -> None:
-        within("length", self.length, 1)
-        within("top_k", self.top_k, 1)
-        within("pull", self.pull, 0)
         check_range("prompt_range", self.prompt_range)
         check_range("key_range", self.key_range)
         if self.pool < self.top_k:

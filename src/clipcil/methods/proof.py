@@ -12,10 +12,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import field
+from typing import Annotated, Any
 
 import torch
+from pydantic import Field, NonNegativeInt
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, linear, normalize
 
@@ -25,7 +26,7 @@ from clipcil.memory.exemplars import Budget, ExemplarMemory
 from clipcil.methods.base import LARGEST_TENSOR, Method
 from clipcil.methods.registry import register
 from clipcil.prompts.templates import check_sentences, raw_sentences
-from clipcil.settings import within
+from clipcil.settings import options
 from clipcil.training.dropout import draw_kept, keep_share
 from clipcil.training.loop import Training
 from clipcil.training.losses import clip_loss
@@ -34,7 +35,7 @@ IN_CACHE = 2**17
 """Elements of a tensor that fits into the cache of a CPU together with two others of its size."""
 
 
-@dataclass(frozen=True)
+@options
 class PROOFConfig:
     """The authors' values for CIFAR-100; those for other datasets are in the presets."""
 
@@ -50,9 +51,9 @@ class PROOFConfig:
         )
     )
     """The authors' values on CIFAR-100: SGD, a cosine to 0 that is lowered once an epoch."""
-    context: int = 3
+    context: NonNegativeInt = 3
     """Number of context prompts that a task adds to the fusion."""
-    dropout: float = 0.1
+    dropout: Annotated[float, Field(ge=0, le=0.99)] = 0.1
     """Dropout of the attention weights and after the output layer of the fusion; the authors' value."""
     train_old_text_projections: bool = True
     """Train the text projections of old tasks further, as the authors' code does; off: freeze them, as the paper
@@ -63,10 +64,6 @@ class PROOFConfig:
     results after LayerNorm."""
     memory: Budget = field(default_factory=Budget)
     """Exemplars, chosen by herding."""
-
-    def __post_init__(self) -> None:
-        within("context", self.context, 0)
-        within("dropout", self.dropout, 0, 0.99)
 
 
 class Fusion(nn.Module):

@@ -11,9 +11,11 @@ first task before everything is frozen.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
+from typing import Annotated
 
 import torch
+from pydantic import Field, NonNegativeInt, PositiveInt
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, normalize, one_hot
 
@@ -25,7 +27,7 @@ from clipcil.errors import UserError
 from clipcil.heads.stacked import mix
 from clipcil.methods.base import Method
 from clipcil.methods.registry import register
-from clipcil.settings import within
+from clipcil.settings import options
 from clipcil.training.augment import TowerTraining, augmented
 from clipcil.training.tuning import Tuned, tuned
 
@@ -35,20 +37,16 @@ SHARPNESS = 20.0
 """Factor of the scores until it can be fitted; fitted to six pictures per class it is 15 to 37 on emoji."""
 
 
-@dataclass(frozen=True)
+@options
 class RanPACConfig:
-    projections: int = field(default=0, metadata={"in_checks": 64})
+    projections: NonNegativeInt = field(default=0, metadata={"in_checks": 64})
     """M, the number of random features; 0: eight for each dimension of the tower. The paper takes 10,000 for a width of
     768, thirteen for each; the work grows with M³."""
-    held_out: float = 0.2
+    held_out: Annotated[float, Field(ge=0.01, le=0.99)] = 0.2
     """Share of a task's pictures on which λ is chosen, fitted to the rest of the task."""
 
-    def __post_init__(self) -> None:
-        within("projections", self.projections, 0)
-        within("held_out", self.held_out, 0.01, 0.99)
 
-
-@dataclass(frozen=True)
+@options
 class RanPACAdaptedConfig(RanPACConfig):
     phase1: TowerTraining = field(
         default_factory=lambda: TowerTraining(
@@ -67,12 +65,10 @@ class RanPACAdaptedConfig(RanPACConfig):
     """What phase 1 trains. The paper has three ways to tune few parameters (adapters, scaling and shifting, visual
     prompts) and takes the best for each dataset; here one way is used for all: low-rank updates of queries and
     values."""
-    lora_rank: int = 8
+    lora_rank: PositiveInt = 8
     """Rank of the update, where tuned=lora."""
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        within("lora_rank", self.lora_rank, 1)
         if self.tuned == "projection":
             raise UserError(
                 "setting 'tuned' is 'projection'; RanPAC reads the tower before its projection, so that nothing would"

@@ -11,9 +11,10 @@ Read at linlany/RAPF, commit 81d41df; `docs/baselines.md` compares whole runs.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import torch
+from pydantic import NonNegativeFloat, NonNegativeInt, PositiveInt
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, normalize
 
@@ -24,7 +25,7 @@ from clipcil.memory.gaussians import GaussianMemory
 from clipcil.methods.base import Method
 from clipcil.methods.registry import register
 from clipcil.prompts.templates import check_sentences, encode_classes
-from clipcil.settings import within
+from clipcil.settings import Share, options
 from clipcil.training.loop import Training
 
 
@@ -40,7 +41,7 @@ def _training() -> Training:
     )
 
 
-@dataclass(frozen=True)
+@options
 class RAPFConfig:
     """The defaults are those of the authors' code for CIFAR-100 (β = 2)."""
 
@@ -48,33 +49,24 @@ class RAPFConfig:
     """Training A: Adam, ×0.1 after epochs 4 and 10."""
     template: str = "a good photo of a {}."
     """The sentence of a class."""
-    replay_classes: int = 2
+    replay_classes: PositiveInt = 2
     """Old classes replayed in a step; they take turns, in an order drawn anew for each epoch."""
-    replay_each: int = 20
+    replay_each: PositiveInt = 20
     """Features drawn for each of them, the code's 10β."""
-    replay_epoch: int = 1900
+    replay_epoch: NonNegativeInt = 1900
     """Approximate number of features replayed in an epoch: where a task is too small to reach it, a step replays more
     classes, up to all old ones. The authors' settings give 1900–2000 on each of their datasets, as their configuration
     intends."""
-    threshold: float = 0.55
+    threshold: NonNegativeFloat = 0.55
     """τ: an old and a new class whose unit texts are closer than this are a hard pair."""
-    pair_each: int = 40
+    pair_each: PositiveInt = 40
     """Features of the old class drawn for each hard pair in a step, the code's 20β."""
-    margin: float = 0.1
+    margin: NonNegativeFloat = 0.1
     """Margin of the hinge loss on hard pairs. It is fixed in the code, which never reads its setting `margin`."""
-    fusion: float = 0.6
+    fusion: Share = 0.6
     """b of the fusion: the minimum share of the new A in every entry; 1 takes the new A as it is."""
     widen: bool = False
     """Whether the Gaussians are widened before sampling (the code's `shrink`, on for ImageNet-R and CUB)."""
-
-    def __post_init__(self) -> None:
-        within("replay_classes", self.replay_classes, 1)
-        within("replay_each", self.replay_each, 1)
-        within("replay_epoch", self.replay_epoch, 0)
-        within("threshold", self.threshold, 0)
-        within("pair_each", self.pair_each, 1)
-        within("margin", self.margin, 0)
-        within("fusion", self.fusion, 0, 1)
 
 
 @register

@@ -5,8 +5,6 @@ arXiv:2303.07338.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 from torch.nn.functional import normalize
@@ -15,9 +13,10 @@ from clipcil.data.batch import Batch
 from clipcil.data.stream import Task
 from clipcil.methods.base import Method
 from clipcil.methods.registry import register
+from clipcil.settings import options
 
 
-@dataclass(frozen=True)
+@options
 class SimpleCILConfig:
     """It has no options: there is nothing to train and nothing to choose."""
 

@@ -15,9 +15,10 @@ so that nothing has to be set for a dataset or a backbone:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import torch
+from pydantic import PositiveInt
 from torch import Tensor
 from torch.nn.functional import normalize
 
@@ -30,24 +31,19 @@ from clipcil.memory.rows import FeatureRows
 from clipcil.methods.base import Method
 from clipcil.methods.registry import register
 from clipcil.prompts.templates import check_sentences, encode_classes
-from clipcil.settings import within
+from clipcil.settings import options
 
 
-@dataclass(frozen=True)
+@options
 class StrataConfig:
-    random_features: int = field(default=2048, metadata={"in_checks": 64})
+    random_features: PositiveInt = field(default=2048, metadata={"in_checks": 64})
     """Random ReLU features beside the linear ones. On held-out pictures of CIFAR-100 with 400 to learn per class 1,024,
     2,048 and 4,096 gave 68.3, 69.0 and 69.4 %; the work grows with their square."""
-    rows_per_dim: int = 2
+    rows_per_dim: PositiveInt = 2
     """A class keeps the features of at most this many pictures for each dimension of the joint space."""
-    leave_one_out_rows: int = 1500
+    leave_one_out_rows: PositiveInt = 1500
     """Number of stored pictures, equally many of each class, on whose leave-one-out scores the ridge parameters and the
     weights of the heads are chosen."""
-
-    def __post_init__(self) -> None:
-        within("random_features", self.random_features, 1)
-        within("rows_per_dim", self.rows_per_dim, 1)
-        within("leave_one_out_rows", self.leave_one_out_rows, 1)
 
 
 @register

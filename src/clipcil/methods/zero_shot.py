@@ -6,7 +6,6 @@ CLIP: arXiv:2103.00020.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from torch import Tensor
 from torch.nn.functional import normalize
@@ -16,9 +15,10 @@ from clipcil.data.stream import Task
 from clipcil.methods.base import Method
 from clipcil.methods.registry import register
 from clipcil.prompts.templates import check_sentences, encode_classes
+from clipcil.settings import options
 
 
-@dataclass(frozen=True)
+@options
 class ZeroShotConfig:
     """How the class names are put into sentences."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -11,6 +10,7 @@ from torch.nn.functional import affine_grid, grid_sample
 
 from clipcil.clip.vision import VisionTower
 from clipcil.distributed import spread
+from clipcil.settings import options
 from clipcil.training.loop import Training
 
 Augment = Literal["none", "flip", "crop"]
@@ -21,7 +21,7 @@ RATIO = (3 / 4, 4 / 3)
 """Width of a crop divided by its height; torchvision's default."""
 
 
-@dataclass(frozen=True)
+@options
 class TowerTraining(Training):
     """Training of something inside the vision tower, which sees pictures and not only their cached features."""
 

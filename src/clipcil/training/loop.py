@@ -11,16 +11,17 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
+from pydantic import Field, NonNegativeFloat
 from torch import Tensor, nn
 
 from clipcil.data.reader import Pictures
 from clipcil.distributed import average_gradients, world_size
 from clipcil.errors import UserError
 from clipcil.run_cache import Given, RunCache
-from clipcil.settings import check_fields, within
+from clipcil.settings import Share, options
 from clipcil.training.denormals import flushed_denormals
 from clipcil.training.own_random import random_state, set_random_state
 
@@ -28,7 +29,7 @@ CHECK_EVERY = 50
 """Steps between checks of the loss for NaN: a check at every step would synchronise with a GPU."""
 
 
-@dataclass(frozen=True)
+@options
 class Training:
     """How one stage is trained.
 
@@ -40,38 +41,27 @@ class Training:
         1
     """
 
-    epochs: int = 5
+    epochs: Annotated[int, Field(ge=0, le=10**6)] = 5
     """Passes over the training pictures of the task."""
-    steps: int = 0
+    steps: Annotated[int, Field(ge=0, le=10**9)] = 0
     """Minimum number of steps: epochs are added until it is reached. A task of few pictures has few steps per epoch."""
-    lr: float = 1e-3
+    lr: NonNegativeFloat = 1e-3
     """Peak learning rate."""
-    batch_size: int = 32
+    batch_size: Annotated[int, Field(ge=1, le=10**9)] = 32
     """Training pictures per step."""
     optimizer: Literal["adamw", "adam", "sgd"] = "adamw"
-    weight_decay: float = 1e-4
-    momentum: float = 0.9
+    weight_decay: NonNegativeFloat = 1e-4
+    momentum: Share = 0.9
     """Momentum; used by sgd only."""
     schedule: Literal["cosine", "cosine-epoch", "quarter-cosine", "constant", "multistep"] = "cosine"
     """cosine: towards 0 after the last step; cosine-epoch: the same curve, but lowered once an epoch (PROOF, ENGINE);
     quarter-cosine: cos(0.99 π/2 · e/(E − 1)) in epoch e of E (CODA-Prompt); multistep: ×0.1 after each milestone."""
     milestones: tuple[int, ...] = ()
     """Epochs after which multistep lowers the learning rate."""
-    warmup: float = 0.0
+    warmup: Share = 0.0
     """Share of the steps over which the learning rate rises from 0."""
-    clip_norm: float = 0.0
+    clip_norm: NonNegativeFloat = 0.0
     """Maximum gradient norm for clipping; 0 disables clipping."""
-
-    def __post_init__(self) -> None:
-        check_fields(self)
-        within("epochs", self.epochs, 0, 10**6)
-        within("steps", self.steps, 0, 10**9)
-        within("lr", self.lr, 0)
-        within("batch_size", self.batch_size, 1, 10**9)
-        within("weight_decay", self.weight_decay, 0)
-        within("momentum", self.momentum, 0, 1)
-        within("warmup", self.warmup, 0, 1)
-        within("clip_norm", self.clip_norm, 0)
 
     def rate(self, step: int, steps: int) -> float:
         """Learning rate at `step` of `steps`, as a share of `lr`."""

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
+from pydantic import Field, NonNegativeInt
 
 from clipcil.data.archives import find_archive, is_archive, unpack
 from clipcil.data.dataset import Dataset, register
@@ -15,6 +15,7 @@ from clipcil.data.names import clean_name
 from clipcil.data.splits import split_whole
 from clipcil.errors import UserError
 from clipcil.reading import read_text
+from clipcil.settings import options
 
 TEMPLATES = ("a photo of a {}, a type of bird.",)
 """The one sentence that OpenAI published for birds, and the only one of PROOF and ENGINE on this dataset."""
@@ -23,14 +24,14 @@ LISTS = ("images.txt", "image_class_labels.txt", "train_test_split.txt", "classe
 _PUT = "put the official CUB_200_2011.tgz or the folder CUB_200_2011 unpacked from it there"
 
 
-@dataclass(frozen=True)
+@options
 class CubOptions:
     split: Literal["official", "random"] = "official"
     """official: 5,994 training pictures, 30 in most classes, and 5,794 test pictures; random: 80/20, as much of the
     field does."""
-    split_seed: int = 0
+    split_seed: NonNegativeInt = 0
     """Seed of the random split."""
-    test_share: float = 0.2
+    test_share: Annotated[float, Field(ge=0.001, le=0.999)] = 0.2
     """Share of the test set in the random split."""
     check: bool = True
     """Refuse a dataset without the official 200 classes and 11,788 pictures."""

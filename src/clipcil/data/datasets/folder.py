@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import torch
+from pydantic import Field
 
 from clipcil.data.dataset import Dataset, register
 from clipcil.data.names import check_template, clean_name
@@ -14,14 +15,14 @@ from clipcil.data.pictures import PictureSet, identity_of_files
 from clipcil.data.splits import split_by_class
 from clipcil.data.tree import list_files, list_folders, need_folder, no_pictures
 from clipcil.errors import UserError
-from clipcil.settings import within
+from clipcil.settings import options
 
 TRAIN, TEST = ("train", "training"), ("test", "val", "valid", "validation")
 
 
-@dataclass(frozen=True)
+@options
 class FolderOptions:
-    test_share: float = 0.2
+    test_share: Annotated[float, Field(ge=0.001, le=0.999)] = 0.2
     """Share of the pictures of each class used as test pictures, where the data has no test part."""
     split_seed: int = 0
     """Seed that decides which pictures those are."""
@@ -29,7 +30,6 @@ class FolderOptions:
     """The sentence about a class, {} standing for its name."""
 
     def __post_init__(self) -> None:
-        within("test_share", self.test_share, 0.001, 0.999)
         check_template(self.template)
 
 

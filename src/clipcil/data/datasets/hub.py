@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +10,13 @@ from clipcil.data.datasets.parquet import ParquetOptions, from_files
 from clipcil.data.tree import list_files
 from clipcil.errors import UserError, first_line
 from clipcil.network import downloads_allowed
+from clipcil.settings import options
 
 CONVERTED = "refs/convert/parquet"
 """The branch where the hub keeps the parquet form of datasets that come in another one."""
 
 
-@dataclass(frozen=True)
+@options
 class HubOptions(ParquetOptions):
     repo: str = ""
     """The dataset, owner/name."""

@@ -7,7 +7,6 @@ default is a split by seed, the same on every machine, and a list can be given.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -20,6 +19,7 @@ from clipcil.data.splits import split_whole
 from clipcil.data.tree import SUFFIXES, list_files, list_folders
 from clipcil.errors import UserError
 from clipcil.reading import read_bytes, read_text
+from clipcil.settings import options
 
 TEMPLATES = (
     "itap of a {}.",
@@ -39,7 +39,7 @@ _ENTRY = re.compile(r"(n\d{8})/([^\s/'\",\]]+)")
 _SECTION = re.compile(r"^[\s\-#\[]*(train|test|val)(?:ing)?[\s:\]]*$", re.IGNORECASE)
 
 
-@dataclass(frozen=True)
+@options
 class ImageNetROptions:
     split_seed: int = 0
     """Seed that decides which pictures are the test set, where no list is given."""

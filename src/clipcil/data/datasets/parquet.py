@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -18,11 +17,12 @@ from clipcil.data.splits import split_by_class
 from clipcil.data.tree import list_files
 from clipcil.errors import UserError
 from clipcil.reading import read_text
+from clipcil.settings import options
 
 TRAIN, TEST = ("train",), ("test", "validation", "valid", "val")
 
 
-@dataclass(frozen=True)
+@options
 class ParquetOptions(FolderOptions):
     image: str | None = None
     """Column with the pictures; None: found by its type."""

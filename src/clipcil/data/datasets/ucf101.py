@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
+from pydantic import Field
 
 from clipcil.data.dataset import Dataset, register
 from clipcil.data.names import clean_name
@@ -17,7 +17,7 @@ from clipcil.data.tree import SUFFIXES, list_files
 from clipcil.data.video import VIDEO, ClipPictures, VideoClip
 from clipcil.errors import UserError
 from clipcil.reading import read_text
-from clipcil.settings import within
+from clipcil.settings import options
 
 TEMPLATES = tuple(
     f"a {kind} of {article} person {verb}{{}}."
@@ -33,7 +33,7 @@ _SPELLING = {"handstandpushups": "HandstandPushups"}
 _PUT = "put the folder UCF-101 with its clips there (or pictures called like them, v_ApplyEyeMakeup_g01_c01.jpg)"
 
 
-@dataclass(frozen=True)
+@options
 class UcfOptions:
     split: Literal["1", "2", "3", "random", "groups"] = "1"
     """1, 2, 3: the official lists trainlist01.txt and so on; random: 80/20 of the clips, as much of the field does
@@ -41,7 +41,7 @@ class UcfOptions:
     clips."""
     classes: Literal["100", "101"] = "100"
     """100: all but YoYo, so that ten tasks have the same size, as in the field; 101: all."""
-    frames: int = 1
+    frames: Annotated[int, Field(ge=1, le=64)] = 1
     """Number of frames taken from a clip: the middle frame, or the middle frames of as many equal parts."""
     pool: Literal["mean", "each"] = "mean"
     """With several frames. mean: one picture for a clip that averages them, so that accuracies still count clips; each:
@@ -54,9 +54,6 @@ class UcfOptions:
     """Share of the test set in the splits random and groups."""
     check: bool = True
     """Refuse a dataset without the official 101 classes and 13,320 clips."""
-
-    def __post_init__(self) -> None:
-        within("frames", self.frames, 1, 64)
 
 
 @register(
