@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,10 +15,11 @@ from clipcil.clip import CLIP
 from clipcil.data.dataset import open_dataset
 from clipcil.data.reader import Reader
 from clipcil.data.stream import TaskStream
-from clipcil.methods.dmc import DMC, DMCConfig, DMCOTConfig, orthogonality
+from clipcil.methods.dmc import DMC, DMCConfig, DMCOTConfig
 from clipcil.training.augment import TowerTraining
 from clipcil.training.loop import Session, Training
-from clipcil.training.losses import clip_loss
+from clipcil.training.losses import clip_loss, orthogonality
+from clipcil.training.replay import BatchOf, replay_budget
 from clipcil.training.tuning import tuned
 
 FAST = Training(epochs=1, lr=1e-3)
@@ -108,23 +109,17 @@ def learn(config: DMCConfig, mini: CLIP, cache: Path, tasks: int = 2) -> DMC:
     return method
 
 
-def test_both_readings_of_the_batch(method: DMC) -> None:
+def test_both_readings_of_the_batch() -> None:
     """Two old classes and a new one; a batch of 30 holds 30 new pictures and replay, or 10 new ones and 20 replayed."""
     stage2 = replace(FAST, batch_size=30)
-    for reading, own, replayed in (("new", 30, 60), ("all", 10, 20)):
-        method.config = replace(method.config, stage2=stage2, batch_of=reading)  # type: ignore[arg-type]
-        how, count = method.budget(1 / 3)
+    readings: tuple[tuple[BatchOf, int, int], ...] = (("new", 30, 60), ("all", 10, 20))
+    for reading, own, replayed in readings:
+        how, count = replay_budget(stage2, 1 / 3, reading, 512)
         assert (how.batch_size, count) == (own, replayed)
-        assert method.budget(1.0) == (stage2, 0)  # the first task replays nothing
-    method.config = replace(method.config, stage2=replace(stage2, batch_size=1))
-    how, count = method.budget(1 / 3)
-    assert how.batch_size == 1 and count >= 1  # never without a new picture or without an old one
-
-
-@pytest.mark.parametrize("reading", ["new", "all"])
-def test_no_step_replays_more_than_it_may(method: DMC, reading: Literal["new", "all"]) -> None:
-    method.config = replace(method.config, stage2=replace(FAST, batch_size=64), batch_of=reading, max_replay=8)
-    assert method.budget(0.1)[1] == 8
+        assert replay_budget(stage2, 1.0, reading, 512) == (stage2, 0)  # the first task replays nothing
+        assert replay_budget(stage2, 0.1, reading, 8)[1] == 8
+        how, count = replay_budget(replace(stage2, batch_size=1), 1 / 3, reading, 512)
+        assert how.batch_size == 1 and count >= 1  # never without a new picture or without an old one
 
 
 def test_the_tower_is_the_mean_of_what_the_tasks_made_of_it(mini: CLIP, tmp_path: Path) -> None:
@@ -227,6 +222,7 @@ def test_replay_weighs_every_class_alike(method: DMC, monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(method.memory, "sample", sample)
     features = normalize(torch.ones(3, 384), dim=-1)
+    pictures = SimpleNamespace(features=features, labels=torch.tensor([2, 2, 2]))
     values: list[float] = []
 
     def fit(stage, parameters, data, loss, how, each_epoch) -> None:  # type: ignore[no-untyped-def]
@@ -235,7 +231,7 @@ def test_replay_weighs_every_class_alike(method: DMC, monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(method.session, "fit", fit)
     method.config = replace(method.config, task_prompt=False, ortho=0.0)
-    method.fit_prompts(torch.tensor([2, 2, 2]), 3, lambda rows: features[rows], [])  # type: ignore[arg-type]
+    method.fit_prompts(pictures, [])  # type: ignore[arg-type]
     texts, _ = method.text_classifier(all_classes=True)
     scores = torch.log_softmax(method.clip.scale * features[:1] @ texts.T, dim=1)[0]
     counts = torch.bincount(seen[0], minlength=2)

@@ -1,23 +1,20 @@
-"""DMC and DMC-OT: adapt the vision tower, then train text prompts with replay from stored class Gaussians.
+"""DMC and DMC-OT (https://arxiv.org/abs/2511.10974): adapt the vision tower, then train text prompts with replay.
 
-Stage 1 adapts the vision tower to frozen hard-prompt texts; stage 2 freezes it and trains soft text prompts over all
-classes seen, replaying the old ones from stored Gaussians. DMC-OT also transports the Gaussians when the tower
-changes (optimal transport) and adds a task prompt to the class prompts. The ablations of the paper are options.
-
-"Preserving Cross-Modal Consistency for CLIP-based Class-Incremental Learning", arXiv:2511.10974.
+Stage 1 adapts the vision tower to frozen hard-prompt texts. Stage 2 freezes it and trains soft text prompts over all
+classes seen, replaying the old ones from stored Gaussians. DMC-OT also transports the Gaussians when the tower changes
+(optimal transport) and adds a task prompt to the class prompts. The ablations of the paper are options.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
-from dataclasses import field, replace
-from typing import Any, Literal
+from collections.abc import Sequence
+from dataclasses import field
+from typing import Any
 
 import torch
 from pydantic import NonNegativeFloat, NonNegativeInt, PositiveInt
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy, normalize
+from torch.nn.functional import normalize
 
 from clipcil.calibration import CALIBRATIONS, CalibrationName
 from clipcil.data.batch import Batch
@@ -32,74 +29,58 @@ from clipcil.prompts.text import PromptTexts, encode_prompts, tokenize_names
 from clipcil.settings import options
 from clipcil.training.augment import Augment, TowerTraining, augmented
 from clipcil.training.loop import Training
-from clipcil.training.losses import clip_loss
+from clipcil.training.losses import clip_loss, orthogonality
 from clipcil.training.own_random import own_random
-from clipcil.training.tuning import Tuned, tuned
-
-NEAREST = 32
-"""Number of nearest old classes in the softmax for each replayed class, where it is not over all classes."""
+from clipcil.training.replay import BatchOf, Replay, draw_replay, nearest_classes, replay_budget, replay_loss
+from clipcil.training.tuning import Tuned, average_with, tuned
 
 
 @options
 class DMCConfig:
-    """Where a setting says "the paper does not say", the value is ours and in the README's table of open points."""
+    """Values that the paper does not give are explained in the README's table of open points."""
 
     stage1: TowerTraining = field(default_factory=lambda: TowerTraining(epochs=3, lr=1e-5, weight_decay=1e-4))
-    """Adapting the tower. AdamW and batch 32 are the paper's; it gives neither learning rate nor epochs. 1e-5 is common
-    practice for fine-tuning the whole of CLIP with AdamW."""
+    """Training of the vision tower on hard-prompt texts, Eq. (1)."""
     tuned: Tuned = "tower"
-    """What stage 1 trains. The paper says "update only the image encoder", which reads as all of it."""
+    """Part of the tower that stage 1 trains."""
     tuned_blocks: int = 2
-    """How many of the last blocks, where tuned=blocks."""
+    """Number of last blocks that train, where tuned=blocks."""
     lora_rank: PositiveInt = 8
     """Rank of the update, where tuned=lora."""
     template: str = "a photo of {}"
-    """The hard prompt of stage 1, as §3.2 writes it."""
+    """Hard prompt of stage 1; {} is the class name."""
     stage2: Training = field(default_factory=lambda: Training(epochs=5, steps=50, lr=2e-3, weight_decay=1e-4))
-    """Training the prompts. The paper gives neither learning rate nor epochs. PromptFusion, by the same first author,
-    has 2e-3 and 3 epochs on CIFAR-100, 3e-3 and 5 epochs on ImageNet-R; we take the rate of the former and the epochs
-    of the latter for all. A task has at least 50 steps, in whole epochs: 60 new pictures make 2 steps an epoch, and 10
-    steps are too few beside many old classes (docs/beyond.md has the held-out accuracies)."""
-    batch_of: Literal["new", "all"] = "new"
-    """What the batch size of stage 2 counts. new: the new pictures, to which replayed features are added; all: both
-    together, each class with the same share, which makes more and smaller steps. The paper says 32 but not which."""
+    """Training of the text prompts, Eq. (7); a task has at least `stage2.steps` steps, in whole epochs."""
+    batch_of: BatchOf = "new"
+    """What the batch size of stage 2 counts: the new pictures, or new pictures and replayed features together."""
     average_tower: bool = False
-    """Whether the tower after task k is the average of the tower before it, with weight (k−1)/k, and the tower after
-    stage 1, with weight 1/k. Not in the paper; it removes most of the drift."""
+    """Average the tower before task k, weight (k−1)/k, with the tower after stage 1, weight 1/k. Not in the paper."""
     prompt_length: PositiveInt = 10
-    """M, the paper's value for all datasets."""
+    """M, the number of vectors of a prompt."""
     prompt_std: NonNegativeFloat = 0.02
-    """Standard deviation of the initial prompt vectors. The paper does not say; CoOp's value."""
+    """Standard deviation of the initial prompt vectors."""
     suffix: str = ""
-    """What follows the class name in a soft prompt. The paper writes [V1]..[VM][CLS], so nothing; CoOp has a period."""
+    """Text after the class name in a soft prompt."""
     train_old_prompts: bool = True
-    """Whether prompts of old classes continue to train. The paper does not say; replay can correct old classes only if
-    their prompts are trainable."""
+    """Whether prompts of old classes continue to train."""
     max_replay: PositiveInt = 512
-    """Maximum number of replayed features per step. Old and new classes have equal weight for any value. The paper does
-    not say."""
+    """Maximum number of replayed features per step; old and new classes have equal weight for any value."""
     softmax_classes: NonNegativeInt = 4096
-    """Above this many classes the softmax of a step is over the new classes, the replayed ones and the nearest old
-    classes of each, instead of over all; 0: always all. For streams of thousands of classes; not in the paper."""
+    """Above this many classes the softmax of a step is over new, replayed and nearest old classes; 0: over all."""
     max_spaces: PositiveInt = 64
-    """Maximum number of maps that the memory keeps; the classes of older spaces are moved into the current one
-    (`GaussianMemory.fold`). One map belongs to each task after which the tower changed."""
+    """Maximum number of maps in the memory; classes of older spaces are folded into the current one."""
     calibration: CalibrationName = "none"
-    """How stored Gaussians follow the tower. task: one optimal-transport map from the task's averaged statistics,
-    Eq. (4); class: a map for each class, averaged (the paper's alternative). Not in the paper: pairs, least squares on
-    the features before and after (LDC); sdc, each mean moves as the new pictures near it moved (SDC)."""
+    """Map of stored Gaussians: of the task (Eq. 4), averaged over classes, of pairs (LDC) or shifts of means (SDC)."""
     task_prompt: bool = False
     """Whether a prompt shared by the task is added, Eq. (5)."""
     beta: NonNegativeFloat = 0.1
-    """Weight of the task prompt; the paper: 0.1 ImageNet-R and UCF-101, 0.05 CIFAR-100, 1.5 CUB-200."""
+    """β, the weight of the task prompt, Eq. (5)."""
     ortho: NonNegativeFloat = 0.1
-    """λ of the orthogonality loss, Eq. (7); the paper: 0.5 CUB-200, else 0.1."""
+    """λ, the weight of the orthogonality loss, Eq. (7)."""
     normalise_parts: bool = False
-    """Whether f_t(P) is normalised before the sum of Eq. (5). The paper's formula normalises the sum alone."""
+    """Whether f_t(P) is normalised before the sum of Eq. (5)."""
     simultaneous: bool = False
-    """Ablation: tower and prompts trained together in one stage, by the loss and for the epochs of stage 2, the tower
-    at the learning rate and with the augmentation of stage 1; average_tower is ignored. The paper gives neither loss
-    nor epochs."""
+    """Ablation: train tower and prompts together, by the loss and for the epochs of stage 2."""
 
     def __post_init__(self) -> None:
         fill(self.template, "")  # refuses a template without a place for the class name
@@ -147,37 +128,27 @@ class DMC(Method):
 
     def learn_task(self, task: Task) -> None:
         """Algorithm 1."""
-        pictures, phase = task.pictures, self.session.monitor.phase
-        calibrate = self.config.calibration != "none" and len(self.memory) > 0
-        with phase("statistics before"):
-            before = self.class_features(pictures) if calibrate else []
-        if self.config.simultaneous:
-            self.train_together(pictures)
-        else:
-            self.adapt_tower(task)
-        with phase("statistics after"):
-            after = self.class_features(pictures)
-        if calibrate:
-            with phase("calibration"):
-                CALIBRATIONS[self.config.calibration](self.memory, before, after)
-                self.memory.fold(self.config.max_spaces)
-        if not self.config.simultaneous:
-            self.train_prompts(pictures)
-        self.memory.add(after)
-        with torch.no_grad():  # frozen prompts keep their stored text features
-            self.classifier, self.task_texts = self.text_classifier(all_classes=self.config.train_old_prompts)
+        calibrated = self.config.calibration != "none" and len(self.memory) > 0
+        before = self.class_features(task.pictures, "before") if calibrated else []
+        self.adapt_tower(task)  # stage 1, Eq. (1)
+        after = self.class_features(task.pictures, "after")
+        if calibrated:
+            self.calibrate(before, after)  # Eq. (4)
+        self.train_prompts(task.pictures)  # stage 2, Eq. (7)
+        self.memory.add(after)  # μ and Σ of each new class
+        self.store_texts(all_classes=self.config.train_old_prompts)  # Eq. (5)
 
     def learn_again(self, task: Task) -> None:
-        """More pictures of known classes: their Gaussians become those of the union, and the prompts are trained
-        further. These classes are replayed too, so that one new picture does not outweigh the many earlier ones. The
-        tower stays frozen, so nothing drifts. The paper has no such case."""
+        """Merge more pictures of known classes into their Gaussians and train the prompts further. Not in the paper.
+
+        These classes are replayed too, so that one new picture does not outweigh the many earlier ones. The tower stays
+        frozen, so nothing drifts.
+        """
         features, labels = normalize(task.pictures.features, dim=-1), task.pictures.labels
         for label in torch.unique(labels).tolist():
             self.memory.merge(label, features[labels == label].double())
-        parameters = self.prompt_parameters(every=True)
-        self.fit_prompts(task.pictures.labels, len(features), lambda rows: features[rows], parameters, again=True)
-        with torch.no_grad():
-            self.classifier, self.task_texts = self.text_classifier(all_classes=True)
+        self.fit_prompts(task.pictures, self.prompt_parameters(every=True), again=True)
+        self.store_texts(all_classes=True)
 
     @torch.no_grad()
     def forget(self, index: int) -> None:
@@ -201,13 +172,23 @@ class DMC(Method):
     def logits(self, batch: Batch) -> Tensor:
         return self.clip.scale * normalize(batch.features, dim=-1) @ self.classifier.T
 
-    def class_features(self, pictures: Pictures) -> list[Tensor]:
-        """Unit features of each new class by the current tower, (n_c, dim) float64. §3.1 normalises z_v."""
-        features, labels = normalize(pictures.features, dim=-1).double(), pictures.labels
-        return [features[labels == label] for label in self.new_labels]
+    def class_features(self, pictures: Pictures, when: str) -> list[Tensor]:
+        """Unit features of each new class by the current tower, (n_c, dim) float64; §3.1 normalises z_v."""
+        with self.session.monitor.phase(f"statistics {when}"):
+            features, labels = normalize(pictures.features, dim=-1).double(), pictures.labels
+            return [features[labels == label] for label in self.new_labels]
+
+    def calibrate(self, before: list[Tensor], after: list[Tensor]) -> None:
+        """Transport the stored Gaussians into the space of the adapted tower, Eq. (4)."""
+        with self.session.monitor.phase("calibration"):
+            CALIBRATIONS[self.config.calibration](self.memory, before, after)
+            self.memory.fold(self.config.max_spaces)
 
     def adapt_tower(self, task: Task) -> None:
         """Stage 1: Eq. (1), pictures against the frozen texts of the task's classes."""
+        if self.config.simultaneous:
+            self.train_together(task.pictures)
+            return
         texts = encode_classes(self.clip, task.names, [self.config.template])
         scale, labels = self.clip.scale, task.pictures.labels - self.old
 
@@ -220,11 +201,8 @@ class DMC(Method):
         given += past.values()
         with own_random("stage1", task.index), tuned(self.clip, *what) as parameters:
             self.session.fit("stage1", parameters, task.pictures, loss, self.config.stage1, depends_on=given)
-        if self.config.average_tower:
-            learnt = int(self.memory.tasks) + 1  # k; `sizes` has no entry for a task whose classes are all forgotten
-            with torch.no_grad():
-                for name, value in self.tower.named_parameters():
-                    value.copy_(torch.lerp(past[name], value, 1 / learnt))
+        if self.config.average_tower:  # 1/k; `sizes` has no entry for a task whose classes are all forgotten
+            average_with(self.tower, past, 1 / (int(self.memory.tasks) + 1))
 
     def encode(self, batch: Pictures, augment: Augment = "none") -> Tensor:
         """Unit features (B, dim) of the tower as it is now, with gradients."""
@@ -235,8 +213,8 @@ class DMC(Method):
 
     def train_prompts(self, pictures: Pictures) -> None:
         """Stage 2: Eq. (7) on the task's features and on features drawn from the Gaussians of all old classes."""
-        features = normalize(pictures.features, dim=-1)
-        self.fit_prompts(pictures.labels, len(features), lambda rows: features[rows], self.prompt_parameters())
+        if not self.config.simultaneous:  # else the prompts were trained with the tower
+            self.fit_prompts(pictures, self.prompt_parameters())
 
     def train_together(self, pictures: Pictures) -> None:
         """Ablation: the loss of stage 2 with the tower free to move."""
@@ -245,8 +223,7 @@ class DMC(Method):
                 {"params": self.prompt_parameters(), "lr": self.config.stage2.lr},
                 {"params": tower, "lr": self.config.stage1.lr},
             ]
-            augment = self.config.stage1.augment
-            self.fit_prompts(pictures.labels, pictures, lambda rows, batch: self.encode(batch, augment), groups)
+            self.fit_prompts(pictures, groups, frozen=False)
 
     def prompt_parameters(self, every: bool = False) -> list[nn.Parameter]:
         """The prompts that train: of all tasks, or of the newest alone where the old ones are frozen."""
@@ -256,65 +233,42 @@ class DMC(Method):
 
     def fit_prompts(
         self,
-        labels: Tensor,
-        data: int | Pictures,
-        features: Callable[..., Tensor],
+        pictures: Pictures,
         parameters: Sequence[nn.Parameter] | Sequence[dict[str, Any]],
+        frozen: bool = True,
         again: bool = False,
     ) -> None:
-        """Eq. (7) on `features` of the rows of a step, and on replayed old classes. `again`: replay these classes too.
+        """Train the parameters by Eq. (7) on pictures and on replayed old classes.
 
-        `features` is called with the rows of `data`, as the loss of `Session.fit` is; `labels` (N,) are theirs.
+        `frozen`: the tower does not change. `again`: the classes of the pictures are known, and replayed too.
         """
-        every = again or self.config.train_old_prompts
-        new, old = len(self.new_labels), self.old
-        if again:
-            new, old = len(torch.unique(labels)), self.seen
+        features, labels = normalize(pictures.features, dim=-1) if frozen else None, pictures.labels
+        new, old = (len(torch.unique(labels)), self.seen) if again else (len(self.new_labels), self.old)
         # The new classes together weigh as much as the same number of old ones, however few features are replayed.
         share = new / (new + old)
-        how, replayed = self.budget(share)
-        steps = -(-len(labels) // how.batch_size)
+        how, replayed = replay_budget(self.config.stage2, share, self.config.batch_of, self.config.max_replay)
         sampled = not again and bool(old) and 0 < self.config.softmax_classes < self.seen
-        near = nearest_classes(self.classifier[:old], NEAREST) if sampled else None
-        # For each step of an epoch: features (R, dim), their targets (R,), and the classes of the softmax (None: all).
-        drawn: list[tuple[Tensor, Tensor, Tensor | None]] = []
+        near = nearest_classes(self.classifier[:old]) if sampled else None
+        epoch: list[Replay] = []
 
-        def draw() -> None:
-            """Draw the replayed features of one epoch: R = `replayed` for each step, each old class equally often."""
-            if not old:
-                return
-            turns = -(-steps * replayed // old)
-            classes = torch.cat([torch.randperm(old) for _ in range(turns)])[: steps * replayed]
-            samples = normalize(self.memory.sample(classes), dim=-1)
-            drawn.clear()
-            for own, part in zip(torch.split(samples, replayed), torch.split(classes, replayed), strict=True):
-                targets, among = (part, None) if near is None else sampled_classes(part, near, self.seen)
-                drawn.append((own, targets.to(self.device), None if among is None else among.to(self.device)))
+        def replay() -> None:
+            steps = -(-len(labels) // how.batch_size)
+            epoch[:] = draw_replay(self.memory, old, steps, replayed, near, self.seen) if old else []
 
         def loss(rows: Tensor, *batch: Pictures) -> Tensor:
-            texts, tasks = self.text_classifier(every)
-            samples, sample_targets, among = drawn.pop() if old else (None, None, None)
-            weights = self.clip.scale * (texts if among is None else texts[among]).T
-            targets = labels[rows] if among is None else labels[rows] - (self.seen - len(among))  # new classes are last
-            value = share * cross_entropy(features(rows, *batch) @ weights, targets)
-            if samples is not None and sample_targets is not None:
-                value = value + (1 - share) * cross_entropy(samples @ weights, sample_targets)
-            if self.config.task_prompt:
-                value = value + self.config.ortho * orthogonality(tasks)
-            return value
+            texts, tasks = self.text_classifier(again or self.config.train_old_prompts)
+            inputs = self.encode(batch[0], self.config.stage1.augment) if features is None else features[rows]
+            drawn = epoch.pop() if old else None
+            value = replay_loss(self.clip.scale, texts, inputs, labels[rows], drawn, share)
+            return value + self.config.ortho * orthogonality(tasks) if self.config.task_prompt else value
 
-        self.session.fit("stage2", parameters, data, loss, how, each_epoch=draw)
+        data = len(labels) if frozen else pictures
+        self.session.fit("stage2", parameters, data, loss, how, each_epoch=replay)
 
-    def budget(self, share: float) -> tuple[Training, int]:
-        """How stage 2 trains where the new classes are a `share` of all, and how many features it replays in a step."""
-        how, replayed = self.config.stage2, 0
-        if self.config.batch_of == "all":
-            own = max(1, round(how.batch_size * share))
-            replayed = max(1, how.batch_size - own) if share < 1 else 0
-            how = replace(how, batch_size=own)
-        elif share < 1:
-            replayed = math.ceil(how.batch_size * (1 - share) / share - 1e-9)
-        return how, min(self.config.max_replay, replayed)
+    @torch.no_grad()
+    def store_texts(self, all_classes: bool) -> None:
+        """Keep the class vectors and task texts; frozen prompts keep theirs."""
+        self.classifier, self.task_texts = self.text_classifier(all_classes)
 
     def text_classifier(self, all_classes: bool) -> tuple[Tensor, Tensor]:
         """Eq. (5): the unit vectors w (C, dim), and the unit task texts (K, dim).
@@ -346,37 +300,3 @@ class DMCOT(DMC):
     name = "dmc-ot"
     title = "DMC-OT"
     Config = DMCOTConfig
-
-
-def nearest_classes(texts: Tensor, count: int) -> Tensor:
-    """Indices (C, min(count, C)) of the classes whose unit texts (C, dim) are nearest to each class and of itself."""
-    parts = [part @ texts.T for part in torch.split(texts, 1024)]
-    return torch.cat([part.topk(min(count, len(texts)), dim=1).indices for part in parts]).cpu()
-
-
-def sampled_classes(classes: Tensor, near: Tensor, seen: int) -> tuple[Tensor, Tensor]:
-    """The classes that a step's softmax is over, and where the replayed ones stand among them.
-
-    Args:
-        classes: (R,) old classes replayed in the step.
-        near: (C_old, k) from `nearest_classes`.
-        seen: Number of classes seen; those from C_old on are new, and all of them are included, last.
-
-    Returns:
-        Targets (R,) and the classes of the softmax (S,), ascending: `classes == among[targets]`.
-    """
-    among = torch.cat([torch.unique(near[classes]), torch.arange(len(near), seen)])
-    return torch.searchsorted(among, classes), among
-
-
-def orthogonality(tasks: Tensor) -> Tensor:
-    """Eq. (6): 1/(K(K−1)) Σ_{i≠j} (f_t(P_i)ᵀ f_t(P_j))² of the task texts (K, dim).
-
-    The paper does not say whether f_t is normalised here; with CLIP's unnormalised texts the term would dwarf the
-    cross-entropy, so unit texts are used. Zero for one task.
-    """
-    count = len(tasks)
-    if count < 2:
-        return tasks.new_zeros(())
-    gram = tasks @ tasks.T
-    return (gram.square().sum() - gram.diagonal().square().sum()) / (count * (count - 1))

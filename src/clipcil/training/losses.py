@@ -20,3 +20,12 @@ def clip_loss(scores: Tensor, labels: Tensor) -> Tensor:
     to_texts = torch.logsumexp(scores + counts.log(), dim=1)  # a class absent from the batch adds exp(−∞) = 0
     to_pictures = torch.logsumexp(scores, dim=0)[labels]
     return (0.5 * (to_texts + to_pictures) - own).mean()
+
+
+def orthogonality(tasks: Tensor) -> Tensor:
+    """Eq. (6) of DMC: 1/(K(K−1)) Σ_{i≠j} (f_t(P_i)ᵀ f_t(P_j))² of unit task texts (K, dim); 0 for one task."""
+    count = len(tasks)
+    if count < 2:
+        return tasks.new_zeros(())
+    gram = tasks @ tasks.T
+    return (gram.square().sum() - gram.diagonal().square().sum()) / (count * (count - 1))

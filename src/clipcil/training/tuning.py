@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Literal
 
@@ -53,6 +53,13 @@ def tuned(clip: CLIP, what: Tuned, blocks: int = 2, rank: int = 8) -> Iterator[l
             yield _choose(clip.vision, what, blocks)
     finally:
         clip.touch()
+
+
+@torch.no_grad()
+def average_with(tower: VisionTower, past: Mapping[str, Tensor], weight: float) -> None:
+    """Replace each parameter of the tower by weight · parameter + (1 − weight) · past[name]."""
+    for name, value in tower.named_parameters():
+        value.copy_(torch.lerp(past[name], value, weight))
 
 
 @contextmanager
