@@ -1,5 +1,7 @@
 """CODA-Prompt, "COntinual Decomposed Attention-based Prompting", on CLIP's vision tower.
 
+https://arxiv.org/abs/2211.13218
+
 At each prompted layer a picture's prompt is a weighted sum of components P_m (L vectors), each with a key K_m and an
 attention vector A_m; q(x) is the picture's feature from the frozen tower without prompts:
 
@@ -21,7 +23,7 @@ Where implementations and paper differ:
 - The reference drops the last incomplete batch of training; with few pictures that would be all of them, so here it
   is kept.
 
-arXiv:2211.13218. Read at GT-RIPL/CODA-Prompt, commit 6417d4f.
+Read at GT-RIPL/CODA-Prompt, commit 6417d4f.
 """
 
 from __future__ import annotations

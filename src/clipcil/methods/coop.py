@@ -1,9 +1,11 @@
 """CoOp with memory: one learnt context in front of every class name, carried from task to task.
 
+https://arxiv.org/abs/2109.01134
+
 CoOp was made for one dataset; there is no official class-incremental version. As in the comparisons of this field, the
 context of the last task is trained further on the new pictures and the exemplars, over all classes seen.
 
-arXiv:2109.01134. Read at KaiyangZhou/CoOp, commit ff61507.
+Read at KaiyangZhou/CoOp, commit ff61507.
 """
 
 from __future__ import annotations

@@ -258,12 +258,10 @@ class DMC(Method):
         def loss(rows: Tensor, *batch: Pictures) -> Tensor:
             texts, tasks = self.text_classifier(again or self.config.train_old_prompts)
             inputs = self.encode(batch[0], self.config.stage1.augment) if features is None else features[rows]
-            drawn = epoch.pop() if old else None
-            value = replay_loss(self.clip.scale, texts, inputs, labels[rows], drawn, share)
+            value = replay_loss(self.clip.scale, texts, inputs, labels[rows], epoch.pop() if old else None, share)
             return value + self.config.ortho * orthogonality(tasks) if self.config.task_prompt else value
 
-        data = len(labels) if frozen else pictures
-        self.session.fit("stage2", parameters, data, loss, how, each_epoch=replay)
+        self.session.fit("stage2", parameters, len(labels) if frozen else pictures, loss, how, each_epoch=replay)
 
     @torch.no_grad()
     def store_texts(self, all_classes: bool) -> None:

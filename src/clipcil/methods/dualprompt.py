@@ -1,5 +1,7 @@
 """DualPrompt, "Complementary Prompting for Rehearsal-free Continual Learning", on CLIP's vision tower.
 
+https://arxiv.org/abs/2204.04799
+
 Two kinds of prompts by prefix tuning, that is (p_K, p_V) in front of a layer's keys and values:
 - the general prompt (G) at the first layers, one for all tasks and trained in all of them;
 - an expert prompt (E) at the layers after those, one for each task t, with a key k_t.
@@ -16,7 +18,7 @@ Where implementations and paper differ:
 - A CLIP port freezes the general prompt at its random start together with the tower. Here it trains, as described.
 - The pool of the references has the size of the number of tasks known in advance. Here each task adds its expert.
 
-arXiv:2204.04799. Read at google-research/l2p, commit dd8836e, and JH-LEE-KR/dualprompt-pytorch, commit 7eb457d.
+Read at google-research/l2p, commit dd8836e, and JH-LEE-KR/dualprompt-pytorch, commit 7eb457d.
 """
 
 from __future__ import annotations

@@ -1,10 +1,12 @@
 """ENGINE: linear adapters for every task, a discriminant head, and re-ranking by descriptions of the classes.
 
+https://arxiv.org/abs/2503.08510
+
 Both towers are frozen. Every task adds one linear adapter for pictures and one for texts; the outputs of all tasks are
 summed. A linear discriminant head on the features before the projection has most of the weight in the score, and
 descriptions of pairs of classes (from a language model, see `clipcil describe`) re-rank the best five.
 
-"External Knowledge Injection for CLIP-Based Class-Incremental Learning", arXiv:2503.08510. Read at
+"External Knowledge Injection for CLIP-Based Class-Incremental Learning", Read at
 LAMDA-CL/ICCV25-ENGINE, commit 8803d66; `docs/baselines.md` compares whole runs.
 """
 

@@ -1,5 +1,7 @@
 """L2P, "Learning to Prompt for Continual Learning", on CLIP's vision tower.
 
+https://arxiv.org/abs/2112.08654
+
 A pool of N prompts P_i (L tokens each) with keys k_i is shared by all tasks. A picture with query q(x), its feature
 from the frozen tower without prompts, gets the prompts of its `top_k` nearest keys S(x), and a linear head reads the
 prompted pass f:
@@ -14,7 +16,7 @@ Where implementations and paper differ:
 - The head reads the mean of the prompt tokens in the original and the class token in its CLIP port; see `head_input`.
 - A CLIP port masks the pool by task and adds exemplars; neither is L2P.
 
-arXiv:2112.08654. Read at google-research/l2p, commit dd8836e, and JH-LEE-KR/l2p-pytorch, commit f7bc994.
+Read at google-research/l2p, commit dd8836e, and JH-LEE-KR/l2p-pytorch, commit f7bc994.
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
 """PROOF: a projection of pictures and one of texts for every task, and an attention block that fuses them.
 
-arXiv:2305.19270. Read at zhoudw-zdw/PROOF, commit 0bb2052; `docs/baselines.md` compares whole runs. One thing is not as
+https://arxiv.org/abs/2305.19270
+
+Read at zhoudw-zdw/PROOF, commit 0bb2052; `docs/baselines.md` compares whole runs. One thing is not as
 in that code: it averages the fused texts and prototypes over the batch, in training and at test, so that a picture's
 score depends on the rest of the batch. Here a picture is scored with the texts and prototypes fused with that picture
 alone. Where the code differs from its description, we follow the code, and an option selects the description:

@@ -1,10 +1,12 @@
 """RAPF: one linear adapter, trained with replay from class Gaussians and fused with its predecessor after each task.
 
+https://arxiv.org/abs/2407.14143
+
 Both towers are frozen. One matrix A is applied to the feature of every picture; old classes are replayed from Gaussians
 of the features before A is applied, so nothing stored ever drifts. Old classes whose texts lie close to a new class are
 pushed away from it, and after each task A is fused with the A before it, direction by direction.
 
-"Class-Incremental Learning with CLIP: Adaptive Representation Adjustment and Parameter Fusion", arXiv:2407.14143.
+"Class-Incremental Learning with CLIP: Adaptive Representation Adjustment and Parameter Fusion".
 Read at linlany/RAPF, commit 81d41df; `docs/baselines.md` compares whole runs.
 """
 

@@ -1,6 +1,7 @@
 """SimpleCIL: the nearest class mean in the frozen feature space. Nothing is trained.
 
-arXiv:2303.07338.
+https://arxiv.org/abs/2303.07338
+
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Zero-shot CLIP: pictures against the texts of the classes seen. Nothing is learnt and nothing is kept.
 
-CLIP: arXiv:2103.00020.
+https://arxiv.org/abs/2103.00020
+
 """
 
 from __future__ import annotations
