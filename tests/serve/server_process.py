@@ -24,7 +24,7 @@ from PIL import Image
 CODE = """
 import json, sys
 from pathlib import Path
-from clipcil.serve.limits import Limits
+from clipcil.serve.guard import Limits
 from clipcil.serve.server import serve_model
 model, host, method, limits = json.loads(sys.argv[1])
 serve_model(Path(model), host, 0, False, method, None, "cpu", Limits(**limits))

@@ -16,6 +16,7 @@ from PIL import Image
 from server_process import Server, form, png, running
 
 from clipcil.errors import UserError
+from clipcil.serve.guard import Guard, Limits, is_loopback
 from clipcil.serve.transfer import unpack_model
 
 SMALL = {
@@ -61,6 +62,7 @@ def test_a_foreign_host_is_refused(server: Server) -> None:
         "localhost.evil.example",
         "",
         "[::1",
+        "evil@127.0.0.1",
     ):
         assert get(server, Host=host) == 403, host
     for host in (f"127.0.0.1:{server.port}", "localhost:8000", f"[::1]:{server.port}", f"192.168.7.7:{server.port}"):
@@ -68,14 +70,11 @@ def test_a_foreign_host_is_refused(server: Server) -> None:
 
 
 def test_on_loopback_only_loopback_names_count(folder: Path) -> None:
-    from clipcil.serve.guard import Guard, is_loopback
-    from clipcil.serve.limits import Limits
-
     async def nothing(*_: object) -> None: ...
 
     guard = Guard(nothing, "127.0.0.1", 7860, None, Limits())
-    assert all(guard._own_name(name) for name in ("127.0.0.1:7860", "localhost", "[::1]:7860"))
-    assert not any(guard._own_name(name) for name in ("192.168.7.7", "example.org", socket.gethostname() + ".x", ""))
+    assert all(guard._is_own(name) for name in ("127.0.0.1:7860", "localhost", "[::1]:7860"))
+    assert not any(guard._is_own(name) for name in ("192.168.7.7", "example.org", socket.gethostname() + ".x", ""))
     assert is_loopback("127.0.0.1") and is_loopback("::1") and is_loopback("localhost")
     assert not is_loopback("0.0.0.0") and not is_loopback("::") and not is_loopback("example.org")
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from clipcil.serve.app import STATIC
+from clipcil.serve.server import STATIC
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 LONG = "averyveryverylongnamewithoutanyblanksthatgoesonandon" * 3

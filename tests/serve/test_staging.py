@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -12,9 +10,8 @@ from PIL import Image
 
 from clipcil.data.pictures import readable_formats
 from clipcil.errors import UserError
-from clipcil.files import run_lock
 from clipcil.serve import staging
-from clipcil.serve.limits import Limits
+from clipcil.serve.guard import Limits
 from clipcil.serve.staging import Staging
 
 
@@ -26,14 +23,14 @@ def picture(red: int) -> bytes:
 
 def add_meanwhile(waiting: Staging, content: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let `content` come as a picture of the class b while the next picture is decoded."""
-    decode = staging.decode_bounded
+    decode = staging.decode
 
-    def slow(*words: object) -> Image.Image:
-        monkeypatch.setattr(staging, "decode_bounded", decode)
+    def slow(picture: bytes, called: str) -> Image.Image:
+        monkeypatch.setattr(staging, "decode", decode)
         waiting.add("b", "other.png", content)
-        return decode(*words)  # type: ignore[arg-type]
+        return decode(picture, called)
 
-    monkeypatch.setattr(staging, "decode_bounded", slow)
+    monkeypatch.setattr(staging, "decode", slow)
 
 
 def test_the_limit_holds_for_pictures_that_are_decoded_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -52,26 +49,19 @@ def test_the_same_picture_twice_at_once_waits_once(tmp_path: Path, monkeypatch: 
     assert len(list(tmp_path.iterdir())) == 2
 
 
-def test_two_servers_that_start_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The second looks for what killed servers left in the moment in which the first has made its folder."""
+def test_the_folder_is_private_and_holds_nothing_of_a_killed_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("CLIPCIL_CACHE", str(tmp_path))
-    others: list[Path] = []
-
-    @contextmanager
-    def slowly(folder: Path) -> Iterator[None]:
-        if not others:
-            others.append(folder)
-            with staging.open_staging(Limits()) as other:
-                others.append(other.folder)
-        with run_lock(folder):
-            yield
-
-    monkeypatch.setattr(staging, "run_lock", slowly)
-    with staging.open_staging(Limits()) as first:
-        assert len(others) == 2 and first.folder.stat().st_mode & 0o777 == 0o700
-        with staging.open_staging(Limits()) as third:
-            assert first.folder.is_dir() and third.folder != first.folder
+    model = tmp_path / "model"
+    with staging.open_staging(model, Limits()) as first:
+        assert first.folder.stat().st_mode & 0o777 == 0o700
+        with staging.open_staging(tmp_path / "other", Limits()) as second:
+            assert second.folder != first.folder
+        left = first.folder
         first.add("fox", "a.png", picture(255))
+        with staging.open_staging(model, Limits()) as again:  # as if the first had been killed
+            assert again.folder == left and not list(left.iterdir())
     assert list((tmp_path / "serve").iterdir()) == []
 
 
@@ -91,5 +81,4 @@ def test_the_first_picture_of_a_phone_is_bounded_like_the_others(monkeypatch: py
     Image.new("RGB", (64, 64)).save(out, "HEIF")
     monkeypatch.delitem(Image.OPEN, "HEIF")
     readable_formats.cache_clear()
-    with pytest.raises(UserError, match="64×64 pixels are too many"):
-        staging.refuse_huge(out.getvalue(), 1000)
+    assert "64×64" in (Limits(pixels=1000).refusal(out.getvalue()) or "")

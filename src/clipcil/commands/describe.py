@@ -64,7 +64,7 @@ def class_names(source: str, root: Path | None) -> list[str]:
     """Names from a text file, one a line, or those of a dataset."""
     from clipcil.data.dataset import open_dataset
     from clipcil.data.names import check_names
-    from clipcil.reading import read_text
+    from clipcil.storage import read_text
 
     path = Path(source)
     if not path.is_file():

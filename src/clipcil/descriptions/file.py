@@ -10,37 +10,35 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import permutations
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 
 import torch
+from pydantic import Field, TypeAdapter, ValidationError
 from torch import Tensor
 
 from clipcil.clip import CLIP
 from clipcil.errors import UserError
-from clipcil.reading import MissingFileError, read_json
+from clipcil.storage import MissingFileError, read_json
 
 Table = dict[str, dict[str, list[str]]]
+Phrase = Annotated[str, Field(strict=True, pattern=r"\S")]
+SCHEMA = TypeAdapter(dict[str, dict[str, Annotated[list[Phrase], Field(min_length=1)]]])
 
 
 def read_table(path: Path) -> Table:
-    """D[a][b] from a file; a file of another shape is a one-line error that says where."""
+    """D[a][b] from a file.
+
+    Raises:
+        UserError: The file is missing or is not of this shape; the line names the entry.
+    """
     try:
-        return check_table(read_json(path, links=True), str(path))
+        return SCHEMA.validate_python(read_json(path, links=True))
     except MissingFileError as error:
         raise UserError(f"there is no file of descriptions {path}; make one with `clipcil describe`") from error
-
-
-def check_table(raw: Any, called: str) -> Table:
-    if not isinstance(raw, dict):
-        raise UserError(f"{called} must hold an object D[a][b] of descriptions, not {_kind(raw)}")
-    for first, row in raw.items():
-        if not isinstance(row, dict):
-            raise UserError(f"{called}: the entry of '{first}' must be an object of classes, not {_kind(row)}")
-        for second, phrases in row.items():
-            good = isinstance(phrases, list) and all(isinstance(phrase, str) for phrase in phrases)
-            if not good or not any(phrase.strip() for phrase in phrases):
-                raise UserError(f"{called}: ['{first}']['{second}'] must be a list of phrases with at least one in it")
-    return raw
+    except ValidationError as error:
+        found = error.errors()[0]
+        entry = "".join(f"[{part!r}]" for part in found["loc"])
+        raise UserError(f"{path}: D[a][b] is a list of phrases, but D{entry}: {found['msg']}") from error
 
 
 class Descriptions:
@@ -51,10 +49,11 @@ class Descriptions:
 
     @classmethod
     def read(cls, path: Path) -> Descriptions:
+        """The descriptions of a file."""
         return cls(read_table(path), str(path))
 
     def require(self, names: Sequence[str]) -> None:
-        """Every ordered pair of these classes must be described."""
+        """Refuse a file without a description of every ordered pair of these classes."""
         for first, second in permutations(names, 2):
             if second not in self.table.get(first, {}):
                 raise UserError(
@@ -68,9 +67,10 @@ class Descriptions:
 
 
 def encode_descriptions(clip: CLIP, known: Descriptions, pairs: Sequence[tuple[str, str]]) -> tuple[Tensor, Tensor]:
-    """Sentences of these ordered pairs: raw text features (S, dim), and the place in `pairs` of each, (S,) int64.
+    """Encode the sentences of ordered pairs of classes; a sentence that several pairs share is encoded once.
 
-    A sentence that several pairs share is encoded once.
+    Returns:
+        Raw text features (S, dim), and the index in `pairs` of each, (S,) int64.
     """
     texts: dict[str, int] = {}
     rows, owners = [], []
@@ -86,14 +86,14 @@ def encode_descriptions(clip: CLIP, known: Descriptions, pairs: Sequence[tuple[s
 
 
 def average_by_owner(vectors: Tensor, owners: Tensor, count: int) -> Tensor:
-    """(count, dim): the mean of the vectors (S, dim) of each owner; zero for an owner without any."""
+    """The mean of the vectors (S, dim) of each of `count` owners, (count, dim); zero for an owner without vectors."""
     total = vectors.new_zeros(count, vectors.shape[1]).index_add(0, owners, vectors)
     number = vectors.new_zeros(count).index_add(0, owners, vectors.new_ones(len(owners)))
     return total / number.clamp(min=1)[:, None]
 
 
 def shorten(clip: CLIP, sentence: str, name: str) -> str:
-    """Drop words from the end until the text tower can read it: a model's answer may run long; a name may not."""
+    """Drop words from the end until the sentence fits the text tower; the words of `name` stay."""
     words = sentence.split()
     fewest = len(name.split())
     while len(" ".join(words).encode()) > clip.tokenizer.context - 2 and len(words) > fewest:
@@ -103,8 +103,3 @@ def shorten(clip: CLIP, sentence: str, name: str) -> str:
         except UserError:
             words.pop()
     return " ".join(words)
-
-
-def _kind(value: Any) -> str:
-    kinds = {"list": "a list", "str": "a text", "dict": "an object"}
-    return kinds.get(type(value).__name__, f"{value!r}"[:40])

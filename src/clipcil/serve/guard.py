@@ -1,30 +1,35 @@
-"""Checks of every request before it reaches the API: authentication, origin and size.
+"""Limits of a server, and the checks of every request before it reaches the API: host, origin, token and size.
 
-- The Host must be an address or a name of this machine: a page of another site whose name was made to point here (DNS
+- The Host must be an address or a name of this machine. A page of another site whose name points to this machine (DNS
   rebinding) sends its own name.
-- The Origin, where there is one, must be this server, and `Sec-Fetch-Site` must not say that another site asks: a form
-  or script of another site (cross-site request forgery) is refused.
-- On another address than loopback every request needs the token, in a cookie or as `Authorization: Bearer`.
-- A body is counted while it arrives, and all bodies together have a budget.
+- The Origin, if there is one, must be this server, and `Sec-Fetch-Site` must not name another site: forms and scripts
+  of other sites (cross-site request forgery) are refused.
+- On any address other than loopback every request needs the token, in a cookie or as `Authorization: Bearer`.
+- A body is counted as it arrives. Each body has a limit, and all bodies together have another.
 """
 
 from __future__ import annotations
 
 import asyncio
 import hmac
+import io
 import ipaddress
+import re
 import socket
-from urllib.parse import parse_qs, urlsplit
+from dataclasses import dataclass
+from urllib.parse import parse_qs
 
+from fastapi import HTTPException
+from fastapi.responses import JSONResponse, RedirectResponse, Response
+from PIL import Image
 from starlette.datastructures import Headers, MutableHeaders
-from starlette.exceptions import HTTPException
 from starlette.requests import cookie_parser
-from starlette.responses import JSONResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from clipcil.serve.limits import Limits
+from clipcil.data.pictures import readable_formats
 
-SECURITY = {
+MB = 2**20
+HEADERS = {
     "Content-Security-Policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob:; connect-src 'self';"
         " base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script';"
@@ -37,10 +42,62 @@ SECURITY = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Permissions-Policy": "camera=(self), microphone=(), geolocation=()",
 }
-SMALL_BODY = 64 * 2**10
-"""Bytes of a request that carries no file."""
-SILENCE_SECONDS = 30.0
-"""A client that sends nothing for this long in the middle of its request is cut off."""
+"""Headers of every answer."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Every bound of a server: what one request, all requests and all waiting pictures may take."""
+
+    picture_bytes: int = 32 * MB
+    """Bytes of one picture file."""
+    pixels: int = 50_000_000
+    """Pixels of one picture."""
+    request_bytes: int = 256 * MB
+    """Bytes of a request with pictures."""
+    request_pictures: int = 64
+    """Pictures in one request."""
+    model_bytes: int = 1024 * MB
+    """Bytes of an uploaded model, packed and unpacked."""
+    small_bytes: int = 64 * 2**10
+    """Bytes of any other request."""
+    buffered_bytes: int = 1280 * MB
+    """Bytes of all requests in progress together; beyond it the answer is 503."""
+    silent_seconds: float = 30.0
+    """Seconds without a byte in the middle of a request after which the client is cut off."""
+    queued_pictures: int = 256
+    """Pictures that wait for a prediction; beyond it the answer is 503."""
+    batch: int = 32
+    """Pictures predicted in one pass."""
+    top: int = 100
+    """Classes named for one picture."""
+    waiting_pictures: int = 20_000
+    """Pictures that wait to be taught."""
+    waiting_bytes: int = 4096 * MB
+    """Bytes on disk of the pictures that wait to be taught."""
+    waiting_classes: int = 1000
+    """Classes with pictures that wait to be taught."""
+    listeners: int = 32
+    """Pages that listen for events at the same time."""
+
+    def body(self, path: str) -> int:
+        """Maximum bytes of a request to `path`."""
+        if path in ("/api/predict", "/api/waiting"):
+            return self.request_bytes
+        return self.model_bytes if path == "/api/model/upload" else self.small_bytes
+
+    def refusal(self, picture: bytes) -> str | None:
+        """Why a picture file is refused before it is decoded: too many bytes or pixels. None: it is not."""
+        if len(picture) > self.picture_bytes:
+            return f"more than {self.picture_bytes // MB} MB; make it smaller"
+        try:
+            with Image.open(io.BytesIO(picture), formats=readable_formats()) as image:
+                width, height = image.size
+        except Exception:  # a damaged header can raise anything; decoding reports it
+            return None
+        if width * height <= self.pixels:
+            return None
+        return f"{width}×{height} pixels are too many; at most {self.pixels // 10**6} million are allowed"
 
 
 def is_loopback(host: str) -> bool:
@@ -52,67 +109,62 @@ def is_loopback(host: str) -> bool:
 
 
 class Guard:
-    """Middleware around the whole application."""
+    """Middleware around the whole application, which listens on `host` and `port`. On loopback `token` is None."""
 
     def __init__(self, app: ASGIApp, host: str, port: int, token: str | None, limits: Limits) -> None:
         self.app, self.token, self.limits = app, token, limits
-        self.names = {"localhost", host.lower().strip("[]")} | (
-            set() if token is None else {socket.gethostname().lower()}
-        )
-        self.loopback_only = token is None
+        self.names = {"localhost", host.lower().strip("[]")}
+        if token is not None:
+            self.names.add(socket.gethostname().lower())
         self.cookie = f"clipcil-{port}"  # cookies of all ports of a host share one jar
         self._buffered = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await self.app(scope, receive, send)
         if scope["type"] != "http":
-            if scope["type"] == "lifespan":
-                await self.app(scope, receive, send)
             return
         headers = Headers(scope=scope)
 
         async def send_safely(message: Message) -> None:
             if message["type"] == "http.response.start":
                 found = MutableHeaders(scope=message)
-                for name, value in SECURITY.items():
-                    found[name] = value
+                found.update(HEADERS)
                 found.setdefault("Cache-Control", "no-store" if scope["path"].startswith("/api/") else "no-cache")
             await send(message)
 
-        answer = self._refuse_stranger(scope, headers) or self._refuse_unknown(scope, headers)
+        answer = self._refuse_site(scope, headers) or self._refuse_token(scope, headers)
         if answer is not None:
             await answer(scope, receive, send_safely)
-            return
-        await self._pass(scope, headers, receive, send_safely)
+        else:
+            await self._pass(scope, headers, receive, send_safely)
 
-    def _refuse_stranger(self, scope: Scope, headers: Headers) -> Response | None:
-        """The refusal of a request that comes from another site's page; None for any other request."""
-        host = headers.get("host", "")
-        if not self._own_name(host):
-            return _error(403, f"this server is not called '{_shown(host)}'; open it by its address")
-        origin = headers.get("origin")
-        if origin is not None and not _of_page(origin, host):
-            return _error(403, f"requests from the page of '{_shown(origin)}' are refused")
+    def _refuse_site(self, scope: Scope, headers: Headers) -> Response | None:
+        """The refusal of a request that the page of another site sends; None for any other request."""
+        hosts = headers.getlist("host")
+        if len(hosts) != 1 or not self._is_own(hosts[0]):
+            return _error(403, f"unexpected Host header '{_shown(hosts)}'; open the server by its address")
+        origins = headers.getlist("origin")
+        if not all(origin in (f"http://{hosts[0]}", f"https://{hosts[0]}") for origin in origins):
+            return _error(403, f"requests from the page of '{_shown(origins)}' are refused")
         site = headers.get("sec-fetch-site", "none")
         if site not in ("none", "same-origin") and (scope["path"] not in ("/", "/docs") or scope["method"] != "GET"):
             return _error(403, "requests from another site's page are refused")
         return None
 
-    def _own_name(self, host: str) -> bool:
-        """Whether the Host is a name of this machine or a literal address; another name could be made to point here."""
+    def _is_own(self, host: str) -> bool:
+        """Whether a Host is a name of this machine or a literal address. Other names could point here, too."""
+        found = re.fullmatch(r"(?:\[([0-9a-f:.]+)\]|([^\[\]:@/?#\\\s]+))(?::\d*)?", host.lower())
+        name = found and (found[1] or found[2])
+        if not name or name in self.names:
+            return bool(name)
         try:
-            name = urlsplit(f"//{host}").hostname or ""
-        except ValueError:
-            return False
-        if name in self.names:
-            return True
-        try:
-            return ipaddress.ip_address(name).is_loopback or not self.loopback_only
+            return ipaddress.ip_address(name).is_loopback or self.token is not None
         except ValueError:
             return False
 
-    def _refuse_unknown(self, scope: Scope, headers: Headers) -> Response | None:
-        """The answer to a request without a cookie: a cookie if its address has the token, else 401; None: let it
-        pass."""
+    def _refuse_token(self, scope: Scope, headers: Headers) -> Response | None:
+        """The answer to a request without the cookie: the cookie if the address has the token, else 401."""
         if self.token is None:
             return None
         given = parse_qs(scope["query_string"].decode("latin-1")).get("token", [""])[0]
@@ -129,60 +181,38 @@ class Guard:
         return self.token is not None and hmac.compare_digest(given.encode(), self.token.encode())
 
     async def _pass(self, scope: Scope, headers: Headers, receive: Receive, send: Send) -> None:
-        """Hand the request on with its body counted."""
-        most = self._most_bytes(scope["path"])
-        length = headers.get("content-length")
-        has_body = length is not None or "transfer-encoding" in headers
-        expected = int(length) if length is not None and length.isdecimal() else most if has_body else 0
-        if expected > most:
-            await _error(413, f"a request of {expected} bytes is too large; at most {most} are taken here")(
-                scope, receive, send
-            )
+        """Hand the request to the application and count its body."""
+        most, length = self.limits.body(scope["path"]), headers.get("content-length", "0")
+        too_large = HTTPException(413, f"the request is too large; at most {most} bytes are allowed here")
+        if length.isdecimal() and int(length) > most:
+            await _error(413, too_large.detail)(scope, receive, send)
             return
-        if self._buffered + expected > self.limits.buffered_bytes:
-            await _busy("too many uploads at once; try again in a moment")(scope, receive, send)
-            return
-        read, more = 0, expected > 0
+        read, more = 0, length != "0" or "transfer-encoding" in headers
 
         async def receive_counted() -> Message:
             nonlocal read, more
             try:
-                message = await (asyncio.wait_for(receive(), SILENCE_SECONDS) if more else receive())
+                message = await asyncio.wait_for(receive(), self.limits.silent_seconds if more else None)
             except TimeoutError:
                 raise HTTPException(408, "the request stopped in the middle") from None
-            read, more = read + len(message.get("body", b"")), message.get("more_body", False)
+            size, more = len(message.get("body", b"")), message.get("more_body", False)
+            read += size
+            self._buffered += size
             if read > most:
-                raise HTTPException(413, f"the request is too large; at most {most} bytes are taken here")
+                raise too_large
+            if self._buffered > self.limits.buffered_bytes:
+                raise HTTPException(503, "too many uploads at once; try again in a moment", {"Retry-After": "1"})
             return message
 
-        self._buffered += expected
         try:
             await self.app(scope, receive_counted, send)
         finally:
-            self._buffered -= expected
-
-    def _most_bytes(self, path: str) -> int:
-        if path in ("/api/predict", "/api/waiting"):
-            return self.limits.request_bytes
-        return self.limits.model_bytes if path == "/api/model/upload" else SMALL_BODY
+            self._buffered -= read
 
 
-def _shown(text: str) -> str:
-    return "".join(letter if letter.isprintable() else "?" for letter in text[:60])
+def _shown(values: list[str]) -> str:
+    return "".join(letter if letter.isprintable() else "?" for letter in ", ".join(values)[:60])
 
 
 def _error(status: int, line: str) -> JSONResponse:
     return JSONResponse({"error": line}, status)
-
-
-def _busy(line: str) -> JSONResponse:
-    return JSONResponse({"error": line}, 503, {"Retry-After": "1"})
-
-
-def _of_page(origin: str, host: str) -> bool:
-    """Whether a request's Origin is a page of this server."""
-    try:
-        found = urlsplit(origin)
-    except ValueError:
-        return False
-    return found.scheme in ("http", "https") and found.netloc == host

@@ -1,7 +1,6 @@
 """Pictures that wait to be taught: in a private folder under names made here, deleted after their lesson.
 
-The folder is in the user's cache and is locked for as long as its server runs, so that the next server finds and
-deletes what a killed one left behind. Nothing that a client sends becomes part of a file name.
+Nothing that a client sends becomes part of a file name.
 """
 
 from __future__ import annotations
@@ -11,21 +10,19 @@ import io
 import secrets
 import shutil
 import threading
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 from PIL import Image
 
 from clipcil.data.names import LONGEST, clean_name, same_name, shorten
-from clipcil.data.pictures import decode, readable_formats
+from clipcil.data.pictures import decode
 from clipcil.errors import UserError
-from clipcil.files import cache_folder, run_lock
-from clipcil.serve.limits import Limits
+from clipcil.serve.guard import Limits
+from clipcil.storage import cache_folder
 
 THUMBNAIL = 160
 """Longest side of a thumbnail in pixels."""
@@ -33,30 +30,27 @@ THUMBNAIL = 160
 
 @dataclass(frozen=True)
 class Waiting:
-    """One picture that waits for its lesson, or one that cannot be read."""
+    """A picture that waits for its lesson, or a note about one that cannot be read."""
 
     id: str
     name: str
     """Its class."""
     title: str
-    """What the client called the file; text for people, never a path."""
+    """The client's name of the file: text for people, never a path."""
     broken: str | None = None
-    """Why it cannot be read; it is not taught then and nothing of it is kept."""
+    """Why it cannot be read. A broken picture is not taught, and nothing of it is kept."""
     bytes: int = 0
     digest: str = ""
 
     @cached_property
     def key(self) -> str:
-        """Equal for names that mean one class."""
+        """Equal for names that mean the same class."""
         return same_name(self.name)
-
-    def as_json(self) -> dict[str, Any]:
-        return {"id": self.id, "title": self.title, "broken": self.broken}
 
 
 @dataclass
 class Staging:
-    """The pictures of all classes that wait."""
+    """The waiting pictures of all classes."""
 
     folder: Path
     limits: Limits
@@ -66,75 +60,71 @@ class Staging:
     def add(self, name: str, title: str, content: bytes) -> Waiting:
         """Check a picture, store it with its thumbnail and return its entry.
 
+        A picture that waits in the same class already is not stored again; its entry is returned.
+
         Raises:
-            UserError: The name cannot be the name of a class, or too much is waiting already.
+            UserError: The name cannot name a class, or too many pictures wait already.
         """
-        name, digest = class_name(name), hashlib.sha256(content).hexdigest()
-        with self._lock:
-            if (known := self._admit(name, digest, len(content))) is not None:
-                return known
-        item = Waiting(secrets.token_hex(12), name, _title(title), None, len(content), digest)
-        try:
-            image: Image.Image | None = decode_bounded(content, self.limits.pixels)
-        except UserError as error:
-            item = Waiting(item.id, name, item.title, str(error))
-            image = None
+        title = shorten(clean_name(title.replace("\\", "/").rsplit("/", 1)[-1]), 80)
+        item = Waiting(secrets.token_hex(12), class_name(name), title, self.limits.refusal(content))
         kept = None
         try:
-            if image is not None:
-                self.thumbnail(item.id).write_bytes(jpeg(image, THUMBNAIL))
-                self.file(item.id).write_bytes(content)
-            with self._lock:  # others may have come while this one was decoded
-                kept = self._admit(name, digest, len(content)) or self._items.setdefault(item.id, item)
+            if item.broken is None:
+                try:
+                    small = jpeg(decode(content, "this file"), THUMBNAIL)
+                except UserError as error:
+                    item = replace(item, broken=str(error))
+                else:
+                    item = replace(item, bytes=len(content), digest=hashlib.sha256(content).hexdigest())
+                    self.thumbnail(item.id).write_bytes(small)
+                    self.file(item.id).write_bytes(content)
+            with self._lock:
+                kept = self._admit(item)
         finally:
             if kept is not item:
-                self._delete(item)
+                self.discard([item])
         return kept
 
-    def _admit(self, name: str, digest: str, size: int) -> Waiting | None:
-        """The entry of the same picture in the same class, if it waits already; refuses what would be too much."""
-        key = same_name(name)
-        self._refuse_too_much(key, size)
-        for item in self._items.values():
-            if item.digest == digest and item.key == key:
-                return item
-        return None
-
-    def _refuse_too_much(self, key: str, size: int) -> None:
-        if len(self._items) >= self.limits.waiting_pictures:
-            raise UserError(f"{len(self._items)} pictures are waiting already; teach them first")
-        if sum(item.bytes for item in self._items.values()) + size > self.limits.waiting_bytes:
+    def _admit(self, item: Waiting) -> Waiting:
+        """Enter `item` into the list, unless the same picture waits in the same class already."""
+        waiting = list(self._items.values())
+        for other in waiting:
+            if item.digest and other.digest == item.digest and other.key == item.key:
+                return other
+        keys = {other.key for other in waiting}
+        if len(waiting) >= self.limits.waiting_pictures:
+            raise UserError(f"{len(waiting)} pictures are waiting already; teach them first")
+        if sum(other.bytes for other in waiting) + item.bytes > self.limits.waiting_bytes:
             raise UserError("the waiting pictures use all the space there is for them; teach them first")
-        names = {item.key for item in self._items.values()}
-        if key not in names and len(names) >= self.limits.waiting_classes:
-            raise UserError(f"pictures of {len(names)} classes are waiting already; teach them first")
+        if item.key not in keys and len(keys) >= self.limits.waiting_classes:
+            raise UserError(f"pictures of {len(keys)} classes are waiting already; teach them first")
+        self._items[item.id] = item
+        return item
 
     def file(self, id: str) -> Path:
+        """The file of a picture."""
         return self.folder / f"{id}.picture"
 
     def thumbnail(self, id: str) -> Path:
+        """The file of a picture's thumbnail."""
         return self.folder / f"{id}.jpg"
 
     def find(self, id: str) -> Waiting | None:
+        """The entry of a picture."""
         with self._lock:
             return self._items.get(id)
 
-    def remove(self, *ids: str) -> None:
-        """Take pictures out and delete their files."""
-        for id in ids:
-            with self._lock:
-                item = self._items.pop(id, None)
-            if item is not None:
-                self._delete(item)
-
-    def remove_class(self, name: str) -> None:
-        key = same_name(clean_name(name))
+    def remove(self, id: str | None = None, name: str | None = None) -> None:
+        """Remove the picture `id`, or all pictures of the class `name`, and delete the files."""
+        key = None if name is None else same_name(clean_name(name))
         with self._lock:
-            ids = [item.id for item in self._items.values() if item.key == key]
-        self.remove(*ids)
+            removed = [item for item in self._items.values() if item.id == id or item.key == key]
+            for item in removed:
+                del self._items[item.id]
+        self.discard(removed)
 
     def rename_class(self, old: str, new: str) -> None:
-        """Put the pictures that wait for `old` with the class `new`."""
+        """Put the pictures that wait for the class `old` into the class `new`."""
         key, new = same_name(clean_name(old)), class_name(new)
         with self._lock:
             for id, item in self._items.items():
@@ -142,7 +132,10 @@ class Staging:
                     self._items[id] = replace(item, name=new)
 
     def take(self) -> list[Waiting]:
-        """All that waits, the broken ones too, out of the list; `put_back` or `discard` them. None if none is whole."""
+        """Take all pictures out of the list, broken ones too; nothing if all are broken.
+
+        The caller hands them to `put_back` or `discard` afterwards.
+        """
         with self._lock:
             taken = list(self._items.values())
             if all(item.broken for item in taken):
@@ -151,54 +144,54 @@ class Staging:
         return taken
 
     def put_back(self, taken: list[Waiting]) -> None:
+        """Let pictures wait again, before those that came in the meantime."""
         with self._lock:
             self._items = {item.id: item for item in taken} | self._items
 
     def discard(self, taken: list[Waiting]) -> None:
+        """Delete the files of pictures that are in the list no longer."""
         for item in taken:
-            self._delete(item)
+            self.file(item.id).unlink(missing_ok=True)
+            self.thumbnail(item.id).unlink(missing_ok=True)
 
     def classes(self) -> dict[str, list[Waiting]]:
         """The pictures of each class, in the order in which they came."""
-        found: dict[str, list[Waiting]] = {}
-        spelt: dict[str, str] = {}
         with self._lock:
-            for item in self._items.values():
-                found.setdefault(spelt.setdefault(item.key, item.name), []).append(item)
-        return found
+            return by_class(self._items.values())
 
-    def _delete(self, item: Waiting) -> None:
-        for path in (self.file(item.id), self.thumbnail(item.id)):
-            path.unlink(missing_ok=True)
+
+def by_class(items: Iterable[Waiting]) -> dict[str, list[Waiting]]:
+    """Pictures by class, under the first spelling of its name."""
+    found: dict[str, list[Waiting]] = {}
+    spelling: dict[str, str] = {}
+    for item in items:
+        found.setdefault(spelling.setdefault(item.key, item.name), []).append(item)
+    return found
 
 
 @contextmanager
-def open_staging(limits: Limits) -> Iterator[Staging]:
-    """A staging folder for one server; it is deleted at the end, as are those of servers that were killed."""
-    root = cache_folder() / "serve"
-    root.mkdir(parents=True, exist_ok=True)
-    for old in root.iterdir():
-        with suppress(UserError, OSError):  # a locked folder belongs to a server that is running
-            # Under a name with a dot it is not held yet; what a server killed just then left there is empty.
-            if not old.name.startswith(".") or old.lstat().st_mtime < time.time() - 3600:
-                with run_lock(old):
-                    shutil.rmtree(old, ignore_errors=True)
-    folder = root / secrets.token_hex(8)
-    new = folder.with_name(f".{folder.name}")
-    new.mkdir(mode=0o700)
-    with run_lock(new):
-        new.rename(folder)
-        try:
-            yield Staging(folder, limits)
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
+def open_staging(model: Path, limits: Limits) -> Iterator[Staging]:
+    """A staging folder in the user's cache, deleted at the end. The caller holds the lock of the folder `model`.
+
+    Only one server has a model at a time, so the folder is named by the model's path, and a folder that is there
+    already was left by a killed server.
+    """
+    name = hashlib.sha256(str(model.resolve()).encode("utf-8", "surrogateescape")).hexdigest()[:16]
+    folder = cache_folder() / "serve" / name
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(mode=0o700)
+    try:
+        yield Staging(folder, limits)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def class_name(raw: str) -> str:
-    """A name as the model will have it.
+    """A class name as the model stores it.
 
     Raises:
-        UserError: It is empty, of invisible letters alone, or too long.
+        UserError: The name is empty, invisible or too long.
     """
     name = clean_name(raw)
     if not same_name(name):
@@ -208,27 +201,6 @@ def class_name(raw: str) -> str:
     return name
 
 
-def decode_bounded(content: bytes, pixels: int) -> Image.Image:
-    """Decode a picture after a look at the size that its header claims.
-
-    Raises:
-        UserError: It has too many pixels or cannot be decoded.
-    """
-    refuse_huge(content, pixels)
-    return decode(content, "this file")
-
-
-def refuse_huge(content: bytes, pixels: int) -> None:
-    """Raise a UserError for a picture whose header claims more than `pixels` pixels; nothing is decoded."""
-    try:
-        with Image.open(io.BytesIO(content), formats=readable_formats()) as image:
-            width, height = image.size
-    except Exception:  # a damaged header can raise anything; decoding reports it
-        return
-    if width * height > pixels:
-        raise UserError(f"{width}×{height} pixels are too many; at most {pixels // 10**6} million are taken")
-
-
 def jpeg(image: Image.Image, side: int) -> bytes:
     """A small copy of a picture, its longest side `side` pixels."""
     small = image.copy()
@@ -236,7 +208,3 @@ def jpeg(image: Image.Image, side: int) -> bytes:
     out = io.BytesIO()
     small.save(out, "JPEG", quality=80)
     return out.getvalue()
-
-
-def _title(raw: str) -> str:
-    return shorten(clean_name(raw.replace("\\", "/").rsplit("/", 1)[-1]), 80)

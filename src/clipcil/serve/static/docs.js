@@ -5,9 +5,12 @@ import { byId, h } from "./dom.js";
 
 /** A schema as an example reads: names, and what stands for them. */
 function sketch(schema) {
-  if (schema.$ref) return { error: "text" };
-  if (schema.anyOf) return sketch(schema.anyOf[0]);
-  if (schema.type === "object") return schema.additionalProperties ? { "…": sketch(schema.additionalProperties) } : Object.fromEntries(Object.entries(schema.properties).map(([name, inner]) => [name, sketch(inner)]));
+  if (schema.$ref) return sketch(described.components.schemas[schema.$ref.split("/").pop()]);
+  if (schema.anyOf) {
+    const kinds = schema.anyOf.map(sketch);
+    return kinds.every((kind) => typeof kind === "string") ? kinds.join(" or ") : kinds[0];
+  }
+  if (schema.type === "object") return schema.additionalProperties ? { "…": sketch(schema.additionalProperties) } : Object.fromEntries(Object.entries(schema.properties ?? {}).map(([name, inner]) => [name, sketch(inner)]));
   if (schema.type === "array") return [sketch(schema.items)];
   const kind = [schema.type].flat().join(" or ");
   return schema.format === "binary" ? "file" : schema.enum ? schema.enum.join(" | ") : kind.replace("string", "text");
@@ -22,7 +25,7 @@ for (const [path, methods] of Object.entries(described.paths)) {
     const query = (operation.parameters ?? []).map((each) => `${each.required ? "" : "["}${each.name}=${sketch(each.schema)}${each.required ? "" : "]"}`);
     const [status, answer] = Object.entries(operation.responses)[0];
     byId("operations").append(h("section", { class: "card" }, h("h2", {}, h("span", { class: "method" }, method.toUpperCase()), path + (query.length ? `?${query.join("&")}` : "")),
-      h("p", {}, operation.summary), operation.requestBody ? block("Body", operation.requestBody.content) : null, block(`Answer ${status}`, answer.content)));
+      h("p", {}, operation.description), operation.requestBody ? block("Body", operation.requestBody.content) : null, block(`Answer ${status}`, answer.content)));
   }
 }
 document.documentElement.dataset.ready = "";
