@@ -23,7 +23,8 @@ from clipcil.data.reader import Reader
 from clipcil.data.stream import TaskStream
 from clipcil.experiment.checkpoint import load_tensors, method_state, restore_method, save_tensors
 from clipcil.methods.base import Method
-from clipcil.training.loop import Session, Training
+from clipcil.training.loop import Training
+from clipcil.training.trainer import Trainer
 
 
 def briefly(config: Any) -> Any:
@@ -82,7 +83,7 @@ def set_up(kind: type[Method], clip: CLIP, data: Dataset, sizes: Sequence[int], 
     reader = RecordingReader(own, cache)
     stream = TaskStream(data, reader, range(len(data.classes)), sizes)
     torch.manual_seed(seed)
-    return Fixture(kind(briefly(kind.Config()), own, Session(), data.templates), stream, reader, own)
+    return Fixture(kind(briefly(kind.Config()), own, Trainer(), data.templates), stream, reader, own)
 
 
 def check_columns(fixture: Fixture) -> None:
@@ -201,15 +202,13 @@ def check_budget(fixture: Fixture) -> None:
 
 def reload(kind: type[Method], fixture: Fixture, folder: Path) -> Fixture:
     """Save the method and load it into a fresh one on a fresh tower."""
-    tensors, facts = method_state(fixture.method)
-    save_tensors(folder / "state.safetensors", tensors, facts)
-    tensors, facts = load_tensors(folder / "state.safetensors")
+    tensors, facts = read_entry(TensorStore(folder).save("state", *method_state(fixture.method)))
     assert facts["names"] == fixture.method.names
     clip = fixture.clip.with_own_vision_tower()
     if kind.tunes_tower:
         for parameter in clip.vision.parameters():
             parameter.data.zero_()  # the checkpoint itself must bring the tower
-    fresh = kind(fixture.method.config, clip, Session(), fixture.method.templates)
+    fresh = kind(fixture.method.config, clip, Trainer(), fixture.method.templates)
     restore_method(fresh, tensors, facts)
     fresh.eval()
     clip.touch()

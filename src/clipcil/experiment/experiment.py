@@ -3,30 +3,47 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from clipcil.clip import CLIP
+from clipcil.clip import CLIP, load_clip
 from clipcil.clip.loading import backbone_name
-from clipcil.data.dataset import Dataset
-from clipcil.data.stream import Task, TaskStream
+from clipcil.data.broken import drop_broken
+from clipcil.data.dataset import Dataset, open_dataset
+from clipcil.data.orders import class_order
+from clipcil.data.reader import Reader
+from clipcil.data.stream import Task, TaskStream, task_sizes
 from clipcil.errors import UserError
-from clipcil.experiment.device import find_device, make_fabric, usual_torch
-from clipcil.experiment.display import Display
-from clipcil.experiment.loading import Shared, Source, load_parts
-from clipcil.experiment.monitor import RunMonitor
-from clipcil.experiment.notebook import default_display
+from clipcil.experiment.display import Display, default_display
+from clipcil.experiment.drift import copy_memory, measure_drift
+from clipcil.experiment.evaluate import Record, evaluate
+from clipcil.experiment.monitor import Timer
 from clipcil.experiment.results import Results
-from clipcil.experiment.resumable import options_of_run, run_into
-from clipcil.experiment.spec import RunSpec, as_table, method_settings, resolved, split_options
-from clipcil.experiment.task_loop import TaskLoop, title_of
-from clipcil.methods.base import Method
+from clipcil.experiment.spec import TASKS, RunSpec, as_table, method_settings, resolved, split_options
+from clipcil.memory.gaussians import GaussianMemory
+from clipcil.methods.base import Method, build_method
 from clipcil.methods.registry import check_method, find_method
 from clipcil.network import on_behalf_of_a_folder
 from clipcil.settings import build, merge, nested
-from clipcil.training.loop import Session
+from clipcil.storage import cache_folder
+from clipcil.tensor_store import TensorStore
+from clipcil.training.device import find_device, make_fabric, usual_torch
 from clipcil.training.own_random import OwnState
+from clipcil.training.trainer import Callback, Trainer
+
+
+@dataclass
+class LoadCache:
+    """Backbones, datasets and features of frozen towers that experiments in one process share."""
+
+    backbones: dict[str, CLIP | UserError] = field(default_factory=dict)
+    """Loaded backbones, or why one could not be loaded: a grid asks the hub once for each, not once for each run."""
+    datasets: dict[str, tuple[Dataset, list[str]]] = field(default_factory=dict)
+    readers: dict[str, Reader] = field(default_factory=dict)
+    stages: TensorStore | None = None
+    """Trained stages, and features of the towers they trained, for runs that differ only in later stages."""
 
 
 class Experiment:
@@ -40,8 +57,9 @@ class Experiment:
         data: Name of a dataset (`clipcil.datasets()`), a folder of class/picture, or a `clipcil.Dataset`.
         backbone: "mini", a Hugging Face id, a folder, a file, or what `clipcil.load_clip` returned.
         preset: Start from the published values kept for this method and dataset.
-        settings: Settings of the method as a mapping, for names that are also options of the experiment.
-        shared: What several experiments in this process share.
+        settings: Settings of the method as a mapping, for names that are also options of the experiment; or a whole
+            config of the method.
+        cache: Backbones, datasets and features that several experiments in this process share.
         **options: Options of `RunSpec` (tasks, increment, base, order, seed, shots, hold_out, test_sample,
             data_root, data_options, skip_broken, device, precision, devices, nodes), and settings of the method:
             `beta=0.2`, `**{"stage1.lr": 1e-5}`.
@@ -64,6 +82,11 @@ class Experiment:
         clipcil.errors.UserError: there is no option or setting 'betta'; did you mean 'beta'?
     """
 
+    records: list[Record]
+    """The counts of each evaluation."""
+    drift: list[dict[str, float] | None]
+    """Drift of the stored Gaussians after each task."""
+
     def __init__(
         self,
         method: str | type[Method] = "dmc-ot",
@@ -71,35 +94,45 @@ class Experiment:
         *,
         backbone: str | Path | CLIP = "mini",
         preset: bool = True,
-        settings: Mapping[str, Any] | None = None,
-        shared: Shared | None = None,
+        settings: Mapping[str, Any] | object | None = None,
+        cache: LoadCache | None = None,
         **options: Any,
     ) -> None:
-        kind = find_method(method) if isinstance(method, str) else check_method(method)
+        self._kind = kind = find_method(method) if isinstance(method, str) else check_method(method)
         choices, own = split_options(options, kind)
         if not isinstance(data, str | Path | Dataset):
             raise UserError(f"data is of type {type(data).__name__}; give a name, a folder or a clipcil.Dataset")
         choices |= {"method": kind.name, "data": data.name if isinstance(data, Dataset) else str(data)}
-        choices |= {"backbone": backbone_name(backbone)}
-        spec = build(RunSpec, choices)
+        spec = build(RunSpec, {**choices, "backbone": backbone_name(backbone)})
         if isinstance(data, Dataset):
             if spec.data_options or spec.data_root:
                 raise UserError("data_root and data_options are for datasets by name; this dataset is open already")
             spec = replace(spec, device=find_device(spec.device))
         else:
             spec = resolved(replace(spec, data="folder", data_root=data) if isinstance(data, Path) else spec)
+        self.spec, self.config = spec, self._settings(settings, own, preset)
+        self.data_root = spec.data_root
+        """Where the dataset is now; `spec.data_root` of a run that is continued says where it was at its start."""
+        self._data, self._backbone = data, backbone
+        self._named_by_user = True  # whether the user named the backbone; one that only a folder names is not fetched
+        self._cache, self._alone = cache or LoadCache(), cache is None
+        self._fabric: Any = None
+        self.reset()
+
+    def _settings(self, settings: Any, own: Mapping[str, Any], preset: bool) -> Any:
+        """The config of the method, from the argument `settings` and from keyword arguments."""
+        if isinstance(settings, self._kind.Config) and not own:
+            return settings
         settings = {} if settings is None else settings
         if not isinstance(settings, Mapping) or not all(isinstance(key, str) for key in settings):
             raise UserError("settings must be a mapping, such as {'beta': 0.2}")
-        config = method_settings(spec, merge(nested(settings), nested(own)), preset, kind)
-        dataset, clip = data if isinstance(data, Dataset) else None, backbone if isinstance(backbone, CLIP) else None
-        self._set_up(spec, config, kind, shared, Source(spec.data_root, dataset, clip))
+        return method_settings(self.spec, merge(nested(settings), nested(own)), preset, self._kind)
 
     @classmethod
-    def of(cls, spec: RunSpec, config: Any, shared: Shared | None = None) -> Experiment:
+    def of(cls, spec: RunSpec, config: Any, cache: LoadCache | None = None) -> Experiment:
         """The experiment with these options and this config of its method."""
-        spec = resolved(spec)
-        return cls._made(spec, config, shared, Source(spec.data_root))
+        options = {key: value for key, value in vars(spec).items() if value is not None}
+        return cls(settings=config, cache=cache, **options)
 
     @classmethod
     def resume(cls, folder: str | Path, given: Mapping[str, Any] | None = None) -> Experiment:
@@ -108,30 +141,44 @@ class Experiment:
         Args:
             folder: A folder that `run` has written to.
             given: Options of `RunSpec`, and `settings` of the method, that must be those of the run; only `data_root`
-                may be another: where the same pictures are today.
+                may be another: where the same pictures are now.
 
         A run of a dataset or method that was given as an object is continued by `run(folder)` of an experiment that is
         made again with the same object.
 
         Raises:
-            UserError: The folder holds no run, or something in `given` is not what the run was begun with.
+            UserError: The folder holds no run, or something in `given` is not an option that the run began with.
         """
+        from clipcil.experiment.folder import options_of_run
+
         given = given or {}
         spec, config, data_root = options_of_run(Path(folder), given)
-        return cls._made(spec, config, None, Source(data_root, named_by_user="backbone" in given))
-
-    @classmethod
-    def _made(cls, spec: RunSpec, config: Any, shared: Shared | None, source: Source) -> Experiment:
-        experiment = cls.__new__(cls)
-        experiment._set_up(spec, config, find_method(spec.method), shared, source)
+        experiment = cls.of(spec, config)
+        experiment.data_root, experiment._named_by_user = data_root, "backbone" in given
         return experiment
 
-    def _set_up(self, spec: RunSpec, config: Any, kind: type[Method], shared: Shared | None, source: Source) -> None:
-        self.spec, self.config = spec, config
-        self._kind, self._source = kind, source
-        self._shared = shared or Shared(alone=True)
-        self._fabric: Any = None
-        self._loop: TaskLoop | None = None
+    def reset(
+        self, display: Display | None = None, callbacks: tuple[Callback, ...] = (), stages: TensorStore | None = None
+    ) -> None:
+        """Forget what was loaded and learnt; the next task is the first.
+
+        Args:
+            display: Shows the progress. Default: a bar in a notebook, nothing elsewhere.
+            callbacks: Receivers of progress beside the display and the timer.
+            stages: Store of trained stages of a run that can be resumed inside a task.
+        """
+        self.display, self.timer = display or default_display(), Timer()
+        self.mark = ""
+        """Names the run in its store of stages."""
+        self.notes: list[str] = []
+        """Remarks about the pictures: those left out, lists read in part."""
+        self.records, self.drift = [], []
+        self.random = OwnState()
+        self._callbacks, self._stages = (self.display, self.timer, *callbacks), stages
+        self._method: Method | None = None
+        self._newest: Task | None = None  # handed out by the iterator
+        self._interrupted: int | None = None  # index of a task whose learning did not end
+        self._memory_before: GaussianMemory | None = None  # of the method before the task learnt last
 
     @property
     def table(self) -> dict[str, Any]:
@@ -139,19 +186,23 @@ class Experiment:
         return as_table(self.spec, self.config)
 
     @property
+    def loaded(self) -> bool:
+        """Whether backbone, data and method are loaded."""
+        return self._method is not None
+
+    @property
     def method(self) -> Method:
         """The method, as far as it has learnt."""
-        return self._begun().method
+        if self._method is None:
+            self._load()
+        assert self._method is not None
+        return self._method
 
     @property
     def stream(self) -> TaskStream:
         """The tasks: class names in their order, sizes, test pictures."""
-        return self._begun().stream
-
-    @property
-    def results(self) -> Results:
-        """Accuracies after every task learnt so far."""
-        return self._begun().results
+        _ = self.method
+        return self._stream
 
     def __len__(self) -> int:
         """Number of tasks."""
@@ -159,10 +210,23 @@ class Experiment:
 
     def __iter__(self) -> Iterator[Task]:
         """The tasks that are not learnt yet. A task's pictures cannot be read once the next task is asked for."""
-        return iter(self._begun())
+        self._check_whole()
+        # Kept in an attribute: its tasks end when the iterator is deleted.
+        self._tasks = self._hand_out(self.stream.tasks(len(self.method.sizes)))
+        return self._tasks
+
+    def _hand_out(self, tasks: Iterator[Task]) -> Iterator[Task]:
+        for task in tasks:
+            self._newest = task
+            yield task
 
     def __repr__(self) -> str:
-        return title_of(self.spec, self._kind, self._loop.stream if self._loop is not None else None)
+        spec = self.spec
+        tasks = f": {len(self._stream.names)} classes in {len(self._stream)} tasks" if self.loaded else ""
+        return (
+            f"{self._kind.title} on {spec.data}{tasks}, backbone {spec.backbone}, seed {spec.seed},"
+            f" device {spec.device}"
+        )
 
     def learn(self, task: Task) -> None:
         """Learn the classes of `task`.
@@ -173,7 +237,19 @@ class Experiment:
         Raises:
             UserError: It is not the next task, or it has ended, or it is of another experiment.
         """
-        self._begun().learn(task)
+        self._check_whole()
+        method = self.method
+        task.pictures.check()
+        if self._newest is None or not task.pictures.of_one_task(self._newest.pictures):
+            raise UserError("this task is of another experiment; learn the tasks that iterating over this one gives")
+        if method.sizes and task.index == len(method.sizes):
+            self.evaluate()
+        method.trainer.begin_task(f"{self.mark}-{task.index:04d}")
+        self._memory_before = copy_memory(method)
+        self._interrupted = task.index if task.index == len(method.sizes) else None
+        with self._computing("learning"), self.random.active():
+            method.learn(task)
+        self._interrupted = None
 
     def evaluate(self) -> Results:
         """Evaluate on the test pictures of every class seen, unless that is done already.
@@ -184,33 +260,30 @@ class Experiment:
         Raises:
             UserError: Nothing is learnt yet, or learning was interrupted.
         """
-        return self._begun().evaluate()
+        self._check_whole()
+        method, newest = self.method, len(self.method.sizes) - 1
+        if newest < 0:
+            raise UserError("no task is learnt yet; learn one before evaluating")
+        if len(self.records) <= newest:
+            with self._computing("evaluation"):
+                record = evaluate(method, self.stream, newest, self.spec.test_sample)
+            with self._computing("drift"):
+                before = self._memory_before
+                drift = measure_drift(before, method, self.stream, newest) if before is not None else None
+            self.records.append(record)  # both or, where one was interrupted, neither
+            self.drift.append(drift)
+        return self._measured()
+
+    @property
+    def results(self) -> Results:
+        """Results after every task learnt so far; where learning was interrupted, after those before."""
+        return self._measured() if self._interrupted is not None and self.records else self.evaluate()
 
     def run(self, folder: str | Path, *, display: Display | None = None, resume: bool = True) -> Results:
-        """Learn and evaluate every task, writing results and checkpoints to `folder`.
+        """Learn and evaluate every task, writing results and checkpoints to `folder`; see `experiment.run.run`."""
+        from clipcil.experiment.run import run
 
-        Killed or interrupted at any moment, the same call continues from the last checkpoint and ends with the same
-        results.
-
-        Args:
-            folder: Where the run is kept; no other process may be writing to it.
-            display: What is shown of its progress. Default: a bar in a notebook, nothing elsewhere.
-            resume: Whether a run in `folder` may be continued; otherwise it is refused.
-
-        Raises:
-            UserError: The folder holds something else, or training diverged.
-        """
-        place = Path(folder)
-        if self._loop is not None and self._loop.folder is None:
-            raise UserError("this experiment has begun outside a run folder; make a new Experiment for run()")
-        self._loop = None  # the folder says how far it is
-
-        def load(monitor: RunMonitor) -> TaskLoop:
-            self._loop = self._load(monitor, place)
-            return self._loop
-
-        self.launch()
-        return run_into(place, self.table, load, display or default_display(), resume)
+        return run(self, Path(folder), display, resume)
 
     def launch(self) -> None:
         """Start the other processes of a run on several devices, and wait for them. Nothing with one device."""
@@ -218,24 +291,92 @@ class Experiment:
             spec = self.spec
             self._fabric = make_fabric(spec.device, spec.precision, spec.devices, spec.nodes)
 
-    def _begun(self) -> TaskLoop:
-        """The task loop; backbone, data and method are loaded when it is first needed."""
-        if self._loop is None:
-            self._loop = self._load(RunMonitor(None, default_display(), None), None)
-        return self._loop
+    @contextmanager
+    def _computing(self, phase: str) -> Iterator[None]:
+        with self.method.trainer.phase(phase), usual_torch(self.method.device):
+            yield
 
-    def _load(self, monitor: RunMonitor, folder: Path | None) -> TaskLoop:
+    def _measured(self) -> Results:
+        notes = self.method.notes()
+        if count := self.spec.hold_out:
+            notes = [*notes, f"measured on {count} held-out training pictures per class, not on the test pictures"]
+        stream = self.stream
+        return Results(self.table, stream.names, stream.sizes, list(self.records), list(self.drift), notes)
+
+    def _check_whole(self) -> None:
+        if self._interrupted is not None:
+            raise UserError(
+                f"learning task {self._interrupted + 1} was interrupted, so its state is incomplete;"
+                " make a new Experiment, or use run(folder), which continues"
+            )
+
+    def _load(self) -> None:
+        """Load the backbone and the data, and build the method and the stream of tasks."""
         self.launch()
+        spec = self.spec
         # The key of a cached stage covers the code of this package, not that of somebody else's method.
-        run_cache = self._shared.run_cache if self._kind.__module__.startswith("clipcil.") else None
-        session = Session(self._fabric, monitor, run_cache)
-        random = OwnState()
+        stages = self._cache.stages if self._kind.__module__.startswith("clipcil.") else None
+        trainer = Trainer(self._fabric, self._callbacks, self._stages, stages)
         with (
-            monitor.phase("loading"),
-            on_behalf_of_a_folder(self._source.named_by_user),
-            usual_torch(session.device),
-            random.active(),
+            trainer.phase("loading"),
+            on_behalf_of_a_folder(self._named_by_user),
+            usual_torch(trainer.device),
+            self.random.active(),
         ):
-            parts = load_parts(self.spec, self.config, self._kind, session, self._shared, self._source)
-        parts.reader.on_progress = monitor.display.progress
-        return TaskLoop(self.spec, self.config, parts, monitor, random, folder)
+            clip = self._backbone if isinstance(self._backbone, CLIP) else self._open_backbone()
+            dataset, self.notes = self._open_dataset()
+            if spec.hold_out is not None:
+                dataset = dataset.hold_out(spec.hold_out, spec.seed)
+            if spec.shots is not None:
+                dataset = dataset.shrink(spec.shots, spec.seed)
+            method = build_method(self._kind, self.config, clip, trainer, spec.seed, dataset.templates)
+            method.check_names(dataset.classes)
+            reader = self._open_reader(method)
+            order = class_order(spec.order, dataset.classes)
+            tasks = None if spec.tasks == TASKS else spec.tasks  # the default adapts to fewer classes
+            sizes = task_sizes(len(order), tasks, spec.increment, spec.base)
+            self._stream = TaskStream(dataset, reader, order, sizes)
+        reader.on_progress = self.display.progress
+        self._method = method
+
+    def _open_backbone(self) -> CLIP:
+        """The backbone, loaded once for all experiments that share the cache."""
+        loaded, name = self._cache.backbones, self.spec.backbone
+        if name not in loaded:
+            try:
+                loaded[name] = load_clip(name)
+            except UserError as error:
+                loaded[name] = error
+        found = loaded[name]
+        if isinstance(found, UserError):
+            raise found
+        return found
+
+    def _open_dataset(self) -> tuple[Dataset, list[str]]:
+        """The dataset, opened once for all experiments that share the cache, and remarks about its pictures."""
+        spec, opened = self.spec, self._cache.datasets
+        if isinstance(self._data, Dataset):
+            return _readable(self._data, spec.skip_broken)
+        place = repr((spec.data, self.data_root, sorted(spec.data_options.items()), spec.skip_broken))
+        if place not in opened:
+            opened[place] = _readable(open_dataset(spec.data, self.data_root, spec.data_options), spec.skip_broken)
+        return opened[place]
+
+    def _open_reader(self, method: Method) -> Reader:
+        """A reader of its own for a method that tunes its tower; otherwise one for all experiments that share."""
+        clip, device, readers = method.clip, method.device, self._cache.readers
+        if method.tunes_tower:
+            return Reader(clip, cache_folder(), device, store=method.trainer.cache)
+        reader = readers.get(self.spec.backbone)
+        if reader is None or reader.clip is not clip or reader.device != device:  # another backbone of the same name
+            reader = readers[self.spec.backbone] = Reader(clip, cache_folder(), device, shared=not self._alone)
+        reader.make_room()
+        return reader
+
+
+def _readable(dataset: Dataset, skip_broken: bool) -> tuple[Dataset, list[str]]:
+    """The dataset, without broken pictures where these are skipped, and remarks about it."""
+    broken: list[str] = []
+    if skip_broken:
+        dataset, broken = drop_broken(dataset)
+    return dataset, [*dataset.notes, *(f"left out: {line}" for line in broken)]

@@ -1,7 +1,7 @@
-"""The folder of a run.
+"""The folder of a run: its lock, checkpoints and results.
 
 `config.toml`, `results.json`, `matrix.csv`, `predictions.csv` and `steps.jsonl` have the same bytes for the same seed
-on a CPU; what differs from run to run (seconds, versions) stands in `timing.json` and `environment.json`.
+on a CPU; what differs from run to run (seconds, versions) is in `timing.json` and `environment.json`.
 """
 
 from __future__ import annotations
@@ -9,54 +9,240 @@ from __future__ import annotations
 import datetime
 import hashlib
 import json
-import os
-import platform
-import typing
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from importlib import metadata
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
+from torch import Tensor
 
-from clipcil import __version__
 from clipcil.data.dataset import datasets
-from clipcil.data.names import ANYTHING
 from clipcil.errors import UserError, printable, quoted
-from clipcil.experiment.checkpoint import RUN_FILES, first_difference
-from clipcil.experiment.monitor import RunMonitor, peak_megabytes
-from clipcil.files import LOCK, part_names, sha256, write_json, write_text, write_toml
+from clipcil.experiment.display import Display
+from clipcil.experiment.evaluate import Record
+from clipcil.experiment.inputs import environment, inputs
+from clipcil.experiment.monitor import StepLog, peak_megabytes
+from clipcil.experiment.spec import PROCESSES, RunSpec, as_table, method_settings, resolved
+from clipcil.methods.base import method_state, restore_method
 from clipcil.methods.registry import methods
-from clipcil.reading import is_file, read_json, read_toml
-from clipcil.report.answers import PACKED, PLAIN
-from clipcil.report.runs import RunResult, find_runs, read_run
+from clipcil.schema import Count, typed
+from clipcil.settings import build, merge, to_dict
+from clipcil.storage import claim, read_json, read_toml, run_lock, sha256, sweep, write_json, write_text, write_toml
+from clipcil.tensor_store import TensorStore, read_entry
+from clipcil.training.device import usual_torch
+from clipcil.training.own_random import random_state, set_random_state
 
 if TYPE_CHECKING:
-    from clipcil.clip import CLIP
-    from clipcil.data.stream import TaskStream
-    from clipcil.experiment.results import Results
+    from clipcil.experiment.experiment import Experiment
 
 ERROR = "error.txt"
 """The traceback of a run of a grid that failed."""
+KEEP = 2
+"""Checkpoints kept: the newest, and the one before it in case the newest is damaged."""
 
 
-def check_start(folder: Path, table: dict[str, Any], resume: bool) -> None:
-    """Refuse a folder that holds another run, before anything is loaded or written."""
-    path = folder / "config.toml"
-    if not path.exists():
-        left = {LOCK, ERROR, *part_names(folder, RUN_FILES.__contains__)}  # by a run killed while it began
-        if folder.is_dir() and any(entry.name not in left for entry in folder.iterdir()):
-            raise UserError(f"{folder} is not empty and holds no run; name a new folder with --out")
-        return
-    check_same(folder, read_toml(path), table)
-    if is_kept(folder):  # evidence, which a run of today would replace
-        raise UserError(f"{folder} holds a kept run, which cannot be continued; name another folder with --out")
-    if not resume:
+@dataclass
+class Checkpoint:
+    """A run after some of its tasks."""
+
+    tasks: int
+    tensors: dict[str, Tensor]
+    facts: dict[str, Any]
+
+
+@dataclass
+class Progress:
+    """The facts of a checkpoint beside the method."""
+
+    records: list[Record]
+    drift: list[dict[str, float] | None]
+    log_size: Count
+    seconds: dict[str, float]
+
+
+class RunFolder:
+    """The folder of one run; used as a context, it holds the lock inside.
+
+    Args:
+        folder: The folder.
+        table: Every option and setting, as `config.toml` holds them.
+        display: Told about damaged files and about where the run continues.
+        resume: Whether a run in the folder may be continued.
+
+    Raises:
+        UserError: On entering: another process writes to the folder, or it holds something else.
+    """
+
+    def __init__(self, folder: Path, table: dict[str, Any], display: Display, resume: bool) -> None:
+        self.folder, self.table, self.display, self.resume = folder, table, display, resume
+        self.log = StepLog(folder / "steps.jsonl", display.tell)
+        self._inputs: dict[str, str] = {}
+        self._identity: dict[str, Any] = {}
+
+    def __enter__(self) -> RunFolder:
+        with ExitStack() as stack:
+            stack.enter_context(run_lock(self.folder))
+            self._check_start()
+            self.checkpoints = TensorStore(self.folder / "checkpoint")
+            self.stages = TensorStore(self.folder / "checkpoint" / "stages")
+            for folder in (self.checkpoints.folder, self.stages.folder):
+                sweep(folder)
+            self._lock = stack.pop_all()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._lock.close()
+
+    def _check_start(self) -> None:
+        """Refuse a folder that holds something else, before anything is loaded or written."""
+        claim(self.folder, "config.toml", "run", ignore=(ERROR,))
+        if not (self.folder / "config.toml").exists():
+            return
+        check_same(self.folder, read_toml(self.folder / "config.toml"), self.table)
+        if not self.resume:
+            raise UserError(
+                f"{self.folder} holds this run already; continue it with --resume {quoted(self.folder)} (in Python"
+                " with run(folder)), or name another"
+            )
+
+    def begin(self, experiment: Experiment) -> Checkpoint | None:
+        """Load the experiment, write how the run begins, and return its newest checkpoint."""
+        self._identity = json.loads(json.dumps(identity(experiment)))
+        text = json.dumps(self._identity, sort_keys=True)
+        experiment.mark = hashlib.sha256(text.encode()).hexdigest()[:24]
+        if (checkpoint := self._newest()) is not None:
+            self.log.size = typed(checkpoint.facts.get("log_size"), Count, "log_size")
+            self.log.task = checkpoint.tasks
+        self._inputs = inputs(self.table)
+        # Only now: a run that could not begin has claimed nothing.
+        for note in (*self._write_start(experiment), *experiment.notes):
+            self.display.tell(note)
+        return checkpoint
+
+    def _newest(self) -> Checkpoint | None:
+        """The newest whole checkpoint; a damaged one is named, and the one before it is used."""
+        for key in reversed(self.checkpoints.keys()):
+            for path in self.checkpoints.paths(key):
+                try:
+                    tensors, facts = read_entry(path)
+                except UserError as error:
+                    self.display.tell(f"{error}; going back to the checkpoint before it")
+                    continue
+                found = facts.get("belongs")
+                if difference := first_difference(found if isinstance(found, dict) else {}, self._identity):
+                    raise UserError(
+                        f"{path} belongs to another run ({difference}); put the right file back or start anew"
+                    )
+                if facts.get("tasks") != int(key.removeprefix("task-")):
+                    raise UserError(f"{path} is the checkpoint after task {facts.get('tasks')}; it was renamed")
+                return Checkpoint(int(facts["tasks"]), tensors, facts)
+        return None
+
+    def _write_start(self, experiment: Experiment) -> list[str]:
+        """Claim the folder for this run. Returns notes for the user."""
+        if not (self.folder / "config.toml").exists():
+            write_toml(self.folder / "config.toml", self.table)
+        clip = experiment.method.clip
+        now = {**environment(), "backbone": clip.pinned, "fingerprint": clip.fingerprint, "inputs": self._inputs}
+        try:
+            kept = read_json(self.folder / "environment.json")
+            before = kept["threads"]
+            now["inputs"] = kept.get("inputs", now["inputs"])  # of the results that are there, until this run has ended
+        except (UserError, LookupError, TypeError, AttributeError):
+            before = now["threads"]
+        write_json(self.folder / "environment.json", now)
+        if before == now["threads"]:
+            return []
+        return [
+            f"begun with {printable(before)} threads, continued with {now['threads']}: sums are added in another order,"
+            f" so losses and drift can differ in their last digits; OMP_NUM_THREADS={printable(before)} gives the same"
+            " bytes"
+        ]
+
+    def save(self, experiment: Experiment) -> None:
+        """Write a checkpoint after the newest task; the stages of the task are not needed any more."""
+        tasks = len(experiment.records)
+        tensors, shape = method_state(experiment.method)
+        with experiment.random.active():
+            tensors = {f"method.{key}": value for key, value in tensors.items()} | random_state()
+        self.log.write()
+        self.log.task = tasks
+        progress = Progress(experiment.records, experiment.drift, self.log.size, experiment.timer.seconds)
+        facts = {**asdict(progress), **shape, "tasks": tasks, "belongs": self._identity}
+        self.checkpoints.save(f"task-{tasks:04d}", tensors, facts)
+        for key in self.checkpoints.keys():
+            if not tasks - KEEP < int(key.removeprefix("task-")) <= tasks:
+                self.checkpoints.drop(key)
+        for key in self.stages.keys():
+            self.stages.drop(key)
+
+    def finish(self, experiment: Experiment) -> None:
+        """Write the results of a run that has ended."""
+        results = experiment.results
+        self.log.write()
+        write_text(self.folder / "matrix.csv", results.matrix_csv())
+        write_text(self.folder / "predictions.csv", results.predictions_csv(experiment.stream))
+        seconds = {name: round(value, 3) for name, value in experiment.timer.seconds.items()}
+        timing = {"seconds": seconds, "peak_megabytes": peak_megabytes()}
+        write_json(self.folder / "timing.json", {**timing, "finished": datetime.date.today().isoformat()})
+        write_json(self.folder / "results.json", results.as_dict())  # last: its presence says that the run is complete
+        self._write_inputs()
+
+    def _write_inputs(self) -> None:
+        """Record the input files that the results were made from, once the results are there.
+
+        Input files may have changed since the run began: before its first checkpoint, or in files that no checkpoint
+        depends on.
+        """
+        path = self.folder / "environment.json"
+        try:
+            kept = read_json(path)
+            now = {**kept["inputs"], **self._inputs}  # a file that is gone now was there when the run began
+        except (UserError, LookupError, TypeError):  # the file was deleted while the run went on
+            return
+        if now != kept["inputs"]:
+            write_json(path, {**kept, "inputs": now})
+
+
+def restore(experiment: Experiment, checkpoint: Checkpoint) -> None:
+    """Put an experiment that has learnt nothing into the state of a checkpoint.
+
+    Raises:
+        UserError: The checkpoint does not fit.
+    """
+    own = {key.removeprefix("method."): value for key, value in checkpoint.tensors.items() if key.startswith("method.")}
+    with usual_torch(experiment.method.device), experiment.random.active():
+        restore_method(experiment.method, own, checkpoint.facts)
+        try:
+            set_random_state(checkpoint.tensors)
+        except (RuntimeError, LookupError, TypeError) as error:
+            raise UserError(f"the checkpoint after task {checkpoint.tasks} has no random state; start anew") from error
+    progress: Progress = typed(checkpoint.facts, Progress, "checkpoint")
+    if not len(progress.records) == len(progress.drift) == checkpoint.tasks:
         raise UserError(
-            f"{folder} holds this run already; continue it with --resume {quoted(folder)} (in Python with run(folder)),"
-            " or name another"
+            f"the checkpoint after task {checkpoint.tasks} has {len(progress.records)} records; start anew"
         )
+    experiment.records, experiment.drift = progress.records, progress.drift
+    experiment.timer.seconds = progress.seconds
+
+
+def identity(experiment: Experiment) -> dict[str, Any]:
+    """Everything that decides the results: every choice, and the weights, pictures and class order they led to."""
+    clip, data, kind = experiment.method.clip, experiment.stream.dataset, type(experiment.method)
+    return {
+        "method": f"{kind.__module__}.{kind.__qualname__}",
+        "backbone": clip.fingerprint,
+        "preprocessing": clip.preprocess.fingerprint,
+        "tokenizer": clip.tokenizer.fingerprint,
+        "dataset": {"name": experiment.spec.data, "train": data.train.key, "test": data.test.key},
+        "labels": [hashlib.sha256(part.labels.numpy().tobytes()).hexdigest() for part in (data.train, data.test)],
+        "templates": list(data.templates),
+        "files": {key: sha256(path) for key, path in vars(experiment.config).items() if isinstance(path, Path)},
+        "classes": experiment.stream.names,
+        "sizes": experiment.stream.sizes,
+        "config": experiment.table,
+    }
 
 
 def check_installed(folder: Path, run: dict[str, Any]) -> None:
@@ -75,53 +261,24 @@ def check_same(folder: Path, found: dict[str, Any], asked: dict[str, Any]) -> No
         raise UserError(f"{folder} holds another run ({difference}); name another folder with --out")
 
 
-def write_start(folder: Path, table: dict[str, Any], clip: CLIP, made_from: dict[str, str]) -> list[str]:
-    """Claim the folder for this run; `made_from` are its `inputs`. Returns what a person should know about it."""
-    if not (folder / "config.toml").exists():
-        write_toml(folder / "config.toml", table)
-    now = {**environment(), "backbone": clip.pinned, "fingerprint": clip.fingerprint, "inputs": made_from}
-    try:
-        kept = read_json(folder / "environment.json")
-        before = kept["threads"]
-        now["inputs"] = kept.get("inputs", now["inputs"])  # of the results that are there, until this run has ended
-    except (UserError, LookupError, TypeError, AttributeError):
-        before = now["threads"]
-    write_json(folder / "environment.json", now)
-    if before == now["threads"]:
-        return []
-    return [
-        f"begun with {printable(before)} threads, continued with {now['threads']}: sums are added in another order, so"
-        f" losses and drift can differ in their last digits; OMP_NUM_THREADS={printable(before)} gives the same bytes"
-    ]
+def first_difference(found: dict[str, Any], asked: dict[str, Any], where: str = "") -> str:
+    """The first entry in which two tables differ, as a phrase for a message; empty where they agree."""
+    for key in sorted({*found, *asked}, key=lambda key: (key != "run", key)):  # the method's name before its settings
+        a, b = found.get(key), asked.get(key)
+        if isinstance(a, dict) and isinstance(b, dict):
+            if inner := first_difference(a, b, f"{where}{key}."):
+                return inner
+        elif isinstance(a, list) and isinstance(b, list) and len(a) == len(b) > 3 and a != b:
+            place = next(i for i, pair in enumerate(zip(a, b)) if pair[0] != pair[1])
+            return f"its {where}{key}[{place}] is {_show(a[place])}, not {_show(b[place])}"
+        elif json.dumps(a) != json.dumps(b):
+            return f"its {where}{key} is {_show(a)}, not {_show(b)}"
+    return ""
 
 
-def write_results(folder: Path, results: Results, stream: TaskStream, monitor: RunMonitor) -> None:
-    """Write the results of a run that has ended."""
-    write_text(folder / "matrix.csv", results.matrix_csv())
-    write_text(folder / "predictions.csv", results.predictions_csv(stream))
-    seconds = {name: round(value, 3) for name, value in monitor.seconds.items()}
-    finished = datetime.date.today().isoformat()
-    write_json(folder / "timing.json", {"seconds": seconds, "peak_megabytes": peak_megabytes(), "finished": finished})
-    write_json(folder / "results.json", results.as_dict())  # last: its presence says that the run is complete
-
-
-def write_inputs(folder: Path, made_from: dict[str, str]) -> None:
-    """Say which files the results in `folder` were made from, once they are there.
-
-    They may be others than those it was begun with: it was killed before its first checkpoint, or what has changed
-    since is nothing that its checkpoints depend on, such as a file beside the pictures.
-
-    Args:
-        folder: The run.
-        made_from: What `inputs` returned when it began or continued.
-    """
-    try:
-        kept = read_json(folder / "environment.json")
-        now = {**kept["inputs"], **made_from}  # what is gone today was there when the run began
-    except (UserError, LookupError, TypeError):  # taken away while it ran
-        return
-    if now != kept["inputs"]:
-        write_json(folder / "environment.json", {**kept, "inputs": now})
+def _show(value: Any) -> str:
+    text = str(value)
+    return text if len(text) <= 80 else f"{text[:80]}…"
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -136,122 +293,30 @@ def read_config(folder: Path) -> dict[str, Any]:
     return table
 
 
-def is_kept(folder: Path) -> bool:
-    """Whether the run in `folder` is one that `clipcil claims --keep` has written."""
-    return (folder / PACKED).is_file() and not (folder / PLAIN).exists()
-
-
-def finished_run(folder: Path, table: dict[str, Any]) -> RunResult | None:
-    """The results in `folder` if they are complete and of exactly these options and settings."""
-    if not is_kept(folder) and not all((folder / name).is_file() for name in ("matrix.csv", PLAIN, "steps.jsonl")):
-        return None
-    try:
-        found = read_run(folder)
-    except UserError:  # damaged results are made again from the last checkpoint
-        return None
-    same = json.dumps(found.values["config"], sort_keys=True) == json.dumps(table, sort_keys=True)
-    return found if same and not _inputs_changed(folder, table) else None
-
-
-def inputs(table: dict[str, Any]) -> dict[str, str]:
-    """A digest of every file and folder that the options and settings name and that is there: an order, descriptions,
-    lists of a split, weights with the files beside them, pictures of one's own. A dataset that is the same everywhere
-    is not digested: its folder may hold a million files."""
-    run, known, method = table["run"], datasets().get(table["run"]["data"]), methods().get(table["run"].get("method"))
-    named = _paths(method.Config, table["method"]) if method else {}
-    if known:
-        options = _paths(known.options, run.get("data_options", {}))
-        named |= {f"data_options.{key}": value for key, value in options.items()}
-    if is_file(order := Path(run.get("order", ""))):
-        named["order"] = order
-    if run.get("backbone", "mini") != "mini":
-        named["backbone"] = backbone = Path(run["backbone"])
-        if is_file(backbone):  # its config and its tokenizer
-            beside = [path for pattern in ("*.json", "*.txt") for path in backbone.parent.glob(pattern)]
-            named |= {f"backbone/{path.name}": path for path in beside}
-    if run["data"] in ANYTHING and run.get("data_root"):
-        named["data_root"] = Path(run["data_root"])
-    return {key: digest for key, path in named.items() if (digest := _digest(path))}
-
-
-def _paths(kind: type, values: Mapping[str, Any]) -> dict[str, Path]:
-    """Those of the values that the dataclass `kind` says are paths: a word of another setting may name a file, too."""
-    hints = typing.get_type_hints(kind)
-    kinds = {key: (hints.get(key), *typing.get_args(hints.get(key))) for key in values}
-    return {key: Path(value) for key, value in values.items() if Path in kinds[key]}
-
-
-def _inputs_changed(folder: Path, table: dict[str, Any]) -> bool:
-    """Whether a file or folder that a run was made with is another one today. What is gone cannot be compared."""
-    try:
-        before = read_json(folder / "environment.json")["inputs"]
-        return any(before.get(key, digest) != digest for key, digest in inputs(table).items())
-    except (UserError, LookupError, TypeError, AttributeError):
-        return False  # of a run made before these were kept
-
-
-def _digest(path: Path) -> str:
-    """Of a file its bytes; of a folder names, sizes and times of what is in it; empty where there is nothing."""
-    with suppress(OSError, ValueError):
-        if path.is_file():
-            return sha256(path)
-        if path.is_dir():
-            found = hashlib.sha256()
-            for place, folders, names in os.walk(path):
-                folders.sort()
-                for file in (Path(place) / name for name in sorted(names)):
-                    status = file.lstat()
-                    found.update(f"{str(file)!r} {status.st_size} {status.st_mtime_ns}".encode())
-            return found.hexdigest()
-    return ""
-
-
-class FinishedRuns:
-    """Finds the results of a run in its own folder or among kept ones, which are found by options and settings.
+def options_of_run(folder: Path, given: Mapping[str, Any]) -> tuple[RunSpec, Any, Path | None]:
+    """The options and settings of the run in `folder`, and where its data is today.
 
     Args:
-        kept: Folders of kept runs.
+        folder: A folder that a run has written to.
+        given: As for `Experiment.resume`.
 
     Raises:
-        UserError: One of them is no folder, or holds no finished run.
+        UserError: The folder holds no run, or something in `given` is not what the run was begun with.
     """
-
-    def __init__(self, kept: Sequence[Path] = ()) -> None:
-        runs = find_runs(kept)
-        self._kept = {_options_key(run.values["config"]): run for run in runs}
-        self._devices = {_options_key(run.values["config"], "device"): str(run.run.get("device")) for run in runs}
-
-    def find(self, folder: Path, table: dict[str, Any]) -> RunResult | None:
-        """The results of exactly these options and settings; None where there are none."""
-        if (done := finished_run(folder, table)) is not None:
-            return done
-        return None if inputs(table) else self._kept.get(_options_key(table))  # a kept run does not hold its `inputs`
-
-    def other_device(self, folder: Path, table: dict[str, Any]) -> str:
-        """The device of a kept run that differs from this one in nothing else, where this one is not finished."""
-        return "" if self.find(folder, table) else self._devices.get(_options_key(table, "device"), "")
-
-
-def _options_key(table: dict[str, Any], *without: str) -> str:
-    """Options and settings without those that were not given, and without the place of a dataset that has a name."""
-    run = {key: value for key, value in table["run"].items() if value is not None and key not in without}
-    if run["data"] not in ANYTHING:
-        run.pop("data_root", None)
-    return json.dumps([run, table["method"]], sort_keys=True, default=str)
-
-
-def environment() -> dict[str, Any]:
-    """Versions and machine, to explain later why a number differs."""
-    packages = ("torch", "lightning-fabric", "numpy", "tokenizers", "pillow", "safetensors")
-    versions = {name: metadata.version(name) for name in packages}
-    machine = {"machine": platform.machine(), "system": platform.system(), "cores": os.cpu_count()}
-    return {
-        "clipcil": __version__,
-        "python": platform.python_version(),
-        **versions,
-        **machine,
-        "threads": torch.get_num_threads(),
-    }
+    kept = read_config(folder)
+    check_installed(folder, kept["run"])
+    options, settings = {key: value for key, value in given.items() if key != "settings"}, given.get("settings", {})
+    other = {"tasks": "increment", "increment": "tasks"}  # the one given replaces the other one kept
+    run = {key: value for key, value in kept["run"].items() if other.get(key) not in options}
+    spec = resolved(build(RunSpec, merge(run, options)))
+    data_root = spec.data_root
+    spec = replace(spec, data_root=build(RunSpec, run).data_root)  # the pictures are compared, not where they are
+    compared = options.keys() - {*PROCESSES, "data_root"}
+    before, now = ({key: table.get(key) for key in compared} for table in (kept["run"], to_dict(spec)))
+    check_same(folder, {"run": before}, {"run": now})  # first: the settings of another method do not fit
+    config = method_settings(spec, merge(kept["method"], settings), preset=False)
+    check_same(folder, kept, as_table(spec, config))
+    return spec, config, data_root
 
 
 def fresh_folder(what: str) -> Path:

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from clipcil.clip import CLIP
 from clipcil.data.batch import Batch
 from clipcil.data.stream import Task
-from clipcil.errors import UserError
+from clipcil.errors import UserError, first_line
 from clipcil.settings import options
-from clipcil.training.loop import Session
+from clipcil.training.trainer import Trainer
 
 LARGEST_TENSOR = 2**24
 """Numbers in the largest tensor of a forward pass at test: 64 MB."""
@@ -73,18 +73,18 @@ class Method(nn.Module, ABC):
     tunes_tower: ClassVar[bool] = False
     """Whether it fine-tunes the vision tower."""
 
-    def __init__(self, config: Any, clip: CLIP, session: Session, templates: Sequence[str] = TEMPLATES) -> None:
+    def __init__(self, config: Any, clip: CLIP, trainer: Trainer, templates: Sequence[str] = TEMPLATES) -> None:
         """Build the method without any class.
 
         Args:
             config: An instance of `Config`.
             clip: The backbone; a method that tunes the tower must be given its own copy.
-            session: Device, precision and monitor.
+            trainer: Training context: device, precision, callbacks.
             templates: Sentences about a class, `{}` standing for its name.
         """
         super().__init__()
         self.config = config
-        self._outside = (clip, session)  # in a tuple, so that nn.Module does not register them as submodules
+        self._outside = (clip, trainer)  # in a tuple, so that nn.Module does not register them as submodules
         self.templates = tuple(templates)
         self.names: list[str] = []
         self.sizes: list[int] = []
@@ -138,14 +138,14 @@ class Method(nn.Module, ABC):
         return self._outside[0]
 
     @property
-    def session(self) -> Session:
-        """The training context: device, precision and monitor."""
+    def trainer(self) -> Trainer:
+        """The training context: device, precision and callbacks."""
         return self._outside[1]
 
     @property
     def device(self) -> torch.device:
         """Device of the tensors."""
-        return self.session.device
+        return self.trainer.device
 
     @property
     def dim(self) -> int:
@@ -173,10 +173,21 @@ class Method(nn.Module, ABC):
         return range(self.old, self.seen)
 
     def learn(self, task: Task) -> None:
-        """Learn the classes of `task`: grow, train, and return to evaluation mode."""
-        self.grow(task.names)
+        """Learn a task: grow and `learn_task` for new classes, `learn_again` for a task without new classes.
+
+        Raises:
+            UserError: It is not the next task, or it has ended.
+        """
+        if task.names and task.index != len(self.sizes):
+            raise UserError(f"task {task.index + 1} is not the next one: {len(self.sizes)} tasks are learnt")
+        task.pictures.check()
+        if task.names:
+            self.grow(task.names)
         self.train()
-        self.learn_task(task)
+        if task.names:
+            self.learn_task(task)
+        else:
+            self.learn_again(task)
         self.eval()
         self.lay_out()
 
@@ -228,6 +239,61 @@ class Method(nn.Module, ABC):
             value: Tensor = getattr(self, name)
             setattr(self, name, torch.cat([value[:index], value[index + 1 :]]))
         return task, place
+
+
+def build_method(
+    kind: type[Method],
+    config: Any,
+    clip: CLIP,
+    trainer: Trainer,
+    seed: int,
+    templates: Sequence[str] = TEMPLATES,
+    state: tuple[dict[str, Tensor], dict[str, Any]] | None = None,
+) -> Method:
+    """A method on its backbone, ready to learn. Every run and every lesson builds its method here.
+
+    Args:
+        kind: Class of the method.
+        config: An instance of its `Config`.
+        clip: The backbone. A method that tunes the vision tower gets a copy of the tower.
+        trainer: Training context.
+        seed: Seed of the random state in which the method is built.
+        templates: Sentences about a class.
+        state: What `method_state` returned; None: a method without any class.
+    """
+    clip = clip.to(trainer.device)
+    clip = clip.with_own_vision_tower() if kind.tunes_tower else clip
+    torch.manual_seed(seed)
+    method = kind(config, clip, trainer, templates).to(trainer.device)
+    if state is not None:
+        restore_method(method, *state)
+    return method.eval()
+
+
+def method_state(method: Method) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Everything of a method that a checkpoint holds: tensors, and the names and sizes that shape them."""
+    return dict(method.state_dict()), {"names": method.names, "sizes": method.sizes}
+
+
+def restore_method(method: Method, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
+    """Restore a method without any class: call `grow` for every task, then load the values.
+
+    Raises:
+        UserError: The state does not fit the method.
+    """
+    try:
+        names, sizes = [str(name) for name in facts["names"]], [int(size) for size in facts["sizes"]]
+        if sum(sizes) != len(names) or min(sizes, default=1) < 1:
+            raise ValueError(f"{len(names)} names for {sum(sizes)} classes")
+        start = 0
+        for size in sizes:
+            method.grow(names[start : start + size])
+            start += size
+        method.load_state_dict(tensors)
+    except (RuntimeError, LookupError, TypeError, ValueError, AttributeError) as error:
+        raise UserError(f"the checkpoint does not fit {method.name}: {first_line(error)}") from error
+    if method.tunes_tower:
+        method.clip.touch()
 
 
 def _who_can(hook: str) -> str:

@@ -28,7 +28,7 @@ from clipcil.methods.base import LARGEST_TENSOR, Method
 from clipcil.methods.registry import register
 from clipcil.prompts.templates import check_sentences, encode_sentences, ensemble
 from clipcil.settings import options
-from clipcil.training.dropout import quick_dropout
+from clipcil.training.cpu import quick_dropout
 from clipcil.training.loop import Training
 
 
@@ -213,7 +213,7 @@ class CLAP4CLIP(Method):
             value = cross_entropy(scores.flatten(0, 1), labels[rows].repeat(self.config.samples))
             return value + self.regulariser(hidden, spreads, first)
 
-        self.session.fit(stage, trained, len(labels), loss, how)
+        self.trainer.fit(stage, trained, len(labels), loss, how)
 
     def regulariser(self, hidden: Tensor, spreads: Sequence[Tensor], first: int) -> Tensor:
         """Σ over the tasks from `first` on of kl · KL + language · L_lang, each taken within its task."""

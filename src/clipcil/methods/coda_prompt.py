@@ -113,7 +113,7 @@ class CODAPrompt(Method):
                 value = value + self.config.ortho * penalty(components)
             return value
 
-        self.session.fit("train", [*newest, *self.head.newest()], pictures, loss, self.config.train)
+        self.trainer.fit("train", [*newest, *self.head.newest()], pictures, loss, self.config.train)
 
     def logits(self, batch: Batch) -> Tensor:
         scores: Tensor = self.head(self.encode(batch.pixels, batch.features, self.components(len(self.sizes))))

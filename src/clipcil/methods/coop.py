@@ -87,7 +87,7 @@ class CoOp(Method):
         def loss(rows: Tensor) -> Tensor:
             return cross_entropy(features[rows] @ self.texts().T, labels[rows])
 
-        self.session.fit("train", [self.context], len(labels), loss, self.config.train)
+        self.trainer.fit("train", [self.context], len(labels), loss, self.config.train)
         with torch.no_grad():
             self.classifier = self.texts()
         self.memory.add(new, new_labels)

@@ -174,13 +174,13 @@ class DMC(Method):
 
     def class_features(self, pictures: Pictures, when: str) -> list[Tensor]:
         """Unit features of each new class by the current tower, (n_c, dim) float64; §3.1 normalises z_v."""
-        with self.session.monitor.phase(f"statistics {when}"):
+        with self.trainer.phase(f"statistics {when}"):
             features, labels = normalize(pictures.features, dim=-1).double(), pictures.labels
             return [features[labels == label] for label in self.new_labels]
 
     def calibrate(self, before: list[Tensor], after: list[Tensor]) -> None:
         """Transport the stored Gaussians into the space of the adapted tower, Eq. (4)."""
-        with self.session.monitor.phase("calibration"):
+        with self.trainer.phase("calibration"):
             CALIBRATIONS[self.config.calibration](self.memory, before, after)
             self.memory.fold(self.config.max_spaces)
 
@@ -200,7 +200,7 @@ class DMC(Method):
         given: list[Tensor | str] = [repr(what), repr(self.clip.config), task.pictures.key, labels, texts, scale]
         given += past.values()
         with own_random("stage1", task.index), tuned(self.clip, *what) as parameters:
-            self.session.fit("stage1", parameters, task.pictures, loss, self.config.stage1, depends_on=given)
+            self.trainer.fit("stage1", parameters, task.pictures, loss, self.config.stage1, depends_on=given)
         if self.config.average_tower:  # 1/k; `sizes` has no entry for a task whose classes are all forgotten
             average_with(self.tower, past, 1 / (int(self.memory.tasks) + 1))
 
@@ -261,7 +261,7 @@ class DMC(Method):
             value = replay_loss(self.clip.scale, texts, inputs, labels[rows], epoch.pop() if old else None, share)
             return value + self.config.ortho * orthogonality(tasks) if self.config.task_prompt else value
 
-        self.session.fit("stage2", parameters, len(labels) if frozen else pictures, loss, how, each_epoch=replay)
+        self.trainer.fit("stage2", parameters, len(labels) if frozen else pictures, loss, how, each_epoch=replay)
 
     @torch.no_grad()
     def store_texts(self, all_classes: bool) -> None:

@@ -117,7 +117,7 @@ class DualPrompt(Method):
             return cross_entropy(self.head.current(features), labels[rows]) - self.config.pull * near
 
         parameters = [self.general, self.experts[-1], self.keys[-1], *self.head.newest()]
-        self.session.fit("train", parameters, pictures, loss, self.config.train)
+        self.trainer.fit("train", parameters, pictures, loss, self.config.train)
 
     def logits(self, batch: Batch) -> Tensor:
         experts = torch.stack(list(self.experts), dim=1)  # (layers, K, 2·L, width)

@@ -128,7 +128,7 @@ class ENGINE(Method):
             self.pair_texts = nn.functional.pad(self.pair_texts, (0, 0, 0, added, 0, added))
 
     def learn_task(self, task: Task) -> None:
-        phase, pictures = self.session.monitor.phase, task.pictures
+        phase, pictures = self.trainer.phase, task.pictures
         with phase("descriptions"):
             described = self.encode_new_descriptions()
         with phase("noisy views"):
@@ -217,7 +217,7 @@ class ENGINE(Method):
             return value
 
         trained = [*self.image_adapters[-1].parameters(), *self.text_adapters[-1].parameters()]
-        self.session.fit("adapters", trained, len(pictures), loss, self.config.adapters)
+        self.trainer.fit("adapters", trained, len(pictures), loss, self.config.adapters)
 
     def add_statistics(self, pictures: Pictures) -> None:
         """Mean raw features for replay, and the head."""

@@ -112,7 +112,7 @@ class L2P(Method):
             return cross_entropy(self.head.current(features), labels[rows]) - self.config.pull * near
 
         parameters = [self.prompts, self.keys, *self.head.newest()]
-        self.session.fit("train", parameters, task.pictures, loss, self.config.train)
+        self.trainer.fit("train", parameters, task.pictures, loss, self.config.train)
 
     def notes(self) -> list[str]:
         return self.head.notes()

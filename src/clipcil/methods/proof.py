@@ -29,7 +29,7 @@ from clipcil.methods.base import LARGEST_TENSOR, Method
 from clipcil.methods.registry import register
 from clipcil.prompts.templates import check_sentences, raw_sentences
 from clipcil.settings import options
-from clipcil.training.dropout import draw_kept, keep_share
+from clipcil.training.cpu import draw_kept, keep_share
 from clipcil.training.loop import Training
 from clipcil.training.losses import clip_loss
 
@@ -253,7 +253,7 @@ class PROOF(Method):
             by_text, by_prototype = self.fused_scores(pictures, tokens)
             return matching + cross_entropy(by_text, labels[rows]) + cross_entropy(by_prototype, labels[rows])
 
-        self.session.fit("train", self.trained(), len(labels), loss, self.config.train)
+        self.trainer.fit("train", self.trained(), len(labels), loss, self.config.train)
         self.eval()  # the stored tokens are made without dropout
         with torch.no_grad():
             self.tokens = self.shared_tokens(self.sentences)

@@ -199,7 +199,7 @@ class RanPACAdapted(RanPAC):
             return cross_entropy(scale * scores, labels[rows])
 
         with tuned(self.clip, self.config.tuned, rank=self.config.lora_rank) as parameters:
-            self.session.fit("phase1", [*parameters, head, scale], task.pictures, loss, how)
+            self.trainer.fit("phase1", [*parameters, head, scale], task.pictures, loss, how)
         if not bool(torch.isfinite(task.pictures.pooled).all()):  # finite weights can still give infinite features
             raise UserError(f"training diverged: the tower's features are not finite; try a phase1.lr below {how.lr:g}")
 

@@ -105,13 +105,13 @@ class RAPF(Method):
     def learn_task(self, task: Task) -> None:
         before = self.adapter.weight.detach().clone()
         self.train_adapter(task.pictures)
-        with self.session.monitor.phase("statistics"), torch.no_grad():
+        with self.trainer.phase("statistics"), torch.no_grad():
             features, labels = task.pictures.features.double(), task.pictures.labels
             self.memory.add([features[labels == label] for label in self.new_labels])
             for label in self.new_labels:
                 self.spreads[label] = spread(self.memory.moments(label)[1])
         if self.old:
-            with self.session.monitor.phase("fusion"), torch.no_grad():
+            with self.trainer.phase("fusion"), torch.no_grad():
                 self.adapter.weight.copy_(fuse(before, self.adapter.weight, self.config.fusion))
 
     def logits(self, batch: Batch) -> Tensor:
@@ -152,7 +152,7 @@ class RAPF(Method):
                 value = value + separation(turned, own, rival, self.config.margin)
             return value
 
-        self.session.fit("adapter", list(self.adapter.parameters()), len(pictures), loss, how, each_epoch=draw)
+        self.trainer.fit("adapter", list(self.adapter.parameters()), len(pictures), loss, how, each_epoch=draw)
 
     def replay(self, classes: Tensor) -> Tensor:
         """One raw feature for each entry of `classes` (N,): (N, dim)."""

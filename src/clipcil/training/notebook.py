@@ -1,4 +1,4 @@
-"""Progress in notebooks: a bar that is updated in place, shown by itself where an IPython kernel is running."""
+"""Progress in notebooks: a bar that is updated in place, shown where an IPython kernel is running."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
-
-from clipcil.experiment.display import Display, PlainDisplay
 
 PAUSE = 0.1
 """Seconds between two updates of the bar: each one is a message to the browser."""
@@ -37,7 +35,7 @@ class NotebookBar:
         self._put(f"<progress{place}></progress> {html.escape(what)}{count}")
 
     def clear(self) -> None:
-        """Take the bar away."""
+        """Remove the bar."""
         if self._handle is not None:
             self._put("")
 
@@ -48,37 +46,6 @@ class NotebookBar:
             self._handle = display(HTML(page), display_id=True)
         else:
             self._handle.update(HTML(page))
-
-
-class NotebookDisplay(PlainDisplay):
-    """A line per task, and a bar for the current stage."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._bar, self._stage = NotebookBar(), ("", 0, 0)
-
-    def stage(self, name: str, steps: int) -> None:
-        self._stage = (name, 0, steps)
-        if name:
-            self._bar.show(*self._stage)
-        else:
-            self._bar.clear()
-
-    def advance(self) -> None:
-        name, done, total = self._stage
-        self._stage = (name, done + 1, total)
-        self._bar.show(*self._stage)
-
-    def progress(self, what: str, done: int, total: int) -> None:
-        self._bar.show(f"{what} pictures", done, total)
-
-    def stop(self) -> None:
-        self._bar.clear()
-
-
-def default_display() -> Display:
-    """A display with a progress bar in a notebook, one that prints nothing elsewhere."""
-    return NotebookDisplay() if in_notebook() else Display()
 
 
 @contextmanager

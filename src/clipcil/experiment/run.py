@@ -1,0 +1,67 @@
+"""The run: lock the folder, resume from its last checkpoint, learn and evaluate every task, write the results."""
+
+from __future__ import annotations
+
+import time
+from contextlib import nullcontext
+from pathlib import Path
+
+from clipcil.distributed import barrier, from_first, name_lost_processes, rank
+from clipcil.errors import UserError
+from clipcil.experiment.display import Display, default_display
+from clipcil.experiment.experiment import Experiment
+from clipcil.experiment.folder import RunFolder, restore
+from clipcil.experiment.results import Results
+
+HEADER = ("task", "classes", "A_k", "weighted", "newest", "first", "seconds")
+
+
+def run(experiment: Experiment, folder: Path, display: Display | None = None, resume: bool = True) -> Results:
+    """Learn and evaluate every task, writing results and checkpoints to `folder`.
+
+    Killed or interrupted at any moment, the same call continues from the last finished stage or task and ends with the
+    same results. Where several processes work on the run, the first one alone reads and writes the folder.
+
+    Args:
+        experiment: The experiment; it must not have begun outside a run folder.
+        folder: Where the run is kept; no other process may be writing to it.
+        display: Shows the progress. Default: a bar in a notebook, nothing elsewhere.
+        resume: Whether a run in `folder` may be continued; otherwise it is refused.
+
+    Raises:
+        UserError: The folder holds something else, or training diverged.
+    """
+    if experiment.loaded and not experiment.mark:
+        raise UserError("this experiment has begun outside a run folder; make a new Experiment for run()")
+    experiment.launch()
+    leads = rank() == 0
+    display = (display or default_display()) if leads else Display()
+    opened = RunFolder(folder, experiment.table, display, resume) if leads else nullcontext()
+    with opened as place, name_lost_processes(folder):
+        experiment.reset(display, (place.log,) if place else (), place.stages if place else None)
+        checkpoint, experiment.mark = from_first((place.begin(experiment), experiment.mark) if place else (None, ""))
+        if checkpoint is not None:
+            restore(experiment, checkpoint)
+            display.tell(f"going on after task {checkpoint.tasks} of {len(experiment)}")
+        display.start(repr(experiment), len(experiment))
+        try:
+            for task in experiment:
+                started = time.perf_counter()
+                experiment.learn(task)
+                results = experiment.evaluate()
+                if place:
+                    place.save(experiment)
+                display.row(_row(results, time.perf_counter() - started), HEADER)
+            if place:
+                place.finish(experiment)
+            barrier()
+        finally:
+            display.stop()
+        return experiment.results
+
+
+def _row(results: Results, seconds: float) -> list[str]:
+    count, metrics = len(results.records), results.metrics
+    numbers = (metrics.after[-1], metrics.after_weighted[-1], metrics.matrix[-1, -1], metrics.matrix[-1, 0])
+    seen = sum(results.sizes[:count])
+    return [f"{count}/{len(results.sizes)}", str(seen), *(f"{number:.2f}" for number in numbers), f"{seconds:.1f}"]
