@@ -21,8 +21,8 @@ from clipcil.data.dataset import Dataset, open_dataset
 from clipcil.data.pictures import PictureSet
 from clipcil.data.reader import Reader
 from clipcil.data.stream import TaskStream
-from clipcil.experiment.checkpoint import load_tensors, method_state, restore_method, save_tensors
-from clipcil.methods.base import Method
+from clipcil.methods.base import Method, method_state, restore_method
+from clipcil.tensor_store import TensorStore, read_entry
 from clipcil.training.loop import Training
 from clipcil.training.trainer import Trainer
 

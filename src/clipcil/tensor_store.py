@@ -31,8 +31,8 @@ SIZE = "CLIPCIL_STAGES_GIB"
 tower only after all other orders have run, so the cache must hold the towers of all orders."""
 CHECKS = 64
 """The size of a store is checked after each 1/64 of its limit that a process has written."""
-DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.bool, torch.uint8, torch.int64)
-DTYPES += (torch.int32, torch.int16, torch.int8)
+DTYPES = {torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.bool, torch.uint8}
+DTYPES |= {torch.int64, torch.int32, torch.int16, torch.int8}
 Input = Tensor | str
 """What a stage depends on: a tensor by its bytes, a text by its letters."""
 
@@ -109,8 +109,8 @@ class TensorStore:
         """The files saved under `key`."""
         return [path for path in self.folder.glob(f"{key}-*.safetensors") if key_of(path) == key]
 
-    def keys(self) -> list[str]:
-        """All keys, sorted."""
+    def all_keys(self) -> list[str]:
+        """The keys of all entries, sorted."""
         return sorted({key for path in self.folder.glob("*.safetensors") if (key := key_of(path))})
 
     def drop(self, key: str) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 from clipcil.classifier.evaluation import Evaluation
 from clipcil.classifier.unknown import Calibration
 from clipcil.errors import UserError
-from clipcil.training.loop import Monitor
+from clipcil.training.trainer import Callback
 
 Progress = Callable[[str, int, int], None]
 """`on_progress(stage, done, total)`; total is 0 where there is nothing to count."""
@@ -81,7 +81,7 @@ class LessonRecord:
         return self.right / self.held_out if self.held_out else None
 
 
-class LearnMonitor(Monitor):
+class LearnMonitor(Callback):
     """Passes progress on and stops the lesson when asked; keeps no log and no snapshots: a stopped lesson is given
     again."""
 
@@ -113,7 +113,7 @@ class LearnMonitor(Monitor):
         if self._on_progress is not None:
             self._on_progress(stage, done, total)
 
-    def begin(self, stage: str, epochs: int, steps: int) -> None:
+    def begin_stage(self, stage: str, epochs: int, steps: int) -> None:
         self._done, self._total = 0, epochs * steps
         self.progress(stage, 0, self._total)
 

@@ -32,13 +32,11 @@ from clipcil.data.pictures import PictureSet
 from clipcil.data.reader import Pictures, Reader
 from clipcil.data.stream import Task
 from clipcil.errors import UserError, nearest
-from clipcil.experiment.checkpoint import method_state
-from clipcil.experiment.device import make_fabric
-from clipcil.experiment.learner import Learner
-from clipcil.methods.base import Method
+from clipcil.methods.base import Method, build_method, method_state
 from clipcil.methods.registry import find_method
 from clipcil.settings import to_dict
-from clipcil.training.loop import Session
+from clipcil.training.device import make_fabric
+from clipcil.training.trainer import Trainer
 
 SEED_STEP = 1_000_003
 """Lesson k draws from seed + k · SEED_STEP: a large prime, so that the lessons of models with neighbouring seeds never
@@ -65,8 +63,8 @@ class TaughtModel:
         self._backbone = backbone
         self._monitor = LearnMonitor()
         self.make_reader: Callable[..., Reader] = Reader
-        session = Session(make_fabric(device, "32-true") if device != "cpu" else None, self._monitor)
-        self._learner = Learner(kind, config, clip, session, seed)
+        self._trainer = Trainer(make_fabric(device, "32-true") if device != "cpu" else None, [self._monitor])
+        self._kind, self._clip = kind, clip.to(self._trainer.device)
         self._source: tuple[Path, Facts] | None = None  # the folder it was loaded from, and what lay there
         self._previous: State | None = None
         self._templates: tuple[str, ...] = (TEMPLATE,)
@@ -96,7 +94,7 @@ class TaughtModel:
 
     def __getstate__(self) -> dict[str, Any]:
         """The state that `save` would write; the backbone is loaded again by its name."""
-        own = (self._learner.kind.name, self.config, self._backbone, self._fingerprint(), self.seed, self.device)
+        own = (self._kind.name, self.config, self._backbone, self._fingerprint(), self.seed, self.device)
         return {"model": own, "state": self._state()}
 
     def __setstate__(self, saved: dict[str, Any]) -> None:
@@ -108,19 +106,10 @@ class TaughtModel:
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         """A model of its own; only the frozen backbone is shared."""
         other = type(self).__new__(type(self))
-        other._open(self._learner.kind, self.config, self._clip, self._backbone, self.seed, self.device)
+        other._open(self._kind, self.config, self._clip, self._backbone, self.seed, self.device)
         other._set_state(self._state())
         other._source, other._previous = self._source, self._previous
         return other
-
-    @property
-    def _method(self) -> Method:
-        return self._learner.method
-
-    @property
-    def _clip(self) -> CLIP:
-        """The backbone as it was loaded; `_method.clip` has the tower that the method tunes."""
-        return self._learner.clip
 
     @property
     def classes(self) -> list[str]:
@@ -148,7 +137,7 @@ class TaughtModel:
         for name, place in zip(dataset.classes, places, strict=True):
             if learnt[place]:
                 (lesson.again if place < len(self._known) else lesson.new)[name] = learnt[place]
-        if lesson.again and self._learner.kind.learn_again is Method.learn_again:
+        if lesson.again and self._kind.learn_again is Method.learn_again:
             self._method.learn_again(None)  # type: ignore[arg-type]  # it raises, naming the methods that can
         return _Plan(dataset.train.subset(rows, labels[rows]), checksums)
 
@@ -168,10 +157,10 @@ class TaughtModel:
             torch.manual_seed(self.seed + SEED_STEP * self._lessons)
             with follow_tower(method, self._held, new) as moves:
                 if len(new):
-                    self._learner.learn(Task(len(method.sizes), list(lesson.new), new))
+                    method.learn(Task(len(method.sizes), list(lesson.new), new))
                     lesson.warnings += method.notes()
             if len(known):
-                self._learner.learn_again(Task(len(method.sizes), list(lesson.again), known))
+                method.learn(Task(len(method.sizes), [], known))
         for move in moves:
             self._held = self._held.moved(move)
         today = datetime.date.today().isoformat()
@@ -218,7 +207,7 @@ class TaughtModel:
     def facts(self) -> Facts:
         """Everything about the model except its weights."""
         return Facts(
-            method=self._learner.kind.name,
+            method=self._kind.name,
             settings=to_dict(self.config),
             backbone=self._clip.pinned if self._backbone == self._clip.name else self._backbone,
             fingerprint=self._fingerprint(),
@@ -262,7 +251,7 @@ class TaughtModel:
         The folders of a later delivery may still have the old name. And a renamed class keeps its text, so that a
         method that reads class names has one text for both.
         """
-        reads_names = self._learner.kind.check_names is not Method.check_names
+        reads_names = self._kind.check_names is not Method.check_names
         why = "; if not, expect confusion: CLIP reads one text for both" if reads_names else ""
         before = {same_name(known.text): known.name for known in self._known}
         return [
@@ -322,4 +311,7 @@ class TaughtModel:
         self._held = HeldOut.take(tensors, len(self._known), self._clip.config.dim, sum(self._clip.vision.level_sizes))
         names = [known.text for known in self._known]
         with torch.random.fork_rng(devices=[]):
-            self._learner.build(self._templates, (tensors, {"names": names, "sizes": facts.sizes}) if names else None)
+            kept = (tensors, {"names": names, "sizes": facts.sizes}) if names else None
+            self._method = build_method(
+                self._kind, self.config, self._clip, self._trainer, self.seed, self._templates, kept
+            )

@@ -130,7 +130,7 @@ def _list(planned: list[Planned], grid: Grid) -> None:
 
     from clipcil.errors import printable
     from clipcil.experiment.bench import distinct, on_other_devices, result_of, states_of
-    from clipcil.experiment.folder import FinishedRuns
+    from clipcil.experiment.finished import FinishedRuns
 
     table = Table(box=None, pad_edge=False)
     for header in ("method", "data", "tasks", "runs", "finished", "begun"):

@@ -39,14 +39,13 @@ def run(
     from clipcil.distributed import from_first, rank
     from clipcil.experiment.display import open_display
     from clipcil.experiment.experiment import Experiment
-    from clipcil.experiment.folder import finished_run, fresh_folder
+    from clipcil.experiment.finished import finished_run
+    from clipcil.experiment.folder import fresh_folder
     from clipcil.network import allow_downloads
     from clipcil.settings import parse_words
-    from clipcil.training.denormals import start_flushing_threads
-    from clipcil.training.freed_memory import keep_freed_memory
+    from clipcil.training.cpu import prepare_process
 
-    keep_freed_memory()
-    start_flushing_threads()
+    prepare_process()
     if out is not None and resume is not None:
         raise UserError("give --out for a new run or --resume to go on with one, not both")
     chosen = {**given(options), "settings": parse_words(set)}

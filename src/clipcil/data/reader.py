@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from clipcil.data.pictures import PictureSet
 from clipcil.data.store import PixelStore, pixels_key
 from clipcil.distributed import gather, rank, share_bounds, world_size
 from clipcil.errors import UserError
-from clipcil.run_cache import RunCache
+from clipcil.tensor_store import TensorStore, content_key
 
 MOST_BYTES = 2 * 2**30
 """Features that runs share in memory; beyond it they are dropped before the next run."""
@@ -58,11 +59,11 @@ class Reader:
         cache: Path | None,
         device: torch.device | str = "cpu",
         shared: bool = False,
-        run_cache: RunCache | None = None,
+        store: TensorStore | None = None,
     ) -> None:
-        """`shared`: several runs read by it. `run_cache`: keeps the features of a tuned tower for other runs."""
+        """`shared`: several runs read by it. `store`: keeps the features of a tuned tower for other runs."""
         self.clip = clip
-        self.run_cache = run_cache
+        self.store = store
         self.shared = shared
         self.cache = cache
         self.device = torch.device(device)
@@ -103,19 +104,20 @@ class Reader:
         missing = [block for block in torch.unique(rows // BLOCK).tolist() if not done[block]]
         if missing:
             self._encode(table, pictures, missing)
-            if table.key and self.run_cache is not None and all(table.levels_done):
-                self.run_cache.save(table.key, {"features": table.features})
+            if table.key and self.store is not None and all(table.levels_done):
+                with suppress(UserError):  # a full disk does not stop a run
+                    self.store.save(table.key, {"features": table.features})
         return table
 
     def _restore(self, table: _Encoded, pictures: PictureSet) -> None:
         """Take the features of another run with the very same tower, where they were kept: they have the same bits."""
-        if self.run_cache is None or self.device.type != "cpu" or world_size() > 1:
+        if self.store is None or self.device.type != "cpu" or world_size() > 1:
             return
         if self._tower[0] != self.clip.version:  # the weights are hashed once for each version
-            self._tower = (self.clip.version, self.run_cache.key(self.clip.vision.state_dict().values()))
+            self._tower = (self.clip.version, content_key(self.clip.vision.state_dict().values()))
         how = (self.clip.config, pixels_key(self.clip.preprocess))
-        key = self.run_cache.key(["features", self._tower[1], repr(how), pictures.key])
-        found = (self.run_cache.load(key) or {}).get("features")
+        key = content_key(["features", self._tower[1], repr(how), pictures.key])
+        found = (self.store.load(key) or {}).get("features")
         if found is None or found.shape != table.features.shape or found.dtype != table.features.dtype:
             table.key = key
         else:

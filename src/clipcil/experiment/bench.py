@@ -17,7 +17,7 @@ from rich.console import Console
 from clipcil.errors import UserError
 from clipcil.experiment.board import Board
 from clipcil.experiment.display import Display
-from clipcil.experiment.folder import FinishedRuns
+from clipcil.experiment.finished import FinishedRuns
 from clipcil.experiment.grid import Planned
 from clipcil.experiment.on_ray import on_ray
 from clipcil.experiment.results import NUMBERS

@@ -66,7 +66,7 @@ class PlainDisplay(Display):
 
     def row(self, row: Sequence[str], header: Sequence[str]) -> None:
         widths = [max(8, len(name)) for name in header]
-        for cells in ([row] if self._header else [header, row]):
+        for cells in [row] if self._header else [header, row]:
             self.console.print("  ".join(cell.rjust(width) for cell, width in zip(cells, widths, strict=True)))
         self._header = True
 

@@ -110,7 +110,8 @@ class Experiment:
             spec = replace(spec, device=find_device(spec.device))
         else:
             spec = resolved(replace(spec, data="folder", data_root=data) if isinstance(data, Path) else spec)
-        self.spec, self.config = spec, self._settings(settings, own, preset)
+        self.spec = spec
+        self.config = self._settings(settings, own, preset)
         self.data_root = spec.data_root
         """Where the dataset is now; `spec.data_root` of a run that is continued says where it was at its start."""
         self._data, self._backbone = data, backbone

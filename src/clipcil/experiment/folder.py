@@ -122,7 +122,7 @@ class RunFolder:
 
     def _newest(self) -> Checkpoint | None:
         """The newest whole checkpoint; a damaged one is named, and the one before it is used."""
-        for key in reversed(self.checkpoints.keys()):
+        for key in reversed(self.checkpoints.all_keys()):
             for path in self.checkpoints.paths(key):
                 try:
                     tensors, facts = read_entry(path)
@@ -171,10 +171,10 @@ class RunFolder:
         progress = Progress(experiment.records, experiment.drift, self.log.size, experiment.timer.seconds)
         facts = {**asdict(progress), **shape, "tasks": tasks, "belongs": self._identity}
         self.checkpoints.save(f"task-{tasks:04d}", tensors, facts)
-        for key in self.checkpoints.keys():
+        for key in self.checkpoints.all_keys():
             if not tasks - KEEP < int(key.removeprefix("task-")) <= tasks:
                 self.checkpoints.drop(key)
-        for key in self.stages.keys():
+        for key in self.stages.all_keys():
             self.stages.drop(key)
 
     def finish(self, experiment: Experiment) -> None:
@@ -220,9 +220,7 @@ def restore(experiment: Experiment, checkpoint: Checkpoint) -> None:
             raise UserError(f"the checkpoint after task {checkpoint.tasks} has no random state; start anew") from error
     progress: Progress = typed(checkpoint.facts, Progress, "checkpoint")
     if not len(progress.records) == len(progress.drift) == checkpoint.tasks:
-        raise UserError(
-            f"the checkpoint after task {checkpoint.tasks} has {len(progress.records)} records; start anew"
-        )
+        raise UserError(f"the checkpoint after task {checkpoint.tasks} has {len(progress.records)} records; start anew")
     experiment.records, experiment.drift = progress.records, progress.drift
     experiment.timer.seconds = progress.seconds
 

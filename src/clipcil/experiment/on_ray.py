@@ -13,12 +13,12 @@ from typing import Any
 from clipcil.cluster import connect, need_ray
 from clipcil.errors import UserError, first_line
 from clipcil.experiment.display import Display
+from clipcil.experiment.experiment import LoadCache
 from clipcil.experiment.grid import Planned
-from clipcil.experiment.loading import Shared
 from clipcil.experiment.spec import Grid
 from clipcil.experiment.workers import ATTEMPTS, Ended, attempt
 from clipcil.files import InUseError
-from clipcil.run_cache import SIZE, RunCache
+from clipcil.tensor_store import SIZE, TensorStore
 
 PATIENCE = 120
 """Seconds that a run waits for the process before it, on a machine that was lost, to let go of its folder."""
@@ -27,9 +27,9 @@ ENVIRONMENT = ("CLIPCIL_CACHE", SIZE, "OMP_WAIT_POLICY", "HF_HOME", "HF_HUB_OFFL
 
 
 @cache
-def _shared() -> Shared:
+def _shared() -> LoadCache:
     """What the runs that follow each other in one worker process share."""
-    return Shared(run_cache=RunCache.of_user())
+    return LoadCache(stages=TensorStore.of_user())
 
 
 def on_ray(todo: Sequence[Planned], grid: Grid) -> Generator[Ended]:

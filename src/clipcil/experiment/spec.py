@@ -207,7 +207,7 @@ def resolved(spec: RunSpec) -> RunSpec:
         UserError: There is no such dataset or option.
     """
     from clipcil.data.dataset import datasets, full_options
-    from clipcil.experiment.device import find_device
+    from clipcil.training.device import find_device
 
     if spec.data and spec.data not in datasets() and is_folder(Path(spec.data)):  # Path("") is the current folder
         spec = replace(spec, data="folder", data_root=Path(spec.data))

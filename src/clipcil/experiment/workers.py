@@ -14,14 +14,12 @@ from typing import Any
 
 from clipcil.errors import UserError, first_line
 from clipcil.experiment.display import Display
-from clipcil.experiment.experiment import Experiment
+from clipcil.experiment.experiment import Experiment, LoadCache
 from clipcil.experiment.folder import ERROR
 from clipcil.experiment.grid import Planned
-from clipcil.experiment.loading import Shared
 from clipcil.files import write_text
-from clipcil.run_cache import RunCache
-from clipcil.training.denormals import start_flushing_threads
-from clipcil.training.freed_memory import keep_freed_memory
+from clipcil.tensor_store import TensorStore
+from clipcil.training.cpu import prepare_process
 
 ATTEMPTS = 3
 """Maximum number of attempts at a run whose process dies, each from its last checkpoint."""
@@ -30,17 +28,16 @@ Ended = tuple[Planned, str]
 """A run that has ended, and why it failed; empty where it went well."""
 
 
-def attempt(planned: Planned, shared: Shared, display: Display, raises: type[UserError] | None = None) -> str:
+def attempt(planned: Planned, cache: LoadCache, display: Display, raises: type[UserError] | None = None) -> str:
     """Do a run, or continue it from its checkpoint; returns why it failed, in one line.
 
     An error of the kind `raises` is raised instead.
     """
     if planned.problem:
         return planned.problem
-    keep_freed_memory()
-    start_flushing_threads()
+    prepare_process()
     try:
-        Experiment.of(planned.spec, planned.config, shared).run(planned.folder, display=display)
+        Experiment.of(planned.spec, planned.config, cache).run(planned.folder, display=display)
         (planned.folder / ERROR).unlink(missing_ok=True)
         return ""
     except UserError as error:
@@ -54,14 +51,14 @@ def attempt(planned: Planned, shared: Shared, display: Display, raises: type[Use
 
 def in_this_process(todo: Iterable[Planned], make_display: Callable[[], Display] = Display) -> Generator[Ended]:
     """One run after the other; backbones, datasets and features of towers that are not tuned are shared."""
-    shared = Shared(run_cache=RunCache.of_user())
+    cache = LoadCache(stages=TensorStore.of_user())
     for each in todo:
-        yield each, attempt(each, shared, make_display())
+        yield each, attempt(each, cache, make_display())
 
 
 def in_processes(todo: Sequence[Planned], jobs: int, tell: Callable[[str], None]) -> Generator[Ended]:
     """`jobs` runs at a time, each in a process with one thread. A run whose process dies is continued by another."""
-    RunCache.of_user()  # a bound that is no number is refused here, not in every process
+    TensorStore.of_user()  # a bound that is no number is refused here, not in every process
     waiting, begun = deque(todo), dict.fromkeys((each.folder for each in todo), 0)
     idle: list[_Process] = []
     busy: dict[Any, _Process] = {}
@@ -129,13 +126,13 @@ def _serve(pipe: Connection) -> None:
     """The loop of a worker process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches every process of a terminal; the first one decides
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    shared = Shared(run_cache=RunCache.of_user())
+    cache = LoadCache(stages=TensorStore.of_user())
     while True:
         try:
             planned = pipe.recv()
         except EOFError:
             return
-        pipe.send(attempt(planned, shared, Display()))
+        pipe.send(attempt(planned, cache, Display()))
 
 
 def _end_with_parent() -> None:

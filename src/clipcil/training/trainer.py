@@ -1,8 +1,8 @@
 """The training loop that all methods share.
 
 A stage that was trained before is restored instead of trained: from the folder of a run that was stopped, or from the
-cache that runs share. For that to give the same bits, the loss may draw from torch's random state but must carry nothing
-from one epoch to the next but the parameters.
+cache that runs share. For that to give the same bits, the loss may draw from torch's random state but must carry
+nothing from one epoch to the next but the parameters.
 """
 
 from __future__ import annotations
