@@ -19,8 +19,7 @@ from benchmarks.shapes import names
 from clipcil.clip import load_clip
 from clipcil.methods.clap4clip import VisualGuidedAttention
 from clipcil.methods.proof import Fusion
-from clipcil.prompts.shared import encode_shared
-from clipcil.prompts.text import PromptTexts, encode_prompts
+from clipcil.prompts.text import PromptTexts, encode_prompts, encode_shared
 
 Scores = Callable[[], Tensor]
 

@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from clipcil.clip import CLIP
-from clipcil.prompts.shared import encode_shared
-from clipcil.prompts.text import PromptTexts, encode_prompts
+from clipcil.prompts.text import PromptTexts, encode_prompts, encode_shared
 
 
 @pytest.mark.parametrize("together", [False, True])

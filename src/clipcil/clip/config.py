@@ -28,12 +28,9 @@ class VisionConfig:
     patch_size: int = 32
 
     def __post_init__(self) -> None:
-        _check("vision_config", self.width, self.heads, self.layers, self.activation)
+        _check("vision_config", self)
         if not 1 <= self.patch_size <= self.image_size:
-            raise UserError(
-                f"vision_config: patch_size {self.patch_size} does not fit image_size {self.image_size};"
-                " the config is inconsistent"
-            )
+            raise UserError(f"vision_config: patch_size {self.patch_size} does not fit image_size {self.image_size}")
 
     @property
     def patches(self) -> int:
@@ -57,7 +54,7 @@ class TextConfig:
     pad: int = 49407
 
     def __post_init__(self) -> None:
-        _check("text_config", self.width, self.heads, self.layers, self.activation)
+        _check("text_config", self)
 
 
 @dataclass(frozen=True)
@@ -77,59 +74,53 @@ class CLIPConfig:
         kind = raw.get("model_type", "clip")
         if kind != "clip":
             raise UserError(f"config.json is of a '{kind}' model; clipcil reads model_type 'clip'")
-        return cls(
-            vision=VisionConfig(**_section(raw, "vision_config", _VISION_KEYS)),
-            text=TextConfig(**_section(raw, "text_config", _TEXT_KEYS)),
-            dim=_number("projection_dim", raw.get("projection_dim", 512), int),
-        )
+        vision = VisionConfig(**_section(raw, "vision_config", VisionConfig, _VISION_KEYS))
+        text = TextConfig(**_section(raw, "text_config", TextConfig, _TEXT_KEYS))
+        return cls(vision, text, _value("projection_dim", raw.get("projection_dim", 512), 512))
 
 
-_COMMON_KEYS: dict[str, tuple[str, type]] = {
-    "hidden_size": ("width", int),
-    "num_hidden_layers": ("layers", int),
-    "num_attention_heads": ("heads", int),
-    "intermediate_size": ("mlp", int),
-    "hidden_act": ("activation", str),
-    "layer_norm_eps": ("eps", float),
+_COMMON_KEYS = {
+    "hidden_size": "width",
+    "num_hidden_layers": "layers",
+    "num_attention_heads": "heads",
+    "intermediate_size": "mlp",
+    "hidden_act": "activation",
+    "layer_norm_eps": "eps",
 }
-_VISION_KEYS = _COMMON_KEYS | {
-    "num_channels": ("channels", int),
-    "image_size": ("image_size", int),
-    "patch_size": ("patch_size", int),
-}
-_TEXT_KEYS = _COMMON_KEYS | {
-    "vocab_size": ("vocab", int),
-    "max_position_embeddings": ("context", int),
-    "bos_token_id": ("bos", int),
-    "eos_token_id": ("eos", int),
-    "pad_token_id": ("pad", int),
+_VISION_KEYS = {**_COMMON_KEYS, "num_channels": "channels", "image_size": "image_size", "patch_size": "patch_size"}
+_TEXT_KEYS = {
+    **_COMMON_KEYS,
+    "vocab_size": "vocab",
+    "max_position_embeddings": "context",
+    "bos_token_id": "bos",
+    "eos_token_id": "eos",
+    "pad_token_id": "pad",
 }
 
 
-def _section(raw: Mapping[str, Any], name: str, keys: Mapping[str, tuple[str, type]]) -> dict[str, Any]:
+def _section(raw: Mapping[str, Any], name: str, kind: type, keys: Mapping[str, str]) -> dict[str, Any]:
     tables = [raw.get(key) or {} for key in (name, f"{name}_dict")]
     if not all(isinstance(table, Mapping) for table in tables):
         raise UserError(f"config.json: {name} holds no table; copy it again from the backbone")
-    section = {**tables[0], **tables[1]}
-    found = {}
-    for theirs, (ours, kind) in keys.items():
-        value = section.get(theirs)
-        if value is not None:
-            found[ours] = str(value) if kind is str else _number(f"{name}.{theirs}", value, kind)
-    return found
+    given = {key: value for key, value in {**tables[0], **tables[1]}.items() if value is not None and key in keys}
+    return {keys[key]: _value(f"{name}.{key}", value, getattr(kind, keys[key])) for key, value in given.items()}
 
 
-def _number(name: str, value: Any, kind: type) -> Any:
-    allowed = (int, float) if kind is float else (int,)
-    if isinstance(value, bool) or not isinstance(value, allowed) or not 0 <= value <= LARGEST:
-        raise UserError(f"config.json: {name} is {value!r}; a number from 0 to {LARGEST} is needed there")
-    return kind(value)
+def _value(name: str, value: Any, default: Any) -> Any:
+    """A value of the type of `default`; numbers are bounded, so that a damaged config takes no memory."""
+    if type(value) is int and isinstance(default, float):
+        value = float(value)
+    if type(value) is not type(default) or not (isinstance(value, str) or 0 <= value <= LARGEST):
+        needed = "a text" if isinstance(default, str) else f"a number from 0 to {LARGEST}"
+        raise UserError(f"config.json: {name} is {value!r}; {needed} is needed there")
+    return value
 
 
-def _check(section: str, width: int, heads: int, layers: int, activation: str) -> None:
-    if activation not in ACTIVATIONS:
-        raise UserError(f"{section}: hidden_act '{activation}' is not one CLIP uses{nearest(activation, ACTIVATIONS)}")
-    if heads < 1 or width % heads:
-        raise UserError(f"{section}: width {width} cannot be shared by {heads} heads; the config is inconsistent")
-    if layers > MOST_LAYERS:
-        raise UserError(f"{section}: {layers} layers are more than any CLIP has; the config is damaged")
+def _check(section: str, config: VisionConfig | TextConfig) -> None:
+    if config.activation not in ACTIVATIONS:
+        known = nearest(config.activation, ACTIVATIONS)
+        raise UserError(f"{section}: hidden_act '{config.activation}' is not one CLIP uses{known}")
+    if config.heads < 1 or config.width % config.heads:
+        raise UserError(f"{section}: width {config.width} cannot be divided among {config.heads} heads")
+    if config.layers > MOST_LAYERS:
+        raise UserError(f"{section}: {config.layers} layers are more than any CLIP has; the config is damaged")

@@ -23,8 +23,7 @@ from clipcil.data.stream import Task
 from clipcil.memory.exemplars import Budget, ExemplarMemory
 from clipcil.methods.base import Method
 from clipcil.methods.registry import register
-from clipcil.prompts.shared import encode_shared
-from clipcil.prompts.text import PromptTexts, tokenize_names
+from clipcil.prompts.text import PromptTexts, encode_shared, tokenize_names
 from clipcil.settings import options
 from clipcil.training.loop import Training
 
