@@ -28,7 +28,7 @@ from torch.nn.functional import normalize
 from clipcil.clip import CLIP, load_clip
 from clipcil.data.dataset import Dataset, open_dataset
 from clipcil.data.reader import Reader
-from clipcil.experiment.experiment import Experiment, Shared
+from clipcil.experiment.experiment import Experiment, LoadCache
 from clipcil.files import cache_folder, write_json
 from clipcil.heads.lda import LDA, fit_rows
 from clipcil.heads.stacked import Head, fit_ridge, mix
@@ -168,7 +168,7 @@ def novelty(clip: CLIP, data: Dataset, fold: int) -> Iterator[tuple[str, float]]
         for (name, rows), part in zip(inside.items(), (data.train, data.test), strict=True)
     }
     small = replace(data, classes=[data.classes[label] for label in known], **parts)
-    experiment = Experiment("strata", data=small, tasks=1, device="cpu", shared=Shared(backbones={"mini": clip}))
+    experiment = Experiment("strata", data=small, tasks=1, device="cpu", cache=LoadCache(backbones={"mini": clip}))
     experiment.learn(next(iter(experiment)))
     method = experiment.method
     assert isinstance(method, Strata)

@@ -38,7 +38,7 @@ from clipcil.memory.exemplars import ExemplarMemory
 from clipcil.methods.base import Method
 from clipcil.methods.registry import find_method
 from clipcil.prompts.templates import encode_classes
-from clipcil.training.loop import Session
+from clipcil.training.trainer import Trainer
 
 NUMBER = 3
 """Which task is timed, from 0."""
@@ -74,7 +74,7 @@ class OneTask:
         if epochs is not None:
             config = self._with_epochs(config, epochs)
         torch.manual_seed(0)
-        self.method: Method = find_method(name)(config, clip, Session())
+        self.method: Method = find_method(name)(config, clip, Trainer())
         self.method.templates = dataset.templates
         self._seen: list[tuple[PictureSet, Tensor]] = []
         stream = self.stream.tasks()

@@ -9,8 +9,7 @@ from typing import Any
 
 from benchmarks.harness import Row
 from clipcil.clip import CLIP
-from clipcil.experiment.experiment import Experiment
-from clipcil.experiment.loading import Shared
+from clipcil.experiment.experiment import Experiment, LoadCache
 from clipcil.experiment.spec import RunSpec, method_settings
 
 
@@ -18,7 +17,7 @@ def count_passes(
     spec: RunSpec, folder: Path, settings: Mapping[str, Any] | None = None, clip: CLIP | None = None
 ) -> tuple[int, int, int, int]:
     """Tower passes of a whole run, training pictures, test pictures, and the test passes of the peers' way."""
-    shared = Shared({} if clip is None else {spec.backbone: clip})
+    shared = LoadCache({} if clip is None else {spec.backbone: clip})
     results = Experiment.of(spec, method_settings(spec, settings or {}), shared).run(folder / "run")
     ((dataset, _),) = shared.datasets.values()
     if spec.shots is not None:

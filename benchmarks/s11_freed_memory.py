@@ -16,7 +16,7 @@ from torch.nn.functional import normalize
 
 from benchmarks.harness import Row, versus
 from clipcil.methods.clap4clip import VisualGuidedAttention
-from clipcil.training.freed_memory import keep_freed_memory
+from clipcil.training.cpu import keep_freed_memory
 
 
 def steps(classes: int, dim: int, count: int) -> dict[str, Any]:

@@ -23,7 +23,7 @@ def run(quick: bool) -> list[Row]:
         accuracies[side] = torch.tensor([experiment.evaluate().last])
 
     def as_they_are() -> None:
-        with patch("clipcil.training.loop.flushed_denormals", nullcontext):
+        with patch("clipcil.training.trainer.flushed_denormals", nullcontext):
             learn("theirs")
 
     threads = torch.get_num_threads()

@@ -9,7 +9,7 @@ import torch
 from benchmarks.harness import Row, alternate, difference, versus
 from benchmarks.p5_arithmetic import Stage1
 from clipcil.clip import load_clip
-from clipcil.experiment.device import make_fabric
+from clipcil.training.device import make_fabric
 
 
 def run(quick: bool) -> list[Row]:

@@ -8,13 +8,13 @@ from pathlib import Path
 
 from benchmarks.harness import Row, versus
 from clipcil.clip import load_clip
-from clipcil.experiment.experiment import Experiment, Shared
-from clipcil.run_cache import RunCache
+from clipcil.experiment.experiment import Experiment, LoadCache
+from clipcil.tensor_store import TensorStore
 
 VALUES = (0.0, 0.05, 0.1, 0.5, 1.5)
 
 
-def sweep(folder: Path, shared: Shared, quick: bool) -> tuple[float, list[bytes]]:
+def sweep(folder: Path, shared: LoadCache, quick: bool) -> tuple[float, list[bytes]]:
     """Seconds of the sweep, and the results of each run."""
     found = []
     start = time.perf_counter()
@@ -39,10 +39,10 @@ def run(quick: bool) -> list[Row]:
     clip = load_clip("mini")
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
-        warm = Experiment("simplecil", shared=Shared(backbones={"mini": clip}))  # pictures are preprocessed for both
+        warm = Experiment("simplecil", cache=LoadCache(backbones={"mini": clip}))  # pictures are preprocessed for both
         warm.learn(next(iter(warm)))
-        every, without = sweep(folder / "every", Shared(backbones={"mini": clip}), quick)
-        kept = RunCache(folder / "stages")
-        once, with_cache = sweep(folder / "once", Shared(backbones={"mini": clip}, run_cache=kept), quick)
+        every, without = sweep(folder / "every", LoadCache(backbones={"mini": clip}), quick)
+        kept = TensorStore(folder / "stages")
+        once, with_cache = sweep(folder / "once", LoadCache(backbones={"mini": clip}, stages=kept), quick)
     what = f"a sweep of {len(without)} values of β: the tower of stage 1 trained once, not {len(without)} times"
     return [versus("S9", what, {"theirs": every, "ours": once}, error=float(without != with_cache), tolerance=0.0)]

@@ -16,7 +16,7 @@ for folder in ("clip", "devices", "faults", "report"):
 from helpers import make_tiny_clip
 
 from clipcil.clip import CLIP, load_clip
-from clipcil.experiment.device import avoid_broken_amx
+from clipcil.training.device import avoid_broken_amx
 
 if "PYTEST_XDIST_WORKER" not in os.environ:  # the workers are given the variable it may set
     avoid_broken_amx()

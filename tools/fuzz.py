@@ -257,7 +257,7 @@ def make_stock(stock: Path) -> None:
     from clipcil.descriptions import client
     from clipcil.experiment import checkpoint
     from clipcil.experiment import loading as engine
-    from clipcil.experiment.device import make_fabric
+    from clipcil.training.device import make_fabric
 
     torch.set_num_threads(1)
     chance = Random(0)

@@ -101,7 +101,7 @@ def test(work: Path, settings: dict[str, list[str]], kills: int, chance: random.
 
 def short_settings(config: object, epochs: int) -> list[str]:
     """`stage1.epochs=3 stage1.batch_size=8 …` for every stage the method has."""
-    from clipcil.training.loop import Training
+    from clipcil.training.trainer import Training
 
     fields = [field.name for field in dataclasses.fields(config)]  # type: ignore[arg-type]
     stages = [name for name in fields if isinstance(getattr(config, name), Training)]

@@ -28,7 +28,7 @@ from clipcil.data.stream import TaskStream, task_sizes
 from clipcil.experiment.spec import RunSpec, method_settings
 from clipcil.files import cache_folder
 from clipcil.methods.registry import find_method
-from clipcil.training.loop import Session
+from clipcil.training.trainer import Trainer
 
 SUBSET = 777
 """Seed of the training pictures that are drawn; the same for all runs."""
@@ -105,7 +105,7 @@ def compare(name: str, seeds: list[int], features: Features, stream: TaskStream,
 
 
 def ours(name: str, config: Any, features: Features, stream: TaskStream) -> float:
-    method = find_method(name)(config, features.clip, Session(), stream.dataset.templates)
+    method = find_method(name)(config, features.clip, Trainer(), stream.dataset.templates)
     for task in stream.tasks():
         method.learn(task)
 

@@ -14,7 +14,7 @@ from torch.nn.functional import cross_entropy, normalize, softplus
 
 from benchmarks.fidelity.stream import Features, Part, accuracy, batches
 from clipcil.methods.clap4clip import CLAP4CLIPConfig
-from clipcil.training.loop import Training
+from clipcil.training.trainer import Training
 
 
 def run(data: Features, config: CLAP4CLIPConfig) -> tuple[float, float]:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from clipcil.experiment.results import Results
     from clipcil.methods.base import Method
     from clipcil.methods.registry import methods
-    from clipcil.training.loop import Training
+    from clipcil.training.trainer import Training
 
 __all__ = [
     "Classifier",
@@ -48,7 +48,7 @@ _HOME = {
     "Method": "methods.base",
     "Prediction": "classifier.predicting",
     "Results": "experiment.results",
-    "Training": "training.loop",
+    "Training": "training.trainer",
     "UserError": "errors",
     "datasets": "data.dataset",
     "load": "classifier.classifier",

@@ -23,8 +23,7 @@ from clipcil.data.reader import Reader
 from clipcil.data.stream import TaskStream
 from clipcil.methods.base import Method, method_state, restore_method
 from clipcil.tensor_store import TensorStore, read_entry
-from clipcil.training.loop import Training
-from clipcil.training.trainer import Trainer
+from clipcil.training.trainer import Trainer, Training
 
 
 def briefly(config: Any) -> Any:

@@ -16,7 +16,7 @@ from clipcil.clip import CLIP
 from clipcil.experiment.spec import RunSpec, method_settings
 from clipcil.methods.registry import find_method
 from clipcil.prompts.templates import raw_sentences
-from clipcil.training.loop import Session
+from clipcil.training.trainer import Trainer
 
 SIZES = [2, 3]
 TEMPLATES = ("a photo of a {}.", "a drawing of a {}.")
@@ -45,7 +45,7 @@ def test_published_loop_and_ours_learn_the_same_easy_features(name: str, tiny_cl
     torch.manual_seed(0)
     batched, alone = PUBLISHED[name](data, config)
     torch.manual_seed(0)
-    method = find_method(name)(config, tiny_clip, Session(), TEMPLATES)
+    method = find_method(name)(config, tiny_clip, Trainer(), TEMPLATES)
     for task in tasks:
         method.learn(task)
     ours = accuracy(data, lambda batch: method.logits(batch), 8)  # type: ignore[arg-type]

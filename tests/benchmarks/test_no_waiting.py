@@ -19,10 +19,10 @@ from clipcil.clip import CLIP
 from clipcil.clip.text import padded
 from clipcil.data.pictures import PictureSet
 from clipcil.data.reader import Reader
-from clipcil.experiment.device import make_fabric
 from clipcil.methods.dmc import DMC, DMCConfig
 from clipcil.training.augment import TowerTraining
-from clipcil.training.loop import Session, Training
+from clipcil.training.device import make_fabric
+from clipcil.training.trainer import Trainer, Training
 
 WAITS = ("item", "__int__", "__float__", "__bool__", "__index__", "tolist", "numpy")
 
@@ -45,7 +45,7 @@ def waits_forbidden(patch: pytest.MonkeyPatch) -> Iterator[None]:
         yield
 
 
-class Strict(Session):
+class Strict(Trainer):
     """Forbids the waits inside the loss and backward of every step."""
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
@@ -126,7 +126,7 @@ def test_other_methods_never_wait(name: str, tiny_clip: CLIP, monkeypatch: pytes
 
 def test_pictures_are_picked_without_reading_rows_back(tiny_clip: CLIP) -> None:
     """The rows given to the loss are on the device (here one without any values), the batch was picked on the host."""
-    session = Session()
+    session = Trainer()
     session.device = torch.device("meta")
     pictures = Reader(tiny_clip, None).open(PictureSet("three", [b"", b"", b""], torch.tensor([5, 6, 7]), "three"))
     weight, seen = torch.nn.Parameter(torch.ones(())), []
@@ -145,7 +145,7 @@ def test_mixed_precision_leaves_statistics_and_map_in_float64() -> None:
     for precision in ("32-true", "bf16-mixed"):
         growth = Growth(dim=16, classes=3, count=6, clip=random_clip(SMALL_VISION, SMALL_TEXT, 16))
         growth.skip()
-        growth.method._outside = (growth.method.clip, Session(make_fabric("cpu", precision)))
+        growth.method._outside = (growth.method.clip, Trainer(make_fabric("cpu", precision)))
         torch.manual_seed(1)
         growth.method.learn(growth.task())
         found[precision] = growth.method

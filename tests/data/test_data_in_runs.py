@@ -9,8 +9,7 @@ from made_up import class_tree
 
 from clipcil.errors import UserError
 from clipcil.experiment.display import Display
-from clipcil.experiment.experiment import Experiment
-from clipcil.experiment.loading import Shared
+from clipcil.experiment.experiment import Experiment, LoadCache
 from clipcil.experiment.spec import RunSpec, as_table, method_settings, resolved
 from clipcil.settings import build, read_toml
 
@@ -24,8 +23,8 @@ class Told(Display):
 
 
 @pytest.fixture(scope="module")
-def shared() -> Shared:
-    return Shared()
+def shared() -> LoadCache:
+    return LoadCache()
 
 
 def spec_for(root: Path, **more: object) -> RunSpec:
@@ -33,7 +32,7 @@ def spec_for(root: Path, **more: object) -> RunSpec:
     return build(RunSpec, values)
 
 
-def test_a_broken_picture_stops_a_run_or_is_left_out(tmp_path: Path, shared: Shared) -> None:
+def test_a_broken_picture_stops_a_run_or_is_left_out(tmp_path: Path, shared: LoadCache) -> None:
     root = class_tree(tmp_path / "mine", {"cat": 4, "dog": 4})
     broken = root / "dog" / "broken.png"
     broken.write_bytes(b"no picture")

@@ -17,7 +17,7 @@ from clipcil.data.reader import Reader
 from clipcil.data.stream import TaskStream
 from clipcil.methods.base import Method
 from clipcil.methods.registry import methods
-from clipcil.training.loop import Session
+from clipcil.training.trainer import Trainer
 
 ALL = sorted(methods())
 
@@ -39,7 +39,7 @@ def test_the_mode_finds_a_mix() -> None:
 
 def learn_and_score(kind: type[Method], backbone: CLIP, cache: Path) -> Tensor:
     """Two tasks and the scores of the test pictures of the second, on the claimed GPU."""
-    data, clip, session = checks.some_classes(5), copy.deepcopy(backbone).to(GPU), Session()
+    data, clip, session = checks.some_classes(5), copy.deepcopy(backbone).to(GPU), Trainer()
     session.device = GPU
     stream = TaskStream(data, Reader(clip, cache, GPU), range(5), (3, 2))
     torch.manual_seed(0)
@@ -75,7 +75,7 @@ def test_a_method_that_mixes_is_caught(tiny_clip: CLIP, cache: Path) -> None:
         learn_and_score(Careless, tiny_clip, cache)
 
 
-class HalfPrecision(Session):
+class HalfPrecision(Trainer):
     """Trains under autocast on the CPU."""
 
     def __init__(self, kind: torch.dtype) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from clipcil.errors import UserError
-from clipcil.experiment.device import make_fabric
+from clipcil.training.device import make_fabric
 
 WORDS = (
     "run",

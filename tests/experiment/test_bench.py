@@ -26,7 +26,7 @@ from clipcil.errors import UserError
 from clipcil.experiment import on_ray, task_loop, workers
 from clipcil.experiment.bench import RESULTS, Finished, lines_of, read_log, run_grid, states_of
 from clipcil.experiment.experiment import Experiment
-from clipcil.experiment.folder import FinishedRuns, inputs, write_inputs
+from clipcil.experiment.finished import FinishedRuns, inputs, write_inputs
 from clipcil.experiment.grid import Planned, data_roots, plan
 from clipcil.experiment.spec import Grid
 from clipcil.files import InUseError

@@ -13,7 +13,7 @@ import pytest
 
 from clipcil.errors import UserError
 from clipcil.experiment import device
-from clipcil.experiment.device import avoid_broken_amx, find_device, make_fabric
+from clipcil.training.device import avoid_broken_amx, find_device, make_fabric
 
 VARIABLE = "ONEDNN_MAX_CPU_ISA"
 
@@ -74,7 +74,7 @@ def test_nothing_is_tried_in_single_precision_with_the_variable_set_or_without_s
 
 def test_half_precision_works_on_this_machine() -> None:
     program = (
-        "import torch; from clipcil.experiment.device import make_fabric; make_fabric('cpu', 'bf16-mixed');"
+        "import torch; from clipcil.training.device import make_fabric; make_fabric('cpu', 'bf16-mixed');"
         " matrix = torch.ones(64, 64, dtype=torch.bfloat16); assert (matrix @ matrix)[0, 0] == 64"
     )
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)

@@ -18,10 +18,9 @@ from clipcil.clip import CLIP
 from clipcil.data.dataset import Dataset
 from clipcil.data.stream import Task
 from clipcil.errors import UserError
-from clipcil.experiment.device import usual_torch
-from clipcil.experiment.experiment import Experiment
-from clipcil.experiment.loading import Shared
+from clipcil.experiment.experiment import Experiment, LoadCache
 from clipcil.methods.simplecil import SimpleCIL
+from clipcil.training.device import usual_torch
 
 COLOURS = {"red": ("red", "darkred"), "green": ("lime", "green"), "blue": ("blue", "navy")}
 
@@ -129,7 +128,7 @@ def test_experiments_side_by_side_are_those_alone(method: str, colours: Dataset,
 
 def test_a_task_of_another_experiment_is_refused(colours: Dataset, mini: CLIP) -> None:
     """Its pictures would be encoded by the tower of the other one, which may be tuned."""
-    shared = Shared()
+    shared = LoadCache()
     options = {"data": colours, "backbone": mini, "increment": 1, "shared": shared}
     first, second = Experiment("simplecil", **options), Experiment("simplecil", **options, shots=1)
     task = next(iter(first))
@@ -195,7 +194,7 @@ def test_mixed_precision_sees_the_weights_of_every_step(in_a_notebook: bool) -> 
 
 
 def test_a_backbone_given_as_an_object_is_that_of_its_experiment_alone(colours: Dataset, mini: CLIP) -> None:
-    other, shared = mini.with_own_vision_tower(), Shared(backbones={"mini": mini})
+    other, shared = mini.with_own_vision_tower(), LoadCache(backbones={"mini": mini})
     first = Experiment("simplecil", data=colours, backbone=mini, shared=shared)
     second = Experiment("simplecil", data=colours, backbone=other, shared=shared)  # of the same name
     third = Experiment("simplecil", data=colours, backbone="mini", shared=shared)
@@ -204,7 +203,7 @@ def test_a_backbone_given_as_an_object_is_that_of_its_experiment_alone(colours: 
 
 def test_the_features_of_a_task_that_has_ended_are_dropped(colours: Dataset, mini: CLIP) -> None:
     data = replace(colours, test=colours.test.subset(torch.tensor([0, 2, 4])))  # no set that is a task's too
-    for shared, kept in ((None, 0), (Shared(), 3)):
+    for shared, kept in ((None, 0), (LoadCache(), 3)):
         experiment = Experiment("simplecil", data=data, backbone=mini, increment=1, shared=shared)
         for task in experiment:
             experiment.learn(task)
@@ -248,7 +247,7 @@ def test_a_folder_belongs_to_its_tokenizer(colours: Dataset, mini: CLIP, tmp_pat
 
 
 def test_an_own_dataset_does_not_take_the_place_of_one_by_name(colours: Dataset, mini: CLIP) -> None:
-    shared = Shared(backbones={"mini": mini})
+    shared = LoadCache(backbones={"mini": mini})
     assert len(Experiment("simplecil", data=replace(colours, name="emoji"), shared=shared).stream.names) == 3
     assert len(Experiment("simplecil", data="emoji", shared=shared).stream.names) == 100
 

@@ -17,11 +17,10 @@ from clipcil.clip import CLIP
 from clipcil.data.dataset import Dataset, open_dataset
 from clipcil.experiment import checkpoint, loading
 from clipcil.experiment.display import Display
-from clipcil.experiment.experiment import Experiment
-from clipcil.experiment.loading import Shared
+from clipcil.experiment.experiment import Experiment, LoadCache
 from clipcil.experiment.spec import RunSpec, method_settings
 from clipcil.settings import build, read_toml
-from clipcil.training.loop import Training
+from clipcil.training.trainer import Training
 
 SAME = ("config.toml", "results.json", "matrix.csv", "predictions.csv", "steps.jsonl")
 """The files of a run that must be the same bytes however often it was stopped."""
@@ -54,9 +53,9 @@ class Runner:
     def __init__(self, clip: CLIP, data: Dataset, epochs: int = 2) -> None:
         self.clip, self.data, self.epochs = clip, data, epochs
 
-    def shared(self) -> Shared:
+    def shared(self) -> LoadCache:
         """A new process would share nothing but the frozen backbone and the files on disk."""
-        return Shared(backbones={"mini": self.clip})
+        return LoadCache(backbones={"mini": self.clip})
 
     def settings(self, method: str, **changes: Any) -> tuple[RunSpec, Any]:
         spec = RunSpec(method=method, **{"increment": 2, **changes})

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from clipcil.experiment.checkpoint import CheckpointFolder, SnapshotFolder, load_tensors, save_tensors
 from short_runs import Killed, Runner, Told, digest, stop_after
 
 from clipcil.errors import UserError
-from clipcil.experiment.checkpoint import CheckpointFolder, SnapshotFolder, load_tensors, save_tensors
 from clipcil.files import sha256
-from clipcil.training.loop import Snapshot
+from clipcil.training.trainer import Snapshot
 
 
 @pytest.fixture(scope="module")

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import tomli_w
+from clipcil.experiment.checkpoint import first_difference
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -19,10 +20,9 @@ from clipcil.commands.wrong_words import explain
 from clipcil.data.orders import class_order
 from clipcil.data.stream import task_sizes
 from clipcil.errors import UserError
-from clipcil.experiment.checkpoint import first_difference
 from clipcil.methods.registry import methods
 from clipcil.settings import build, merge, override, parse_words, to_dict
-from clipcil.training.loop import Training
+from clipcil.training.trainer import Training
 
 keys = st.text(st.characters(categories=("Ll", "Lu", "Nd"), include_characters="_"), min_size=1, max_size=8)
 scalars = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=12)

@@ -10,16 +10,16 @@ from pathlib import Path
 
 import pytest
 import torch
+from clipcil.experiment.checkpoint import load_tensors
 from short_runs import Runner, few_classes
 
 from clipcil.clip import CLIP
 from clipcil.data.dataset import Dataset
 from clipcil.errors import UserError
 from clipcil.experiment import loading
-from clipcil.experiment.checkpoint import load_tensors
 from clipcil.experiment.experiment import Experiment
 from clipcil.methods.registry import methods
-from clipcil.training.loop import Session, Training
+from clipcil.training.trainer import Trainer, Training
 
 ALL = sorted(methods())
 
@@ -115,11 +115,11 @@ def test_the_guard_names_the_step_at_which_the_loss_broke(after: int, step: int)
     how = Training(epochs=1, batch_size=1, lr=0.1)
     said = rf"in stage 'train' the loss is nan at epoch 1, step {step} \(learning rate 0.1\)"
     with pytest.raises(UserError, match=said if after else "diverged before stage 'train': its first loss is nan"):
-        Session().fit("train", [weight], 80, loss, how)
+        Trainer().fit("train", [weight], 80, loss, how)
 
 
 def test_parameters_broken_by_the_last_step_are_not_kept() -> None:
     weight = torch.nn.Parameter(torch.ones(()))
     how = Training(epochs=1, batch_size=4, lr=1e38, optimizer="sgd", schedule="constant")
     with pytest.raises(UserError, match="in stage 'train' a parameter is NaN or infinite after epoch 1"):
-        Session().fit("train", [weight], 4, lambda rows: 1e30 * weight, how)
+        Trainer().fit("train", [weight], 4, lambda rows: 1e30 * weight, how)

@@ -15,7 +15,7 @@ from clipcil.methods.dmc import DMC, DMCConfig
 from clipcil.methods.dualprompt import DualPrompt
 from clipcil.methods.l2p import L2P
 from clipcil.training.augment import Augment
-from clipcil.training.loop import Training
+from clipcil.training.trainer import Training
 
 
 @pytest.mark.parametrize("kind", [L2P, DualPrompt, CODAPrompt])

@@ -13,7 +13,7 @@ from clipcil.data.batch import Batch
 from clipcil.data.stream import Task
 from clipcil.errors import UserError
 from clipcil.methods.base import Method, NoConfig
-from clipcil.training.loop import Session
+from clipcil.training.trainer import Trainer
 
 
 class Computed(Method):
@@ -34,7 +34,7 @@ class Computed(Method):
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_a_lesson_that_leaves_numbers_that_are_not_finite_is_refused(tiny_clip: CLIP, value: float) -> None:
-    method = Computed(NoConfig(), tiny_clip, Session())
+    method = Computed(NoConfig(), tiny_clip, Trainer())
     method.learn(Task(0, ["a"], SimpleNamespace(value=1.0)))  # type: ignore[arg-type]
     with pytest.raises(UserError, match="training diverged: 'classifier' holds a NaN or an infinity"):
         method.learn(Task(1, ["b"], SimpleNamespace(value=value)))  # type: ignore[arg-type]

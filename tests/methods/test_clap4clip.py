@@ -27,7 +27,7 @@ from clipcil.methods.clap4clip import (
     gaussian_kl,
     language_loss,
 )
-from clipcil.training.loop import Session, Training
+from clipcil.training.trainer import Trainer, Training
 
 QUICK = Training(epochs=6, lr=0.02, optimizer="sgd", batch_size=16, momentum=0.0, weight_decay=0.0)
 
@@ -36,7 +36,7 @@ def make(clip: CLIP, **options: object) -> CLAP4CLIP:
     torch.manual_seed(0)
     settings = {"train": QUICK, "balance": Training(epochs=1, lr=2e-3, optimizer="sgd"), "hidden": 32, **options}
     settings.setdefault("memory", Budget(3, "class"))
-    method = CLAP4CLIP(CLAP4CLIPConfig(**settings), clip, Session())  # type: ignore[arg-type]
+    method = CLAP4CLIP(CLAP4CLIPConfig(**settings), clip, Trainer())  # type: ignore[arg-type]
     method.templates = ("a photo of a {}.", "a drawing of a {}.")
     return method
 

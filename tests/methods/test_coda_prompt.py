@@ -14,7 +14,7 @@ from visual_stream import tower as make_tower
 from clipcil.clip import CLIP
 from clipcil.errors import UserError
 from clipcil.methods.coda_prompt import CODAPrompt, CODAPromptConfig, penalty, weights
-from clipcil.training.loop import Session
+from clipcil.training.trainer import Trainer
 
 CONFIG = CODAPromptConfig(train=FAST, components=5, length=4)
 
@@ -69,7 +69,7 @@ def test_components_of_earlier_tasks_stay_and_those_of_the_task_train() -> None:
     clip = make_tower()
     tower = {key: value.clone() for key, value in clip.state_dict().items()}
     torch.manual_seed(0)
-    method = CODAPrompt(CONFIG, clip, Session())
+    method = CODAPrompt(CONFIG, clip, Trainer())
     for task in make_stream(clip).tasks():
         kept = list(method.parameters())
         earlier = [parameter.detach().clone() for parameter in kept]
@@ -127,7 +127,7 @@ def test_a_picture_is_scored_for_itself() -> None:
 
 
 def test_layers_the_tower_lacks_are_left_out_and_noted(mini: CLIP) -> None:
-    method = CODAPrompt(CODAPromptConfig(), mini, Session())
+    method = CODAPrompt(CODAPromptConfig(), mini, Trainer())
     method.grow(["a", "b"])
     assert method.prompts[0].shape == (3, 10, 8 * 384)
     assert method.notes() == ["the tower has 3 layers: no prompts at layer 3, 4"]

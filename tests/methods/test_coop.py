@@ -19,14 +19,14 @@ from clipcil.clip import CLIP
 from clipcil.memory.exemplars import Budget
 from clipcil.methods.coop import CoOp, CoOpConfig
 from clipcil.prompts.text import PromptTexts, encode_prompts
-from clipcil.training.loop import Session, Training
+from clipcil.training.trainer import Trainer, Training
 
 QUICK = Training(epochs=4, lr=0.02, optimizer="sgd", batch_size=16)
 
 
 def make(clip: CLIP, train: Training = QUICK) -> CoOp:
     torch.manual_seed(0)
-    return CoOp(CoOpConfig(train=train, context_length=4, memory=Budget(3, "class")), clip, Session())
+    return CoOp(CoOpConfig(train=train, context_length=4, memory=Budget(3, "class")), clip, Trainer())
 
 
 def teach(clip: CLIP, pictures: FeaturePictures) -> None:

@@ -12,7 +12,7 @@ from clipcil.clip import CLIP
 from clipcil.data.stream import Task
 from clipcil.methods.base import NoConfig
 from clipcil.methods.discriminant import Discriminant
-from clipcil.training.loop import Session
+from clipcil.training.trainer import Trainer
 
 DIM = 384
 
@@ -32,7 +32,7 @@ def made(classes: int, each: int, seed: int = 0) -> Made:
 
 
 def taught(mini: CLIP, parts: list[Made]) -> Discriminant:
-    method = Discriminant(NoConfig(), mini, Session())
+    method = Discriminant(NoConfig(), mini, Trainer())
     for part in parts:
         fresh = int(part.labels.max()) >= method.seen
         names = [f"c{label}" for label in range(method.seen, int(part.labels.max()) + 1)]
@@ -102,7 +102,7 @@ def test_the_last_class_can_be_forgotten_and_others_be_learnt_then(mini: CLIP) -
 @pytest.mark.parametrize("change", [lambda t: {"rows": t["rows"][:, :-1]}, lambda t: {"counts": t["counts"] - 100}])
 def test_a_state_that_cannot_be_is_refused_when_it_is_loaded(mini: CLIP, change) -> None:  # type: ignore[no-untyped-def]
     state = taught(mini, [made(2, 3)]).state_dict()
-    fresh = Discriminant(NoConfig(), mini, Session())
+    fresh = Discriminant(NoConfig(), mini, Trainer())
     fresh.grow(["a", "b"])
     with pytest.raises((RuntimeError, ValueError)):
         fresh.load_state_dict({**state, **change(state)})

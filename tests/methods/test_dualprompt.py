@@ -14,7 +14,7 @@ from visual_stream import tower as make_tower
 from clipcil.clip import CLIP
 from clipcil.errors import UserError
 from clipcil.methods.dualprompt import DualPrompt, DualPromptConfig
-from clipcil.training.loop import Session
+from clipcil.training.trainer import Trainer
 
 CONFIG = DualPromptConfig(train=FAST, general_length=2, expert_length=3)
 
@@ -72,7 +72,7 @@ def test_general_prompt_trains_in_every_task_and_finished_experts_stay() -> None
     clip = make_tower()
     weights = {key: value.clone() for key, value in clip.state_dict().items()}
     torch.manual_seed(0)
-    method = DualPrompt(CONFIG, clip, Session())
+    method = DualPrompt(CONFIG, clip, Trainer())
     for task in make_stream(clip).tasks():
         general = method.general.detach().clone()
         earlier = [p.detach().clone() for p in (*method.experts, *method.keys, *method.head.parameters())]
@@ -88,7 +88,7 @@ def test_general_prompt_trains_in_every_task_and_finished_experts_stay() -> None
 
 def test_a_new_expert_starts_as_the_one_before_and_its_key_afresh() -> None:
     clip = make_tower()
-    method = DualPrompt(CONFIG, clip, Session())
+    method = DualPrompt(CONFIG, clip, Trainer())
     method.grow(["a", "b"])
     method.grow(["c"])
     assert torch.equal(method.experts[0], method.experts[1])
@@ -103,7 +103,7 @@ def test_a_key_turns_to_the_queries_of_its_task() -> None:
     task = next(tasks)
     queries = normalize(task.pictures.features, dim=-1)
     torch.manual_seed(0)
-    method = DualPrompt(replace(CONFIG, train=replace(FAST, epochs=8)), clip, Session())
+    method = DualPrompt(replace(CONFIG, train=replace(FAST, epochs=8)), clip, Trainer())
     method.learn(task)
     assert cosine_similarity(method.keys[0][0], queries.mean(0), dim=0) > 0.95
 
@@ -119,7 +119,7 @@ def test_a_picture_is_scored_for_itself() -> None:
 
 
 def test_layers_the_tower_lacks_are_left_out_and_noted(mini: CLIP) -> None:
-    method = DualPrompt(DualPromptConfig(), mini, Session())
+    method = DualPrompt(DualPromptConfig(), mini, Trainer())
     method.grow(["a", "b"])
     assert method.experts[0].shape == (1, 10, 384)
     assert method.notes() == ["the tower has 3 layers: no prompts at layer 3, 4"]

@@ -18,7 +18,7 @@ from clipcil.clip import CLIP
 from clipcil.data.stream import TaskStream
 from clipcil.errors import UserError
 from clipcil.methods.engine import ENGINE, ENGINEConfig, info_nce, rerank, summed
-from clipcil.training.loop import Session, Training
+from clipcil.training.trainer import Trainer, Training
 
 QUICK = ENGINEConfig(adapters=replace(FAST, epochs=6), views=2)
 
@@ -135,7 +135,7 @@ def test_replay_centres_and_head_come_from_the_task(clip: CLIP) -> None:
 
 def test_old_adapters_and_towers_keep_their_bits(clip: CLIP) -> None:
     towers = {key: value.clone() for key, value in clip.state_dict().items()}
-    method = ENGINE(QUICK, clip, Session())
+    method = ENGINE(QUICK, clip, Trainer())
     kept: list[dict[str, torch.Tensor]] = []
     for task in stream(clip).tasks():
         method.learn(task)
@@ -209,7 +209,7 @@ def test_checkpoint_gives_equal_logits(clip: CLIP, animals: Path, described: boo
     source = renamed(stream(clip, (2, 2)))
     method = learnt(ENGINE, config, clip, source, tasks=2)
     animals.unlink()  # a checkpoint must not need the file again
-    fresh = ENGINE(config, clip, Session())
+    fresh = ENGINE(config, clip, Trainer())
     fresh.grow(method.names[:2])
     fresh.grow(method.names[2:])
     fresh.load_state_dict(method.state_dict())
@@ -221,13 +221,13 @@ def test_descriptions_are_the_same_after_a_resume(clip: CLIP, animals: Path) -> 
     """The sentences of earlier tasks are no part of a checkpoint: they are encoded again, in the same batches."""
     config, source = replace(QUICK, descriptions=animals), renamed(stream(clip, (2, 2)))
     torch.manual_seed(0)
-    whole, tasks = ENGINE(config, clip, Session()), source.tasks()
+    whole, tasks = ENGINE(config, clip, Trainer()), source.tasks()
     whole.learn(next(tasks))
     state = {key: value.clone() for key, value in whole.state_dict().items()}
     task = next(tasks)
     torch.manual_seed(1)
     whole.learn(task)
-    resumed = ENGINE(config, clip, Session())
+    resumed = ENGINE(config, clip, Trainer())
     resumed.grow(whole.names[:2])
     resumed.load_state_dict(state)
     torch.manual_seed(1)

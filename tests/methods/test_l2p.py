@@ -14,7 +14,7 @@ from visual_stream import tower as make_tower
 from clipcil.errors import UserError
 from clipcil.methods.l2p import L2P, L2PConfig
 from clipcil.prompts.visual import choose, cosine
-from clipcil.training.loop import Session
+from clipcil.training.trainer import Trainer
 
 CONFIG = L2PConfig(train=FAST, pool=6, length=2, top_k=3, pull=0.1, prompt_range=(-1.0, 1.0), key_range=(-1.0, 1.0))
 
@@ -73,7 +73,7 @@ def test_chosen_keys_are_pulled_to_the_queries_and_the_others_stay() -> None:
     clip = make_tower()
     source = make_stream(clip)
     torch.manual_seed(0)
-    method = L2P(replace(CONFIG, key_range=(-0.1, 0.1)), clip, Session())
+    method = L2P(replace(CONFIG, key_range=(-0.1, 0.1)), clip, Trainer())
     before = method.keys.detach().clone()
     tasks = source.tasks()  # held: a stream that is dropped shuts its pictures
     task = next(tasks)
@@ -92,7 +92,7 @@ def test_only_chosen_prompts_train() -> None:
     clip = make_tower()
     source = make_stream(clip)
     torch.manual_seed(0)
-    method = L2P(CONFIG, clip, Session())
+    method = L2P(CONFIG, clip, Trainer())
     before, keys = method.prompts.detach().clone(), method.keys.detach().clone()
     tasks = source.tasks()  # held: a stream that is dropped shuts its pictures
     task = next(tasks)

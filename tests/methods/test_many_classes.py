@@ -14,8 +14,8 @@ from clipcil.clip import CLIP
 from clipcil.methods import dmc
 from clipcil.methods.dmc import DMCOT, DMCOTConfig
 from clipcil.training.augment import TowerTraining
-from clipcil.training.loop import Session, Training
 from clipcil.training.replay import nearest_classes, sampled_classes
+from clipcil.training.trainer import Trainer, Training
 
 QUICK = DMCOTConfig(stage1=TowerTraining(epochs=0), stage2=Training(epochs=2, batch_size=8), prompt_length=2)
 
@@ -23,7 +23,7 @@ QUICK = DMCOTConfig(stage1=TowerTraining(epochs=0), stage2=Training(epochs=2, ba
 def learnt(clip: CLIP, config: DMCOTConfig) -> DMCOT:
     own = clip.with_own_vision_tower()
     torch.manual_seed(0)
-    method = DMCOT(config, own, Session())
+    method = DMCOT(config, own, Trainer())
     learn_all(method, make_tasks(own, [3, 2, 3]))
     return method
 
@@ -67,7 +67,7 @@ def learnt_with_tower(clip: CLIP, config: DMCOTConfig) -> DMCOT:
 
     own = clip.with_own_vision_tower()
     torch.manual_seed(0)
-    method = DMCOT(config, own, Session())
+    method = DMCOT(config, own, Trainer())
     for task in stream(own).tasks():
         method.learn(task)
     return method

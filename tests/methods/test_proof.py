@@ -20,8 +20,8 @@ from clipcil.clip import CLIP
 from clipcil.memory.exemplars import Budget
 from clipcil.methods import proof
 from clipcil.methods.proof import PROOF, Fusion, PROOFConfig, TokenScores, project
-from clipcil.training.dropout import draw_kept
-from clipcil.training.loop import Session, Training
+from clipcil.training.cpu import draw_kept
+from clipcil.training.trainer import Trainer, Training
 
 QUICK = Training(epochs=6, lr=0.02, optimizer="sgd", batch_size=16)
 
@@ -29,7 +29,7 @@ QUICK = Training(epochs=6, lr=0.02, optimizer="sgd", batch_size=16)
 def make(clip: CLIP, **options: object) -> PROOF:
     torch.manual_seed(0)
     settings = {"train": QUICK, "memory": Budget(3, "class"), **options}
-    method = PROOF(PROOFConfig(**settings), clip, Session())  # type: ignore[arg-type]
+    method = PROOF(PROOFConfig(**settings), clip, Trainer())  # type: ignore[arg-type]
     method.templates = ("a photo of a {}.", "a drawing of a {}.")
     return method
 

@@ -19,13 +19,13 @@ from clipcil.data.stream import Task, TaskStream
 from clipcil.errors import UserError
 from clipcil.heads.stacked import spreads
 from clipcil.methods.ranpac import PENALTIES, SHARPNESS, RanPAC, RanPACAdapted, RanPACAdaptedConfig, RanPACConfig
-from clipcil.training.loop import Session
+from clipcil.training.trainer import Trainer
 from clipcil.training.tuning import Tuned
 
 
 def make(clip: CLIP) -> RanPAC:
     torch.manual_seed(0)
-    return RanPAC(RanPACConfig(projections=90), clip, Session())
+    return RanPAC(RanPACConfig(projections=90), clip, Trainer())
 
 
 def pictures(clip: CLIP, labels: Tensor, seed: int) -> SimpleNamespace:
@@ -60,7 +60,7 @@ def test_equals_one_ridge_regression_on_everything(tiny_clip: CLIP) -> None:
 @pytest.mark.parametrize("count", [2, 4])
 def test_a_small_task_is_never_held_out_whole(tiny_clip: CLIP, count: int) -> None:
     torch.manual_seed(0)
-    method = RanPAC(RanPACConfig(projections=90, held_out=0.9), tiny_clip, Session())
+    method = RanPAC(RanPACConfig(projections=90, held_out=0.9), tiny_clip, Trainer())
     method.grow(["a", "b"])
     features = torch.rand(1, 90).expand(count, -1)  # one picture over and over, so that its class can be foretold
     penalty, sharpness = method.choose_penalty(features, torch.zeros(count, dtype=torch.int64))
@@ -171,7 +171,7 @@ def test_phase_one_is_the_cross_entropy_of_a_cosine_head(mini: CLIP, emoji: Data
     method, stream = adapted(mini, emoji, tmp_path, config)
     tasks = stream.tasks()  # held, because a stream that is let go closes its task
     task, losses = next(tasks), []
-    method.session.monitor.step = lambda *words: losses.append(float(words[3]))  # type: ignore[method-assign]
+    method.trainer.monitor.step = lambda *words: losses.append(float(words[3]))  # type: ignore[method-assign]
     method.grow(task.names)
     pooled, labels = normalize(task.pictures.pooled, dim=-1), task.pictures.labels
     torch.manual_seed(3)
@@ -184,7 +184,7 @@ def test_phase_one_is_the_cross_entropy_of_a_cosine_head(mini: CLIP, emoji: Data
 
 def adapted(clip: CLIP, data: Dataset, cache: Path, config: RanPACAdaptedConfig) -> tuple[RanPACAdapted, TaskStream]:
     own = clip.with_own_vision_tower()
-    return RanPACAdapted(config, own, Session()), TaskStream(data, Reader(own, cache), range(9), (4, 3, 2))
+    return RanPACAdapted(config, own, Trainer()), TaskStream(data, Reader(own, cache), range(9), (4, 3, 2))
 
 
 def weights(clip: CLIP) -> Tensor:

@@ -13,7 +13,7 @@ from visual_stream import FAST, Recorder, all_tests, assert_rows_stand_alone, le
 from clipcil.clip import CLIP
 from clipcil.errors import UserError
 from clipcil.methods.rapf import RAPF, RAPFConfig, fuse, hard_pairs, round_robin, separation, spread, widening
-from clipcil.training.loop import Session
+from clipcil.training.trainer import Trainer
 
 QUICK = RAPFConfig(
     adapter=replace(FAST, epochs=10), threshold=2.1, replay_classes=3, replay_each=5, replay_epoch=0, pair_each=4
@@ -162,7 +162,7 @@ def test_learns_and_rows_stand_alone(clip: CLIP, widen: bool) -> None:
 def test_checkpoint_gives_equal_logits(clip: CLIP) -> None:
     source = stream(clip)
     method = learnt(RAPF, QUICK, clip, source)
-    fresh = RAPF(QUICK, clip, Session())
+    fresh = RAPF(QUICK, clip, Trainer())
     for start, size in ((0, 3), (3, 2), (5, 3)):
         fresh.grow(method.names[start : start + size])
     fresh.load_state_dict(method.state_dict())

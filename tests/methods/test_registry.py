@@ -11,7 +11,7 @@ from clipcil.errors import UserError
 from clipcil.methods import registry
 from clipcil.methods.base import Method
 from clipcil.methods.zero_shot import ZeroShot, ZeroShotConfig
-from clipcil.training.loop import Session
+from clipcil.training.trainer import Trainer
 
 
 def test_a_plugin_that_is_no_method_costs_a_line_and_is_not_listed(monkeypatch, capsys) -> None:
@@ -48,5 +48,5 @@ def test_who_can_forget_is_said_beside_a_class_that_is_only_a_base_of_methods(ti
             """What methods derived from it have in common."""
 
     with pytest.raises(UserError, match=r"cannot forget a class; .*discriminant, .*simplecil"):
-        ZeroShot(ZeroShotConfig(), tiny_clip, Session()).forget(0)
+        ZeroShot(ZeroShotConfig(), tiny_clip, Trainer()).forget(0)
     del Base

@@ -17,7 +17,7 @@ from clipcil.experiment.experiment import Experiment
 from clipcil.heads.stacked import fit_ridge
 from clipcil.methods.dmc import DMCOT
 from clipcil.methods.strata import Strata, StrataConfig
-from clipcil.training.loop import Session
+from clipcil.training.trainer import Trainer
 
 SIZES = (4, 3, 5)
 
@@ -69,7 +69,7 @@ def made_up(clip: CLIP, labels: list[int], moved: list[int]) -> SimpleNamespace:
 
 
 def test_a_forgotten_class_was_never_learnt(tiny_clip: CLIP) -> None:
-    method, never = (Strata(StrataConfig(random_features=50), tiny_clip, Session()) for _ in range(2))
+    method, never = (Strata(StrataConfig(random_features=50), tiny_clip, Trainer()) for _ in range(2))
     names = ["dog", "cat", "tree", "boat", "house", "key"]
     for first in (0, 3):
         labels = list(range(first, first + 3))
@@ -88,7 +88,7 @@ def test_a_forgotten_class_was_never_learnt(tiny_clip: CLIP) -> None:
         method.forget(0)
         assert method.seen == 4 - index and len(method.memory) == 5 * method.seen
         if method.seen == 1:  # nothing of the other classes is left, not even how their scores were weighed
-            alone = Strata(StrataConfig(random_features=50), tiny_clip, Session())
+            alone = Strata(StrataConfig(random_features=50), tiny_clip, Trainer())
             alone.learn(Task(0, ["key"], made_up(tiny_clip, [5], [0])))  # type: ignore[arg-type]
             for name, value in state(alone).items():
                 torch.testing.assert_close(state(method)[name], value, atol=1e-5, rtol=1e-3)
@@ -141,7 +141,7 @@ def test_fewer_bytes_than_dmc_ot(mini: CLIP, data: Dataset, cache: Path) -> None
 
 def test_it_says_that_it_keeps_features_of_the_pictures_it_was_taught(tiny_clip: CLIP) -> None:
     """The card of a model tells people what its weights hold."""
-    method = Strata(StrataConfig(random_features=50), tiny_clip, Session())
+    method = Strata(StrataConfig(random_features=50), tiny_clip, Trainer())
     pictures = made_up(tiny_clip, [0, 1], [0, 1])
     method.learn(Task(0, ["dog", "cat"], pictures))  # type: ignore[arg-type]
     places = method.memory.find(pictures.levels, pictures.labels)

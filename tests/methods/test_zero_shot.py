@@ -8,11 +8,11 @@ from torch.nn.functional import normalize
 
 from clipcil.clip import CLIP
 from clipcil.methods.zero_shot import ZeroShot, ZeroShotConfig
-from clipcil.training.loop import Session
+from clipcil.training.trainer import Trainer
 
 
 def make(clip: CLIP, **options: object) -> ZeroShot:
-    method = ZeroShot(ZeroShotConfig(**options), clip, Session())  # type: ignore[arg-type]
+    method = ZeroShot(ZeroShotConfig(**options), clip, Trainer())  # type: ignore[arg-type]
     method.templates = ("an icon of a {}.", "a drawing of a {}.")  # the dataset's; not used unless asked for
     return method
 

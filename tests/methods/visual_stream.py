@@ -17,7 +17,7 @@ from clipcil.data.reader import Pictures, Reader
 from clipcil.data.stream import TaskStream
 from clipcil.methods.base import Method
 from clipcil.training.augment import TowerTraining
-from clipcil.training.loop import Session, Training
+from clipcil.training.trainer import Trainer, Training
 
 FAST = TowerTraining(epochs=3, lr=5e-3, batch_size=8, optimizer="adam", weight_decay=0, schedule="constant")
 
@@ -49,7 +49,7 @@ def stream(clip: CLIP, sizes: tuple[int, ...] = (3, 2, 3), each: int = 6) -> Tas
 def learnt(kind: type[Method], config: Any, clip: CLIP, source: TaskStream, tasks: int = 3) -> Method:
     """A method that has learnt the first `tasks` tasks."""
     torch.manual_seed(0)
-    method = kind(config, clip, Session())
+    method = kind(config, clip, Trainer())
     for task in source.tasks():
         method.learn(task)
         if task.index + 1 == tasks:
@@ -75,7 +75,7 @@ def assert_rows_stand_alone(method: Method, pictures: Pictures) -> None:
         torch.testing.assert_close(shuffled, whole[order], atol=1e-5, rtol=0)
 
 
-class Recorder(Session):
+class Recorder(Trainer):
     """Trains nothing and keeps the loss of the last stage, so that a test can call it with rows."""
 
     def fit(self, stage: str, parameters: Any, data: Any, loss: Any, how: Training, each_epoch: Any = None) -> None:

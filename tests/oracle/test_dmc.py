@@ -17,9 +17,9 @@ from clipcil.data.reader import Reader
 from clipcil.data.stream import TaskStream
 from clipcil.methods.dmc import DMC, DMCConfig, DMCOTConfig
 from clipcil.training.augment import TowerTraining
-from clipcil.training.loop import Session, Training
 from clipcil.training.losses import clip_loss, orthogonality
 from clipcil.training.replay import BatchOf, replay_budget
+from clipcil.training.trainer import Trainer, Training
 from clipcil.training.tuning import tuned
 
 FAST = Training(epochs=1, lr=1e-3)
@@ -64,7 +64,7 @@ def test_eq_6_is_the_mean_squared_product_of_distinct_tasks() -> None:
 def method(mini: CLIP) -> DMC:
     config = DMCOTConfig(beta=0.7, stage1=FAST_TOWER, stage2=FAST)
     torch.manual_seed(3)
-    method = DMC(config, mini.with_own_vision_tower(), Session())
+    method = DMC(config, mini.with_own_vision_tower(), Trainer())
     method.grow(["octopus", "fire engine"])
     method.grow(["apple"])
     return method
@@ -102,7 +102,7 @@ def learn(config: DMCConfig, mini: CLIP, cache: Path, tasks: int = 2) -> DMC:
     data = replace(data, classes=data.classes[:6], train=train, test=test)
     clip = mini.with_own_vision_tower()
     torch.manual_seed(0)
-    method = DMC(config, clip, Session())
+    method = DMC(config, clip, Trainer())
     for task in TaskStream(data, Reader(clip, cache), range(6), [3, 3]).tasks():
         if task.index < tasks:
             method.learn(task)
@@ -127,7 +127,7 @@ def test_the_tower_is_the_mean_of_what_the_tasks_made_of_it(mini: CLIP, tmp_path
     counts too: the tower still has its share."""
     towers: list[dict[str, torch.Tensor]] = []
 
-    class Watching(Session):
+    class Watching(Trainer):
         def fit(self, stage, parameters, *args, **kwargs) -> None:  # type: ignore[no-untyped-def]
             if stage == "stage1":
                 with torch.no_grad():
@@ -229,7 +229,7 @@ def test_replay_weighs_every_class_alike(method: DMC, monkeypatch: pytest.Monkey
         each_epoch()
         values.append(float(loss(torch.arange(3)).detach()))
 
-    monkeypatch.setattr(method.session, "fit", fit)
+    monkeypatch.setattr(method.trainer, "fit", fit)
     method.config = replace(method.config, task_prompt=False, ortho=0.0)
     method.fit_prompts(pictures, [])  # type: ignore[arg-type]
     texts, _ = method.text_classifier(all_classes=True)

@@ -28,13 +28,13 @@ from clipcil.clip import CLIP
 from clipcil.experiment.spec import RunSpec, method_settings
 from clipcil.memory.exemplars import Budget
 from clipcil.methods.clap4clip import CLAP4CLIP, CLAP4CLIPConfig
-from clipcil.training.loop import Session
+from clipcil.training.trainer import Trainer
 
 TEMPLATES = ("a photo of a {}.", "a drawing of a {}.", "art of the {}.")
 SIZES = [2, 3, 2]
 
 
-class Keep(Session):
+class Keep(Trainer):
     """Trains nothing and keeps the loss and the parameters of every stage."""
 
     def __init__(self) -> None:

@@ -18,14 +18,14 @@ from torch.nn.functional import normalize
 from clipcil.clip import CLIP
 from clipcil.memory.exemplars import Budget
 from clipcil.methods.coop import CoOp, CoOpConfig
-from clipcil.training.loop import Session, Training
+from clipcil.training.trainer import Trainer, Training
 
 
 def test_score_is_the_reference(tiny_clip: CLIP) -> None:
     """Every class by itself: "name." is tokenised, the context put before it, nothing is cut or shared."""
     config = CoOpConfig(train=Training(epochs=1, optimizer="sgd"), context_length=3, memory=Budget(2, "class"))
     torch.manual_seed(0)
-    method = learn_all(CoOp(config, tiny_clip, Session()), make_tasks(tiny_clip, [2, 2]))
+    method = learn_all(CoOp(config, tiny_clip, Trainer()), make_tasks(tiny_clip, [2, 2]))
     assert isinstance(method, CoOp)
     pictures, model = make_test(tiny_clip, 4, per_class=2), tiny_clip.text.text_model
     texts = []

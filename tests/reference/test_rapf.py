@@ -20,7 +20,7 @@ from visual_stream import FAST, stream, tower
 
 from clipcil.experiment.spec import RunSpec, method_settings
 from clipcil.methods.rapf import RAPF, RAPFConfig, fuse, spread
-from clipcil.training.loop import Session
+from clipcil.training.trainer import Trainer
 
 
 def test_fusion_is_the_reference() -> None:
@@ -49,7 +49,7 @@ def test_score_and_loss_are_the_reference(monkeypatch: pytest.MonkeyPatch) -> No
     """With memories that give their means for every draw, so that only the arithmetic is compared."""
     clip, kept = tower(), {}
 
-    class Keep(Session):
+    class Keep(Trainer):
         def fit(self, *args: object, **kwargs: object) -> None:
             kept.update(loss=args[3], draw=kwargs["each_epoch"])
 

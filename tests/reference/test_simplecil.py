@@ -10,12 +10,12 @@ from feature_helpers import learn_all, make_tasks, make_test
 
 from clipcil.clip import CLIP
 from clipcil.methods.simplecil import SimpleCIL, SimpleCILConfig
-from clipcil.training.loop import Session
+from clipcil.training.trainer import Trainer
 
 
 def test_score_is_the_reference(tiny_clip: CLIP) -> None:
     tasks, pictures = make_tasks(tiny_clip, [3, 2]), make_test(tiny_clip, 5)
-    method = learn_all(SimpleCIL(SimpleCILConfig(), tiny_clip, Session()), tasks)
+    method = learn_all(SimpleCIL(SimpleCILConfig(), tiny_clip, Trainer()), tasks)
     features = torch.cat([task.pictures.features for task in tasks])
     labels = torch.cat([task.pictures.labels for task in tasks])
     expected = torch.empty(len(pictures), 5)

@@ -43,10 +43,10 @@ def test_score_is_the_reference(mini: CLIP) -> None:
     from feature_helpers import learn_all, make_tasks, make_test
 
     from clipcil.methods.zero_shot import ZeroShot, ZeroShotConfig
-    from clipcil.training.loop import Session
+    from clipcil.training.trainer import Trainer
 
     tasks, pictures = make_tasks(mini, [2, 2]), make_test(mini, 4, per_class=2)
-    method = learn_all(ZeroShot(ZeroShotConfig(), mini, Session()), tasks)
+    method = learn_all(ZeroShot(ZeroShotConfig(), mini, Trainer()), tasks)
     texts = torch.cat([normalize(mini.encode_texts([f"a photo of a {name}."]), dim=-1) for name in method.names])
     expected = mini.logit_scale.exp() * normalize(pictures.features, dim=-1) @ texts.T
     torch.testing.assert_close(method.logits(pictures), expected, atol=1e-4, rtol=1e-4)  # type: ignore[arg-type]

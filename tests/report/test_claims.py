@@ -15,7 +15,7 @@ from clipcil.errors import UserError
 from clipcil.experiment.bench import run_grid, states_of
 from clipcil.experiment.claims import judge_claims, outdated
 from clipcil.experiment.experiment import Experiment
-from clipcil.experiment.folder import FinishedRuns
+from clipcil.experiment.finished import FinishedRuns
 from clipcil.experiment.grid import plan
 from clipcil.experiment.spec import Grid
 from clipcil.intervals import Interval

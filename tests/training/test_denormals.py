@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from clipcil.training.denormals import flushed_denormals, flushes_denormals
-from clipcil.training.loop import Session, Training
+from clipcil.training.cpu import flushed_denormals, flushes_denormals
+from clipcil.training.trainer import Trainer, Training
 
 TINY = torch.finfo(torch.float32).tiny
 
@@ -21,7 +21,7 @@ needs_support = pytest.mark.skipif(
 
 PROGRAM = """
 import torch
-from clipcil.training.denormals import flushed_denormals, start_flushing_threads
+from clipcil.training.cpu import flushed_denormals, start_flushing_threads
 
 torch.set_num_threads(2)
 start_flushing_threads()
@@ -72,7 +72,7 @@ def test_forward_and_backward_passes_of_training_flush_and_what_follows_does_not
         seen.append(flushes_denormals())
         return weight[rows].square().sum()
 
-    Session().fit("train", [weight], 4, loss, Training(epochs=1, batch_size=2))
+    Trainer().fit("train", [weight], 4, loss, Training(epochs=1, batch_size=2))
     assert seen == [True] * 4  # two steps, forward and backward
     assert not flushes_denormals()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from clipcil.training.dropout import quick_dropout
+from clipcil.training.cpu import quick_dropout
 
 
 def test_quick_dropout_drops_its_share_and_keeps_the_mean() -> None:

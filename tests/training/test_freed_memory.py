@@ -8,11 +8,11 @@ import sys
 
 import pytest
 
-from clipcil.training.freed_memory import SETTINGS_OF_GLIBC, keep_freed_memory
+from clipcil.training.cpu import SETTINGS_OF_GLIBC, keep_freed_memory
 
 PROGRAM = """
 import resource, sys, torch
-from clipcil.training.freed_memory import keep_freed_memory
+from clipcil.training.cpu import keep_freed_memory
 
 done = keep_freed_memory() if sys.argv[1] == "keep" else None
 for step in range(40):

@@ -11,14 +11,14 @@ from lightning_fabric import Fabric
 from lightning_fabric.plugins.precision import MixedPrecision
 from torch import Tensor, nn
 
-from clipcil.training.loop import Monitor, Session, Snapshot, Training
+from clipcil.training.trainer import Monitor, Snapshot, Trainer, Training
 
 
-def scaled_session(monitor: Monitor | None = None) -> Session:
+def scaled_session(monitor: Monitor | None = None) -> Trainer:
     """A session in 16-mixed, with a scale that begins at 65,536."""
     # On a CPU Fabric takes bf16 for 16-mixed, which needs no scale; the scaler itself works there.
     scaler = torch.amp.GradScaler("cpu")
-    return Session(Fabric(accelerator="cpu", plugins=[MixedPrecision("16-mixed", "cpu", scaler)]), monitor)
+    return Trainer(Fabric(accelerator="cpu", plugins=[MixedPrecision("16-mixed", "cpu", scaler)]), monitor)
 
 
 def fitted(loss_at: float, **how: Any) -> tuple[float, float]:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from clipcil.run_cache import ABANDONED, MOST_BYTES, SIZE, TensorStore
 from helpers import with_other_tokenizer
 from torch import Tensor, nn
 
@@ -17,11 +18,10 @@ from clipcil.clip import CLIP, load_clip
 from clipcil.data.dataset import open_dataset
 from clipcil.data.reader import Reader
 from clipcil.errors import UserError
-from clipcil.experiment.experiment import Experiment, Shared
+from clipcil.experiment.experiment import Experiment, LoadCache
 from clipcil.methods.dmc import DMC
-from clipcil.run_cache import ABANDONED, MOST_BYTES, SIZE, RunCache
-from clipcil.training.loop import Session, Training
 from clipcil.training.own_random import own_random
+from clipcil.training.trainer import Trainer, Training
 
 SAME = ("results.json", "matrix.csv", "predictions.csv", "steps.jsonl")
 KEPT = 2 + 7
@@ -52,9 +52,9 @@ class Runner:
         self.data = replace(data, classes=data.classes[:4], train=train, test=test)
 
     def __call__(
-        self, folder: Path, kept: RunCache | None, method: Any = "dmc-ot", **settings: Any
+        self, folder: Path, kept: TensorStore | None, method: Any = "dmc-ot", **settings: Any
     ) -> dict[str, bytes]:
-        shared = Shared(backbones={"mini": self.clip}, run_cache=kept)
+        shared = LoadCache(backbones={"mini": self.clip}, stages=kept)
         options = {"increment": 2, "seed": 3, "order": "seed:1", "device": "cpu", **SHORT, **settings}
         Experiment(method, data=self.data, shared=shared, **options).run(folder)
         return {name: (folder / name).read_bytes() for name in SAME}
@@ -66,7 +66,7 @@ def run() -> Runner:
 
 
 def test_runs_share_the_tower_and_end_with_the_same_bytes(tmp_path: Path, run: Runner) -> None:
-    kept = RunCache(tmp_path / "cache")
+    kept = TensorStore(tmp_path / "cache")
     plain = run(tmp_path / "plain", None)
     assert run(tmp_path / "cold", kept) == plain and kept.hits == 0
     assert run(tmp_path / "warm", kept) == plain and kept.hits == KEPT
@@ -88,7 +88,7 @@ def test_runs_share_the_tower_and_end_with_the_same_bytes(tmp_path: Path, run: R
 
 def test_a_backbone_of_another_shape_has_another_tower(tmp_path: Path, run: Runner) -> None:
     """The same weights with half of the attention heads: what `config.json` says decides, too."""
-    kept, other = RunCache(tmp_path / "cache"), Runner()
+    kept, other = TensorStore(tmp_path / "cache"), Runner()
     vision = replace(run.clip.config.vision, heads=run.clip.config.vision.heads // 2)
     weights = run.clip.state_dict()
     other.clip = CLIP(replace(run.clip.config, vision=vision), run.clip.tokenizer, run.clip.preprocess, "mini")
@@ -100,7 +100,7 @@ def test_a_backbone_of_another_shape_has_another_tower(tmp_path: Path, run: Runn
 
 def test_another_tokenizer_takes_nothing(tmp_path: Path, run: Runner) -> None:
     """Stage 1 depends on the features of the texts, which are other ones."""
-    kept, other = RunCache(tmp_path / "cache"), Runner()
+    kept, other = TensorStore(tmp_path / "cache"), Runner()
     other.clip = with_other_tokenizer(run.clip, tmp_path)
     first = run(tmp_path / "first", kept)
     assert other(tmp_path / "second", kept) == other(tmp_path / "alone", None) != first and kept.hits == 0
@@ -108,25 +108,25 @@ def test_another_tokenizer_takes_nothing(tmp_path: Path, run: Runner) -> None:
 
 def test_another_version_of_pillow_takes_nothing(tmp_path: Path, run: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
     """It may decode other pixels, so neither a stage nor the features of its tower are those of before."""
-    kept = RunCache(tmp_path / "cache")
+    kept = TensorStore(tmp_path / "cache")
     run(tmp_path / "first", kept)
-    reader = Reader(run.clip.with_own_vision_tower(), tmp_path / "pixels", run_cache=kept)
+    reader = Reader(run.clip.with_own_vision_tower(), tmp_path / "pixels", store=kept)
     before = reader.open(run.data.test).features
     monkeypatch.setattr("PIL.__version__", "0.0.1")
     run(tmp_path / "second", kept)
-    reader = Reader(run.clip.with_own_vision_tower(), tmp_path / "pixels", run_cache=kept)
+    reader = Reader(run.clip.with_own_vision_tower(), tmp_path / "pixels", store=kept)
     assert torch.equal(reader.open(run.data.test).features, before) and kept.hits == 0
 
 
 def test_a_method_of_somebody_else_takes_nothing(tmp_path: Path, run: Runner) -> None:
     """Its code is no part of the key: it would take the stages of DMC, and its own from before it was changed."""
-    kept = RunCache(tmp_path / "cache")
+    kept = TensorStore(tmp_path / "cache")
     run(tmp_path / "ours", kept, "dmc")
     assert run(tmp_path / "theirs", kept, Halved) == run(tmp_path / "alone", None, Halved) and kept.hits == 0
 
 
 def test_a_stage_depends_on_the_rate_of_each_group_and_on_the_number_of_rows(tmp_path: Path) -> None:
-    session = Session(run_cache=RunCache(tmp_path))
+    session = Trainer(run_cache=TensorStore(tmp_path))
 
     def trained(rate: float, rows: int = 4) -> list[float]:
         torch.manual_seed(0)
@@ -142,7 +142,7 @@ def test_a_stage_depends_on_the_rate_of_each_group_and_on_the_number_of_rows(tmp
 
 
 def test_a_damaged_stage_is_trained_again(tmp_path: Path, run: Runner) -> None:
-    kept = RunCache(tmp_path / "cache")
+    kept = TensorStore(tmp_path / "cache")
     plain = run(tmp_path / "cold", kept)
     for place, path in enumerate(sorted((tmp_path / "cache").iterdir())):
         path.write_bytes(path.read_bytes()[:-1] + b"\x01" if place % 2 else b"")
@@ -155,14 +155,14 @@ def test_features_of_a_shared_tower_are_computed_once(tmp_path: Path, run: Runne
     taken."""
     pictures = run.data.test
     rows = torch.arange(len(pictures))
-    kept = RunCache(tmp_path / "cache")
+    kept = TensorStore(tmp_path / "cache")
 
     def reader(scale: float = 1.0) -> Reader:
         clip = run.clip.with_own_vision_tower()
         with torch.no_grad():
             next(clip.vision.parameters()).mul_(scale)
         clip.touch()
-        return Reader(clip, tmp_path / "pixels", run_cache=kept)
+        return Reader(clip, tmp_path / "pixels", store=kept)
 
     first = reader()
     part = first.open(pictures)[:3]
@@ -189,11 +189,11 @@ def test_features_of_a_shared_tower_are_computed_once(tmp_path: Path, run: Runne
 
 
 def test_features_have_the_same_bits_inside_and_outside_of_mixed_precision(tmp_path: Path, run: Runner) -> None:
-    kept, pictures = RunCache(tmp_path / "cache"), run.data.test
+    kept, pictures = TensorStore(tmp_path / "cache"), run.data.test
 
     def features(dtype: torch.dtype | None) -> Tensor:
         with torch.autocast("cpu", dtype=dtype, enabled=dtype is not None):
-            return Reader(run.clip, tmp_path / "pixels", run_cache=kept).open(pictures).features
+            return Reader(run.clip, tmp_path / "pixels", store=kept).open(pictures).features
 
     expected = features(None)
     assert torch.equal(features(torch.bfloat16), expected) and torch.equal(features(torch.float16), expected)
@@ -205,7 +205,7 @@ def test_features_have_the_same_bits_inside_and_outside_of_mixed_precision(tmp_p
 def test_a_run_killed_after_a_cached_stage_resumes_to_the_same_bytes(
     tmp_path: Path, run: Runner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kept = RunCache(tmp_path / "cache")
+    kept = TensorStore(tmp_path / "cache")
     plain = run(tmp_path / "cold", kept)
 
     def stop(*_: object) -> None:
@@ -220,7 +220,7 @@ def test_a_run_killed_after_a_cached_stage_resumes_to_the_same_bytes(
 
 
 def test_the_cache_stays_within_its_bound_and_drops_the_oldest(tmp_path: Path) -> None:
-    kept = RunCache(tmp_path, most_bytes=10_000)
+    kept = TensorStore(tmp_path, most_bytes=10_000)
     value = {"a": torch.zeros(900)}  # about 3.7 kB with its header
     keys = [kept.key([str(index)]) for index in range(3)]
     kept.save(keys[0], value)
@@ -235,8 +235,8 @@ def test_the_cache_stays_within_its_bound_and_drops_the_oldest(tmp_path: Path) -
 def test_the_folder_is_not_listed_at_every_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A grid keeps thousands of small files, and listing them took a fifth of the time of a run."""
     looks: list[int] = []
-    monkeypatch.setattr(RunCache, "_shrink", lambda self: looks.append(1))
-    kept = RunCache(tmp_path, most_bytes=64 * 4 * 3700)  # it looks once in about four files
+    monkeypatch.setattr(TensorStore, "_shrink", lambda self: looks.append(1))
+    kept = TensorStore(tmp_path, most_bytes=64 * 4 * 3700)  # it looks once in about four files
     for index in range(20):
         kept.save(kept.key([str(index)]), {"a": torch.zeros(900)})
     assert 4 <= len(looks) <= 6
@@ -247,18 +247,18 @@ def test_the_bound_is_the_user_s(words: str | None, size: int, monkeypatch: pyte
     monkeypatch.delenv(SIZE, raising=False)
     if words is not None:
         monkeypatch.setenv(SIZE, words)
-    assert RunCache.of_user().most_bytes == size
+    assert TensorStore.of_user().most_bytes == size
 
 
 @pytest.mark.parametrize("words", ["much", "0", "-1", "nan", "inf"])
 def test_a_bound_that_is_none_is_refused(words: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(SIZE, words)
     with pytest.raises(UserError, match=rf"CLIPCIL_STAGES_GIB is '{words}'; give"):
-        RunCache.of_user()
+        TensorStore.of_user()
 
 
 def test_what_a_killed_process_left_half_written_is_deleted_and_what_is_being_written_is_not(tmp_path: Path) -> None:
-    cache = RunCache(tmp_path)
+    cache = TensorStore(tmp_path)
     for name, age in (("0123456789ab", 2 * ABANDONED), ("ba9876543210", 0)):
         part = tmp_path / f".{'a' * 64}-{'b' * 35}.{name}.part"
         part.write_bytes(b"half")
@@ -268,7 +268,7 @@ def test_what_a_killed_process_left_half_written_is_deleted_and_what_is_being_wr
 
 
 def test_the_key_sees_every_bit_and_every_boundary(tmp_path: Path) -> None:
-    kept, one = RunCache(tmp_path), torch.tensor([1.0, 2.0])
+    kept, one = TensorStore(tmp_path), torch.tensor([1.0, 2.0])
     given = [
         ["ab", "c"],
         ["a", "bc"],
@@ -282,7 +282,7 @@ def test_the_key_sees_every_bit_and_every_boundary(tmp_path: Path) -> None:
 
 
 def test_the_key_sees_the_processor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    kept = RunCache(tmp_path)
+    kept = TensorStore(tmp_path)
     before = kept.key(["a"])
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "ANOTHER")
     assert kept.key(["a"]) != before

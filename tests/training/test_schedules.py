@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from clipcil.errors import UserError
-from clipcil.training.loop import Training
+from clipcil.training.trainer import Training
 
 
 def by_epoch(how: Training, steps: int) -> list[list[float]]:

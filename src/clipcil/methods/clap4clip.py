@@ -29,7 +29,7 @@ from clipcil.methods.registry import register
 from clipcil.prompts.templates import check_sentences, encode_sentences, ensemble
 from clipcil.settings import options
 from clipcil.training.cpu import quick_dropout
-from clipcil.training.loop import Training
+from clipcil.training.trainer import Training
 
 
 @options

@@ -25,7 +25,7 @@ from clipcil.methods.base import Method
 from clipcil.methods.registry import register
 from clipcil.prompts.text import PromptTexts, encode_shared, tokenize_names
 from clipcil.settings import options
-from clipcil.training.loop import Training
+from clipcil.training.trainer import Training
 
 
 @options

@@ -32,8 +32,8 @@ from clipcil.methods.base import Method
 from clipcil.methods.registry import register
 from clipcil.prompts.templates import check_sentences, ensemble, raw_sentences
 from clipcil.settings import Share, options
-from clipcil.training.loop import Training
 from clipcil.training.losses import clip_loss
+from clipcil.training.trainer import Training
 
 NOISY_BLOCK = 128
 """Noisy pictures per tower pass."""

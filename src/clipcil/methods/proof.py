@@ -30,8 +30,8 @@ from clipcil.methods.registry import register
 from clipcil.prompts.templates import check_sentences, raw_sentences
 from clipcil.settings import options
 from clipcil.training.cpu import draw_kept, keep_share
-from clipcil.training.loop import Training
 from clipcil.training.losses import clip_loss
+from clipcil.training.trainer import Training
 
 IN_CACHE = 2**17
 """Elements of a tensor that fits into the cache of a CPU together with two others of its size."""

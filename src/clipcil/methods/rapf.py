@@ -28,7 +28,7 @@ from clipcil.methods.base import Method
 from clipcil.methods.registry import register
 from clipcil.prompts.templates import check_sentences, encode_classes
 from clipcil.settings import Share, options
-from clipcil.training.loop import Training
+from clipcil.training.trainer import Training
 
 
 def _training() -> Training:

@@ -11,7 +11,7 @@ from torch.nn.functional import affine_grid, grid_sample
 from clipcil.clip.vision import VisionTower
 from clipcil.distributed import spread
 from clipcil.settings import options
-from clipcil.training.loop import Training
+from clipcil.training.trainer import Training
 
 Augment = Literal["none", "flip", "crop"]
 

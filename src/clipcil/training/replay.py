@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy, normalize
 
 from clipcil.memory.gaussians import GaussianMemory
-from clipcil.training.loop import Training
+from clipcil.training.trainer import Training
 
 BatchOf = Literal["new", "all"]
 
