@@ -20,7 +20,7 @@ from clipcil.paper import Claim, Row, read_table
 from clipcil.reading import MissingFileError, read_text
 from clipcil.report.claims import Judged, Stream
 from clipcil.report.claims_text import DASH, markdown, markdown_table, stream_namer
-from clipcil.report.compare import Group, flatten, group_runs, show, title_of
+from clipcil.report.compare import Group, flatten, group_runs, method_title, show
 from clipcil.report.keep import NOTES
 from clipcil.report.runs import RunResult, find_runs
 
@@ -35,7 +35,9 @@ def methods_table(runs: Sequence[RunResult]) -> str:
     for row in read_table("claims").rows:
         rows.setdefault(row.method, row)  # the first of a method; the others are its parts
     groups = group_runs(runs)
-    others = {method: Row(title_of(method), method) for group in groups if (method := group.first.method) not in rows}
+    others = {
+        method: Row(method_title(method), method) for group in groups if (method := group.first.method) not in rows
+    }
     return _accuracies([*rows.values(), *others.values()], groups)
 
 
@@ -125,7 +127,7 @@ def choice_table(runs: Sequence[RunResult]) -> str:
         keys = [key for key in own[0] if len({repr(each.get(key)) for each in own}) > 1]
         for group, each in zip(groups, own, strict=True):
             chosen = ", ".join(f"`{key}={show(each.get(key))}`" for key in keys)
-            lines.append([title_of(method), chosen, str(len(group.runs)), _accuracy(group)])
+            lines.append([method_title(method), chosen, str(len(group.runs)), _accuracy(group)])
     return markdown_table(["method", "settings", "folds", "accuracy"], lines)
 
 

@@ -65,4 +65,4 @@ def test_a_report_does_not_call_them_test_pictures(tmp_path: Path, capsys: pytes
     page = (tmp_path / "page.html").read_text(encoding="utf-8")
     assert "Measured on 100 held-out training pictures" in page and "100 test pictures" not in page
     (group,) = group_runs(find_runs([tmp_path / "run"]))
-    assert group.printed() is None, "the paper's numbers are of test pictures"
+    assert group.paper_result() is None, "the paper's numbers are of test pictures"

@@ -13,8 +13,8 @@ from clipcil.experiment.bench import Finished, points_of, run_grid
 from clipcil.experiment.experiment import Experiment
 from clipcil.experiment.grid import plan, plan_sweep, study_values
 from clipcil.experiment.spec import Grid
-from clipcil.report.compare import Spread
-from clipcil.report.curve import Curve, save_sweep
+from clipcil.report.compare import MeanStd
+from clipcil.report.figures import Curve, save_sweep
 
 
 def test_each_value_is_a_run_and_symbols_of_the_paper_are_names(tmp_path: Path) -> None:
@@ -86,7 +86,7 @@ def test_points_leave_out_what_failed(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_the_curve_is_a_picture(tmp_path: Path) -> None:
-    points = [(value, Spread(50 + i, 1.0), Spread(60 + i, None)) for i, value in enumerate(("10", "0", "0.5"))]
+    points = [(value, MeanStd(50 + i, 1.0), MeanStd(60 + i, None)) for i, value in enumerate(("10", "0", "0.5"))]
     save_sweep([Curve("emoji", points), Curve("cifar100", points[:2])], "title", "beta", tmp_path / "a" / "curve.png")
     image = Image.open(tmp_path / "a" / "curve.png").convert("RGB")
     assert image.width > 600

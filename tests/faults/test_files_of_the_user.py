@@ -31,8 +31,8 @@ from clipcil.experiment.checkpoint import CheckpointFolder, SnapshotFolder
 from clipcil.experiment.monitor import RunMonitor
 from clipcil.files import LOCK, run_lock, write_json, write_text, write_toml
 from clipcil.report import html
-from clipcil.report.compare import Spread
-from clipcil.report.curve import Curve, save_sweep
+from clipcil.report.compare import MeanStd
+from clipcil.report.figures import Curve, save_sweep
 
 
 @pytest.mark.parametrize("name", ["weights.safetensors", "weights-best.safetensors", ".thesis.pdf.part", ".notes"])
@@ -211,14 +211,14 @@ def test_a_report_replaces_a_report_and_nothing_else(tmp_path: Path, capsys: pyt
     values["config"]["run"]["data"] = f"{tmp_path}/../x/y"
     write_json(run / "results.json", values)
     before = tree(tmp_path)
-    assert "no report of clipcil" in refused(capsys, "report", str(run), "--out", str(run / "results.json"))
+    assert "results.json" in refused(capsys, "report", str(run), "--out", str(run / "results.json"))
     (tmp_path / "mine.html").write_text("<title>mine</title>")
-    with pytest.raises(UserError, match="no report of clipcil"):
-        html.write_page(tmp_path / "mine.html", "clipcil: model", "")
+    with pytest.raises(UserError, match=r"mine\.html"):
+        html.write_page(tmp_path / "mine.html", "base.html", title="clipcil: model")
     (tmp_path / "mine.html").unlink()
     (tmp_path / "page-figures").mkdir()
     (tmp_path / "page-figures" / "mine.png").write_text("mine")
-    assert "belongs to no report" in refused(capsys, "report", str(run), "--out", str(tmp_path / "page.html"))
+    assert "page-figures" in refused(capsys, "report", str(run), "--out", str(tmp_path / "page.html"))
     for _ in range(2):
         main(["report", str(run)])
     new = set(tree(tmp_path)) - set(before) - {"page-figures/mine.png"}
@@ -226,7 +226,7 @@ def test_a_report_replaces_a_report_and_nothing_else(tmp_path: Path, capsys: pyt
 
 
 def test_a_curve_replaces_a_curve_and_nothing_else(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    curve = [Curve("emoji", [("0.1", Spread(50.0, None), Spread(60.0, None))])]
+    curve = [Curve("emoji", [("0.1", MeanStd(50.0, None), MeanStd(60.0, None))])]
     for name in ("a.png", "a.svg", "a.PDF"):
         for _ in range(2):
             save_sweep(curve, "title", "beta", tmp_path / name)

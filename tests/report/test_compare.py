@@ -10,17 +10,16 @@ from finished_runs import write_run
 from rich.console import Console
 
 from clipcil.errors import UserError
-from clipcil.paper import Printed
-from clipcil.report.compare import group_runs, spread
+from clipcil.paper import PaperResult
+from clipcil.report.compare import group_runs, mean_std, stream_titles
 from clipcil.report.console import Line, print_comparison
-from clipcil.report.ranking import stream_titles
 from clipcil.report.runs import find_runs, read_run
 
 
 def test_spread_is_mean_and_sample_deviation() -> None:
-    assert spread([70.0, 72.0, 74.0]) == (72.0, 2.0)
-    assert str(spread([70.0, 72.0, 74.0])) == "72.00 ± 2.00"
-    assert str(spread([70.0])) == "70.00"
+    assert mean_std([70.0, 72.0, 74.0]) == (72.0, 2.0)
+    assert str(mean_std([70.0, 72.0, 74.0])) == "72.00 ± 2.00"
+    assert str(mean_std([70.0])) == "70.00"
 
 
 def test_seeds_stand_together_and_settings_apart(tmp_path: Path) -> None:
@@ -82,7 +81,7 @@ def test_the_terminal_table_has_the_paper_s_numbers_and_the_difference(tmp_path:
     (folder / "results.json").write_text(json.dumps({**values, "last": 70.0, "average": 74.0}))
     group = group_runs([read_run(folder)])[0]
     console = Console(record=True, width=160)
-    lines = [Line("SimpleCIL", "cifar100", 10, group, group.printed()), Line("L2P", "cifar100", 10, None, None, 2)]
+    lines = [Line("SimpleCIL", "cifar100", 10, group, group.paper_result()), Line("L2P", "cifar100", 10, None, None, 2)]
     print_comparison(lines, "", console)
     said = console.export_text()
     assert "68.73  +1.27" in said and "74.52  -0.52" in said
@@ -94,7 +93,7 @@ def test_the_terminal_table_can_be_read_at_80_columns(tmp_path: Path) -> None:
     for data in ("cifar100", "imagenet-r"):
         runs = [read_run(write_run(tmp_path / f"{data}{seed}", "simplecil", seed, data=data)) for seed in range(3)]
         group = group_runs(runs)[0]
-        lines += [Line("DMC-OT without task prompt", data, 10, group, Printed("table1", "DMC-OT", 82.16, 86.13), 1)]
+        lines += [Line("DMC-OT without task prompt", data, 10, group, PaperResult("table1", "DMC-OT", 82.16, 86.13), 1)]
     console = Console(record=True, width=80)
     print_comparison(lines, "The table", console)
     said = console.export_text()

@@ -9,7 +9,7 @@ from statistics import fmean
 import pytest
 
 from clipcil.errors import UserError
-from clipcil.paper import printed, read_table, table_names
+from clipcil.paper import paper_result, read_table, table_names
 from clipcil.paper.tables import Row
 
 PAPER = Path(__file__).resolve().parents[2] / "../shared/paper.tex"
@@ -60,21 +60,21 @@ def test_numbers_are_those_of_the_source() -> None:
 
 
 def test_a_run_finds_its_own_row() -> None:
-    whole = printed("dmc-ot", OT, "cub200", 10)
+    whole = paper_result("dmc-ot", OT, "cub200", 10)
     assert whole is not None and (whole.table, whole.last, whole.average) == ("table1", 78.11, 83.13)
-    without = printed("dmc-ot", {**OT, "calibration": "none"}, "cub200", 10)
+    without = paper_result("dmc-ot", {**OT, "calibration": "none"}, "cub200", 10)
     assert without is not None and (without.table, without.last, without.average) == ("table4", 77.95, None)
-    long = printed("rapf", {}, "cifar100", 20)
+    long = paper_result("rapf", {}, "cifar100", 20)
     assert long is not None and (long.table, long.last) == ("table2", 78.73)
 
 
 @pytest.mark.parametrize(("data", "tasks"), [("emoji", 10), ("cub200", 20), ("cifar100", 7)])
 def test_what_the_paper_did_not_measure_has_no_number(data: str, tasks: int) -> None:
-    assert printed("dmc-ot", OT, data, tasks) is None
+    assert paper_result("dmc-ot", OT, data, tasks) is None
 
 
 def test_another_calibration_is_not_taken_for_the_paper_s() -> None:
-    assert printed("dmc-ot", {**OT, "calibration": "pairs"}, "cifar100", 10) is None
+    assert paper_result("dmc-ot", {**OT, "calibration": "pairs"}, "cifar100", 10) is None
 
 
 def test_the_sensitivity_study_says_that_its_values_are_ours() -> None:

@@ -20,13 +20,11 @@ from PIL import Image
 from clipcil.errors import UserError
 from clipcil.report import figures
 from clipcil.report.answers import confused_pairs, read_predictions, write_packed
-from clipcil.report.compare import group_runs
+from clipcil.report.compare import finding, group_runs, rank_groups
 from clipcil.report.page import OWN_FIGURE, write_report
-from clipcil.report.ranking import finding, rank
+from clipcil.report.pictures import Thumbnails, evenly_spaced
 from clipcil.report.runs import find_runs
-from clipcil.report.strip import Strips, choose
 from clipcil.report.style import LOOKS, assign_looks, series_looks
-from clipcil.report.tables import comparison
 
 NASTY = "<img src=x onerror=alert(1)>"
 
@@ -93,10 +91,10 @@ def test_settings_and_versions_are_listed(page: Path) -> None:
 
 def test_strips_are_the_same_every_time_and_right_and_wrong_are_told_apart(tmp_path: Path) -> None:
     run = find_runs([write_run(tmp_path / "a")])[0]
-    right, wrong = Strips().strip(run, 4, 3)
-    assert (right, wrong) == Strips().strip(run, 4, 3)
-    assert len(right) == 4 and all(shown.prediction.right for shown in right)
-    sure = [shown.prediction.probability for shown in wrong]
+    right, wrong = Thumbnails().of(run, 4, 3)
+    assert (right, wrong) == Thumbnails().of(run, 4, 3)
+    assert len(right) == 4 and all(shown.right for shown in right)
+    sure = [shown.probability for shown in wrong]
     mistakes = [each for each in read_predictions(run.folder) if not each.right]
     assert sure == sorted((each.probability for each in mistakes), reverse=True)[:3] and len(set(sure)) > 1
     assert Image.open(io.BytesIO(wrong[0].jpeg)).size == (64, 64)
@@ -105,13 +103,13 @@ def test_strips_are_the_same_every_time_and_right_and_wrong_are_told_apart(tmp_p
 def test_pictures_of_other_data_are_not_shown_as_those_of_the_run(tmp_path: Path) -> None:
     run = find_runs([write_run(tmp_path / "a", names=["cat", "dog", "cow", "pig", "owl", "fox"])])[0]
     with pytest.raises(UserError, match="not the ones the run was measured on"):
-        Strips().strip(run)
+        Thumbnails().of(run)
 
 
 def test_choice_is_spread_over_the_list(tmp_path: Path) -> None:
     predictions = read_predictions(write_run(tmp_path / "a"))
-    assert [p.row for p in choose(predictions, 2)] == [predictions[3].row, predictions[9].row]
-    assert choose(predictions, 100) == predictions
+    assert [p.row for p in evenly_spaced(predictions, 2)] == [predictions[3].row, predictions[9].row]
+    assert evenly_spaced(predictions, 100) == predictions
 
 
 def test_a_run_without_predictions_or_times_still_has_its_page(tmp_path: Path) -> None:
@@ -131,8 +129,8 @@ def test_a_run_of_one_task_can_be_drawn(tmp_path: Path) -> None:
 def test_at_most_twelve_lines_the_best_ones(tmp_path: Path) -> None:
     for index in range(14):
         write_run(tmp_path / str(index), "dmc-ot", 0, 0.5 + 0.02 * index, f"beta={index}")
-    entries = rank(group_runs(find_runs([tmp_path])))
-    kept = [entry.group.label for entry in figures.best(entries)]
+    entries = rank_groups(group_runs(find_runs([tmp_path])))
+    kept = [entry.group.label for entry in figures.best(entries, 12)]
     assert kept == [f"DMC-OT (beta={index})" for index in range(2, 14)]
 
 
@@ -142,7 +140,7 @@ def test_a_figure_that_leaves_methods_out_says_so(tmp_path: Path) -> None:
     write_run(tmp_path / "simple")
     write_report(find_runs([tmp_path]), tmp_path / "page.html")
     page = (tmp_path / "page.html").read_text()
-    captions = re.findall(r'<figure id="[^"]*-(\w+)".*?<figcaption>(.*?)</figcaption>', page)
+    captions = re.findall(r'<figure id="[^"]*-(\w+)".*?<figcaption>(.*?)</figcaption>', page, re.DOTALL)
     said = {name: re.findall(r"The \d+ best of \d+ by A_B", text) for name, text in captions}
     assert said.pop("drift") == ["The 6 best of 8 by A_B"] and not any(said.values())
 
@@ -160,17 +158,17 @@ def test_figures_of_an_earlier_report_do_not_stay_beside_the_new_one(tmp_path: P
 
 def test_a_long_legend_leaves_the_plot_its_height(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     heights: list[float] = []
-    real = figures.Tips.draw
+    real = figures.Canvas.draw
 
-    def draw(self: figures.Tips, figure: Any) -> figures.Drawn:
-        drawn = real(self, figure)
+    def draw(self: figures.Canvas) -> figures.Figure:
+        figure, drawn = self.figure, real(self)
         heights.append(figure.axes[0].get_window_extent().height / figure.dpi)
         return drawn
 
-    monkeypatch.setattr(figures.Tips, "draw", draw)
+    monkeypatch.setattr(figures.Canvas, "draw", draw)
     for index in range(12):
         write_run(tmp_path / str(index), "dmc-ot", 0, 0.5 + 0.02 * index, f"prompt_length={index + 1}", "beta=0.25")
-    entries = rank(group_runs(find_runs([tmp_path])))
+    entries = rank_groups(group_runs(find_runs([tmp_path])))
     figures.accuracy(entries[:2], "light"), figures.accuracy(entries, "light")
     figures.drift(entries[:2], "light"), figures.drift(entries, "light")
     assert heights[1] > 0.9 * heights[0] > 2 and heights[3] > 0.9 * heights[2] > 1, heights
@@ -184,14 +182,14 @@ def test_the_label_of_a_colour_bar_is_inside_the_figure(
     values = json.loads((folder / "results.json").read_text())
     (folder / "results.json").write_text(json.dumps({**values, "matrix": [[high, None], [low, low]]}))
     inside: list[bool] = []
-    real = figures.Tips.draw
+    real = figures.Canvas.draw
 
-    def draw(self: figures.Tips, figure: Any) -> figures.Drawn:
-        drawn = real(self, figure)
+    def draw(self: figures.Canvas) -> figures.Figure:
+        figure, drawn = self.figure, real(self)
         inside.extend(axes.yaxis.label.get_window_extent().x1 <= figure.bbox.x1 for axes in figure.axes)
         return drawn
 
-    monkeypatch.setattr(figures.Tips, "draw", draw)
+    monkeypatch.setattr(figures.Canvas, "draw", draw)
     figures.matrix(group_runs(find_runs([folder]))[0], "light")
     assert inside == [True, True]
 
@@ -306,7 +304,7 @@ def test_the_best_on_other_class_orders_is_not_called_better(tmp_path: Path) -> 
         values = json.loads(path.read_text())
         values["last"] = 70.0 if path.parent.name == "simple" else 40.0
         path.write_text(json.dumps(values))
-    entries = rank(group_runs(find_runs([tmp_path])))
+    entries = rank_groups(group_runs(find_runs([tmp_path])))
     best, other = sorted(entries, key=lambda entry: not entry.is_best)
     assert best.group.label == "SimpleCIL" and other.behind is not None and other.behind.low > 0 and other.tied
     said = finding(entries, "emoji")
@@ -321,7 +319,7 @@ def test_folds_of_held_out_pictures_are_not_called_missing_predictions(tmp_path:
             folder = write_run(tmp_path / f"{method}{seed}", method, seed, hold_out=1)
             lines = (folder / "predictions.csv").read_text().splitlines()
             (folder / "predictions.csv").write_text("\n".join([lines[0], *lines[1 + seed :]]) + "\n")
-    said = finding(rank(group_runs(find_runs([tmp_path]))), "emoji")
+    said = finding(rank_groups(group_runs(find_runs([tmp_path]))), "emoji")
     assert said.endswith("cannot be told: predictions are missing, or not all of the same pictures.")
 
 
@@ -341,7 +339,7 @@ def test_drift_that_is_not_all_there_is_drawn_as_far_as_it_is(
     values = json.loads((folder / "results.json").read_text())
     values.pop("drift")
     (folder / "results.json").write_text(json.dumps(values if drift is None else {**values, "drift": drift}))
-    (entry,) = rank(group_runs(find_runs([tmp_path])))
+    (entry,) = rank_groups(group_runs(find_runs([tmp_path])))
     assert len(figures.drift([entry], "light").points) == points
 
 
@@ -359,7 +357,7 @@ def test_a_dollar_in_a_name_is_no_formula(tmp_path: Path) -> None:
     values = json.loads((folder / "results.json").read_text())
     values["config"]["run"]["method"] = "$\\frac$"
     (folder / "results.json").write_text(json.dumps(values))
-    entries = rank(group_runs(find_runs([folder])))
+    entries = rank_groups(group_runs(find_runs([folder])))
     assert figures.accuracy(entries, "light").points[0][2].startswith("$\\frac$, after task 1")
 
 
@@ -388,7 +386,7 @@ console.log(JSON.stringify(sorted));
 
 @pytest.mark.skipif(shutil.which("node") is None, reason="there is no node to run the page's script")
 def test_a_dash_stands_below_the_numbers_whichever_way_they_are_sorted() -> None:
-    script = (resources.files("clipcil.report") / "page.js").read_text(encoding="utf-8")
+    script = (resources.files("clipcil.report") / "templates" / "page.js").read_text(encoding="utf-8")
     words = ["—", "+2.00 ± 0.10", "−3.00 [−4.00, −2.00]", "10.5", "—", "−20.0"]
     code = f"const WORDS = {json.dumps(words)}; const SCRIPT = {json.dumps(script)};{SORTING}"
     done = subprocess.run(["node", "-e", code], capture_output=True, text=True, check=True)
@@ -399,11 +397,12 @@ def test_a_dash_stands_below_the_numbers_whichever_way_they_are_sorted() -> None
 def test_data_that_may_not_be_looked_into_does_not_stop_the_report(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "a", data="folder", data_root="x" * 5000)
     with pytest.raises(UserError, match="folder cannot be opened: File name too long"):
-        Strips().strip(find_runs([folder])[0])
+        Thumbnails().of(find_runs([folder])[0])
 
 
 def test_times_that_are_not_known_are_not_zero_seconds(tmp_path: Path) -> None:
     (write_run(tmp_path / "a", "dmc-ot") / "timing.json").unlink()
     write_run(tmp_path / "b", "simplecil")
-    table = comparison(rank(group_runs(find_runs([tmp_path]))))
+    write_report(find_runs([tmp_path]), tmp_path / "page.html")
+    table = (tmp_path / "page.html").read_text()
     assert table.count("<td>—</td></tr>") == 1 and '<td data-value="9">9.0</td></tr>' in table

@@ -87,10 +87,11 @@ class TaughtModel:
 
     def _repr_html_(self) -> str:
         """A table of the classes, for notebooks."""
-        from clipcil.classifier.page import class_table
-        from clipcil.report import html
+        from markupsafe import Markup
 
-        return f"<p>{html.text(repr(self))}</p>{class_table(self._known)}"
+        from clipcil.classifier.page import class_table
+
+        return Markup("<p>{}</p>{}").format(repr(self), class_table(self._known))
 
     def __getstate__(self) -> dict[str, Any]:
         """The state that `save` would write; the backbone is loaded again by its name."""

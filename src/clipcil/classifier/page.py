@@ -5,11 +5,13 @@ from __future__ import annotations
 import io
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
+from markupsafe import Markup
 from PIL import Image
 
 from clipcil.classifier.classifier import Classifier
-from clipcil.classifier.evaluation import Answer, ClassResult, Evaluation
+from clipcil.classifier.evaluation import Answer, Evaluation
 from clipcil.classifier.facts import KnownClass
 from clipcil.classifier.wording import counted
 from clipcil.data.given import as_picture
@@ -22,6 +24,7 @@ SHOWN = 120
 """Maximum number of mistakes shown with their picture: with more, a page takes long to load."""
 THUMBNAIL = 112
 """Pixels of the longer side of a picture on the page."""
+FAINT = Markup('{} <span class="faint">{}</span>')
 
 
 def write_model_page(model: Classifier, out: Path) -> None:
@@ -32,19 +35,26 @@ def write_model_page(model: Classifier, out: Path) -> None:
         out: The file.
     """
     found = model.held_out_evaluation()
-    parts = [
-        f"<h1>{html.text(counted(len(model.classes), 'class', 'classes'))}, learnt in"
-        f" {counted(len(model.history), 'lesson')}</h1>",
-        f"<p>{_headline(found)}</p>",
-        f'<p class="faint">{html.text(repr(model))}. Measured on the pictures kept for evaluation, each scored as if it'
-        f" had not been learnt; after every lesson all of them are scored again.{_carried_note(model)}</p>",
-        "<h2>Lessons</h2>",
-        _lesson_table(model),
-        "<h2>Classes</h2>",
-        class_table(model.class_facts),
-        _confusions(found),
+    lessons = [
+        [
+            FAINT.format(number, lesson.when[:16].replace("T", " ")),
+            *map(str, (lesson.new, lesson.again, lesson.pictures, lesson.classes)),
+            *_share(lesson.right, lesson.held_out),
+        ]
+        for number, lesson in enumerate(model.history, 1)
     ]
-    html.write_page(out, "clipcil: model", "\n".join(parts))
+    html.write_page(
+        out,
+        "model.html",
+        title="clipcil: model",
+        heading=f"{counted(len(model.classes), 'class', 'classes')}, learnt in {counted(len(model.history), 'lesson')}",
+        headline=_headline(found),
+        model=repr(model),
+        note=_carried_note(model),
+        lessons=lessons,
+        classes=class_table(model.class_facts),
+        confused=_confused(found),
+    )
 
 
 def write_test_page(model: Classifier, found: Evaluation, source: str, out: Path) -> None:
@@ -56,62 +66,27 @@ def write_test_page(model: Classifier, found: Evaluation, source: str, out: Path
         source: The folder of the test pictures, as the page is to call it.
         out: The file.
     """
-    parts = [
-        f"<h1>{_headline(found)}</h1>",
-        f'<p class="faint">Test pictures: {html.text(source)}. {html.text(repr(model))}.</p>',
-        _verdicts(found),
-        _mistakes(found.mistakes),
-        "<h2>Classes, the worst first</h2>",
-        _result_table(sorted(found.classes, key=lambda result: result.accuracy or 0)),
-        _confusions(found),
-    ]
-    if found.unreadable:
-        lines = "".join(f"<li>{html.text(line)}</li>" for line in found.unreadable)
-        parts.append(
-            html.details(
-                counted(len(found.unreadable), "picture that cannot be read", "pictures that cannot be read"),
-                f"<ul>{lines}</ul>",
-            )
-        )
-    html.write_page(out, "clipcil: test", "\n".join(parts))
+    worst_first = sorted(found.classes, key=lambda result: result.accuracy or 0)
+    html.write_page(
+        out,
+        "test.html",
+        title="clipcil: test",
+        headline=_headline(found),
+        source=source,
+        model=repr(model),
+        verdicts=_verdicts(found),
+        mistakes=[_mistake(answer) for answer in found.mistakes[:SHOWN]],
+        count=len(found.mistakes),
+        classes=[[one.name, str(one.pictures), *_share(one.right, one.pictures)] for one in worst_first],
+        confused=_confused(found),
+        unreadable=found.unreadable,
+    )
 
 
-def class_table(known: Sequence[KnownClass]) -> str:
-    """When each class was learnt, from how many pictures, and its accuracy."""
-    rows = [
-        [*map(html.text, (one.name, one.learnt, one.newest)), str(one.pictures), *_share(one.right, one.held_out)]
-        for one in known
-    ]
+def class_table(known: Sequence[KnownClass]) -> Markup:
+    """When each class was learnt, from how many pictures, and its accuracy, as HTML."""
+    rows = [[one.name, one.learnt, one.newest, str(one.pictures), *_share(one.right, one.held_out)] for one in known]
     return html.table(["Class", "Learnt", "Newest", "Pictures", "Accuracy", "95% interval"], rows)
-
-
-def _result_table(results: Sequence[ClassResult]) -> str:
-    rows = [[html.text(one.name), str(one.pictures), *_share(one.right, one.pictures)] for one in results]
-    return html.table(["Class", "Pictures", "Accuracy", "95% interval"], rows)
-
-
-def _lesson_table(model: Classifier) -> str:
-    rows = [
-        [
-            f"{number} <span class='faint'>{html.text(lesson.when[:16].replace('T', ' '))}</span>",
-            str(lesson.new),
-            str(lesson.again),
-            str(lesson.pictures),
-            str(lesson.classes),
-            *_share(lesson.right, lesson.held_out),
-        ]
-        for number, lesson in enumerate(model.history, 1)
-    ]
-    head = [
-        "Lesson",
-        "New classes",
-        "Taught more",
-        "Pictures",
-        "Classes after it",
-        "Accuracy over all",
-        "95% interval",
-    ]
-    return html.table(head, rows)
 
 
 def _headline(found: Evaluation) -> str:
@@ -124,7 +99,7 @@ def _headline(found: Evaluation) -> str:
     )
 
 
-def _verdicts(found: Evaluation) -> str:
+def _verdicts(found: Evaluation) -> list[str]:
     lines = []
     if found.pictures:
         share = f"{found.false_alarms / found.pictures:.1%}"
@@ -133,33 +108,20 @@ def _verdicts(found: Evaluation) -> str:
         share = f"{found.missed / found.unknown_pictures:.1%}"
         unknown = counted(found.unknown_pictures, "picture")
         lines.append(f"Misses: {share} of {unknown} of classes that the model does not know were given a class.")
-    return "".join(f"<p>{line}</p>" for line in lines)
+    return lines
 
 
-def _confusions(found: Evaluation) -> str:
-    if not found.confused:
-        return ""
-    rows = [[html.text(pair.true), html.text(pair.guess), str(pair.pictures)] for pair in found.confused[:50]]
-    return "<h2>Most often confused</h2>" + html.table(["True class", "Predicted as", "Pictures"], rows)
+def _confused(found: Evaluation) -> list[list[str]]:
+    return [[pair.true, pair.guess, str(pair.pictures)] for pair in found.confused[:50]]
 
 
-def _mistakes(mistakes: Sequence[Answer]) -> str:
-    if not mistakes:
-        return "<p>There is no mistake.</p>"
-    items = "".join(_mistake(answer) for answer in mistakes[:SHOWN])
-    more = f' <span class="faint">the first {SHOWN} of {len(mistakes)}</span>' if len(mistakes) > SHOWN else ""
-    return f'<h2>Mistakes, the most confident first{more}</h2><ul class="strip">{items}</ul>'
-
-
-def _mistake(answer: Answer) -> str:
+def _mistake(answer: Answer) -> dict[str, Any]:
     name = str(answer.picture) if isinstance(answer.picture, Path) else answer.true
     try:
-        image = f'<img src="{html.data_url("image/jpeg", _thumbnail(answer))}" alt="{html.text(answer.true)}">'
+        jpeg = _thumbnail(answer)
     except UserError:
-        image = ""
-    unknown = "none of these; nearest " if answer.unknown else ""
-    said = f"{unknown}{html.text(answer.guess)} {answer.probability:.0%}<br>is: {html.text(answer.true)}"
-    return f'<li title="{html.text(name)}">{image}<span class="wrong">{said}</span></li>'
+        jpeg = b""
+    return {"answer": answer, "name": name, "jpeg": jpeg}
 
 
 def _thumbnail(answer: Answer) -> bytes:
@@ -174,7 +136,7 @@ def _share(right: int, total: int) -> list[str]:
     if not total:
         return ["–", "–"]
     low, high = wilson_interval(right, total)
-    return [f"{right / total:.0%} <span class='faint'>({right} of {total})</span>", f"{low:.0%} to {high:.0%}"]
+    return [FAINT.format(f"{right / total:.0%}", f"({right} of {total})"), f"{low:.0%} to {high:.0%}"]
 
 
 def _carried_note(model: Classifier) -> str:

@@ -93,7 +93,7 @@ def sweep(
 
     from clipcil.experiment.bench import points_of
     from clipcil.experiment.grid import plan_sweep
-    from clipcil.report.curve import Curve, check_plot, save_sweep
+    from clipcil.report.figures import Curve, check_plot, save_sweep
 
     grid = _grid(options, run)
     path = plot or grid.out / f"sweep-{method}-{key.replace('/', '-')}.png"

@@ -25,7 +25,7 @@ from clipcil.experiment.spec import Grid
 from clipcil.experiment.workers import in_processes, in_this_process
 from clipcil.files import open_log
 from clipcil.reading import MissingFileError, parse_json, read_bytes
-from clipcil.report.compare import Group, Spread, group_runs
+from clipcil.report.compare import Group, MeanStd, group_runs
 from clipcil.report.console import Line
 from clipcil.report.runs import RunResult
 
@@ -49,8 +49,8 @@ class Point:
 
     data: str
     value: str
-    last: Spread
-    average: Spread
+    last: MeanStd
+    average: MeanStd
     seconds: float
     runs: int
 
@@ -185,7 +185,7 @@ def lines_of(finished: Sequence[Finished], table: str = "") -> list[Line]:
     for (label, data, _), members, group in _together(finished):
         paper = None
         if group is not None:
-            paper = group.printed(table if table != "sensitivity" else "") or group.printed()
+            paper = group.paper_result(table if table != "sensitivity" else "") or group.paper_result()
         tasks = group.first.tasks if group else members[0].planned.spec.tasks
         lines.append(Line(label, data, tasks, group, paper, sum(member.result is None for member in members)))
     return lines

@@ -96,7 +96,7 @@ class PaperTable:
 
 
 @dataclass(frozen=True)
-class Printed:
+class PaperResult:
     """What the paper printed for one method on one dataset."""
 
     table: str
@@ -136,7 +136,7 @@ def _row(values: dict[str, Any]) -> Row:
     return Row(**{**values, **_tuples(values, "last", "average", "tasks")})
 
 
-def printed(method: str, settings: Mapping[str, Any], data: str, tasks: int, only: str = "") -> Printed | None:
+def paper_result(method: str, settings: Mapping[str, Any], data: str, tasks: int, only: str = "") -> PaperResult | None:
     """The number the paper printed for a run with these resolved settings, from the first table that has it.
 
     A row fits when every setting it spells out is the run's: DMC-OT without OT is not taken for DMC-OT. `only` names
@@ -154,5 +154,5 @@ def printed(method: str, settings: Mapping[str, Any], data: str, tasks: int, onl
                 and all(settings.get(key) == value for key, value in row.settings.items())
             ):
                 last, average = (values[place] if values else None for values in (row.last, row.average))
-                return Printed(name, row.label, last, average)
+                return PaperResult(name, row.label, last, average)
     return None

@@ -8,7 +8,7 @@ from statistics import fmean
 from typing import Literal
 
 from clipcil.intervals import Interval, t_interval
-from clipcil.paper import Claim, Row, printed, read_table, table_names
+from clipcil.paper import Claim, Row, paper_result, read_table, table_names
 from clipcil.report.compare import Group
 from clipcil.report.statistics import Bootstrap, order_means, paired
 
@@ -129,7 +129,7 @@ def paper_difference(
     """
 
     def on(name: str) -> float | None:
-        one, other = (printed(row.method, row.settings_with(tasks), name, tasks) for row in (better, worse))
+        one, other = (paper_result(row.method, row.settings_with(tasks), name, tasks) for row in (better, worse))
         same = one is not None and other is not None and (one.table, one.label) == (other.table, other.label)
         if one is None or other is None or one.last is None or other.last is None or same:
             return None

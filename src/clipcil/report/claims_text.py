@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 
+from markupsafe import Markup
+
 from clipcil.paper import read_table
 from clipcil.paper.tables import BACKBONE
 from clipcil.report import html
 from clipcil.report.claims import Judged, Part, Stream
-from clipcil.report.ranking import stream_titles
+from clipcil.report.compare import stream_titles
 from clipcil.report.runs import RunResult
 from clipcil.report.statistics import order_means
 
@@ -108,7 +110,7 @@ def stream_namer(streams: Sequence[Stream]) -> Callable[[Stream], str]:
 
 
 def section(judged: Sequence[Judged]) -> str:
-    """The claims as a part of the report page; empty where none was measured."""
+    """The claims as a part of the report page, in HTML; empty where none was measured."""
     measured = [each for each in judged if each.verdict != "not measured"]
     if not measured:
         return ""
@@ -116,12 +118,11 @@ def section(judged: Sequence[Judged]) -> str:
     rows = []
     for each in measured:
         for part in each.parts:
-            mean, interval, by_t, by_order, paper, verdict = map(html.text, _cells(part))
-            compared = f"{html.text(each.claim.better)} −<br>{html.text(part.worse)}"
-            cells = [verdict, html.text(name(each.stream)), compared, mean, interval, by_t, paper, by_order]
-            rows.append([html.text(each.claim.says), *cells])
+            mean, interval, by_t, by_order, paper, verdict = _cells(part)
+            compared = Markup("{} −<br>{}").format(each.claim.better, part.worse)
+            rows.append([each.claim.says, verdict, name(each.stream), compared, mean, interval, by_t, paper, by_order])
     head = ["Claim of the paper", "Verdict", "On", "Difference", "Mean", "95 %", "t", "Paper", "By order"]
     said = "Paired differences of A_B in percentage points; 95 %: interval over class orders and test pictures; "
     said += "t: Student's interval over class orders alone. A claim holds where each of its comparisons does."
-    table = f'<div class="tall words" tabindex="0">{html.table(head, rows, sortable=True)}</div>'
-    return f'<h2 id="claims">The paper\'s claims</h2><p class="faint">{said}</p>{table}'
+    table = Markup('<div class="tall words" tabindex="0">{}</div>').format(html.table(head, rows, sortable=True))
+    return Markup('<h2 id="claims">The paper\'s claims</h2><p class="faint">{}</p>{}').format(said, table)

@@ -1,18 +1,25 @@
-"""Runs that differ in class order and seed alone, taken together; and what the paper printed for the same."""
+"""Runs grouped by method and settings, compared on each stream of tasks and with the paper's numbers."""
 
 from __future__ import annotations
 
+import json
 import re
 import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from clipcil.paper import Printed, printed, read_table
+from clipcil.intervals import Interval
+from clipcil.paper import PaperResult, paper_result, read_table
 from clipcil.report.runs import RunResult
+from clipcil.report.statistics import Bootstrap, paired
+from clipcil.report.style import Look, assign_looks
+
+Stream = tuple[str, int, str, str]
+"""Data, number of tasks, backbone, and the other choices as JSON."""
 
 
-class Spread(NamedTuple):
+class MeanStd(NamedTuple):
     """Mean and standard deviation (n − 1) over runs; no deviation for one run."""
 
     mean: float
@@ -22,14 +29,15 @@ class Spread(NamedTuple):
         return f"{self.mean:.2f}" if self.std is None else f"{self.mean:.2f} ± {self.std:.2f}"
 
 
-def spread(values: Iterable[float]) -> Spread:
+def mean_std(values: Iterable[float]) -> MeanStd:
+    """Mean and standard deviation of some numbers."""
     numbers = list(values)
-    return Spread(statistics.fmean(numbers), statistics.stdev(numbers) if len(numbers) > 1 else None)
+    return MeanStd(statistics.fmean(numbers), statistics.stdev(numbers) if len(numbers) > 1 else None)
 
 
 @dataclass(frozen=True)
 class Group:
-    """One method with one choice of settings on one stream of tasks: its runs, one for each class order and seed."""
+    """The runs of one method with one choice of settings on one stream of tasks, by class order and seed."""
 
     label: str
     runs: tuple[RunResult, ...]
@@ -39,38 +47,46 @@ class Group:
         return self.runs[0]
 
     @property
-    def stream(self) -> tuple[str, int, str, str]:
+    def stream(self) -> Stream:
         return self.first.stream
 
-    def spread(self, what: Callable[[RunResult], float]) -> Spread:
-        return spread(what(run) for run in self.runs)
+    def mean_std(self, what: Callable[[RunResult], float]) -> MeanStd:
+        """Mean and standard deviation over the runs of what the function returns."""
+        return mean_std(what(run) for run in self.runs)
+
+    def of(self, key: str) -> MeanStd:
+        """Mean and standard deviation over the runs of a number in their results, such as `forgetting`."""
+        return self.mean_std(lambda run: float(run.values[key]))
 
     @property
-    def last(self) -> Spread:
-        return self.spread(lambda run: run.last)
+    def last(self) -> MeanStd:
+        return self.mean_std(lambda run: run.last)
 
     @property
-    def average(self) -> Spread:
-        return self.spread(lambda run: run.average)
+    def average(self) -> MeanStd:
+        return self.mean_std(lambda run: run.average)
 
     @property
     def seconds(self) -> float:
-        return self.spread(lambda run: run.seconds).mean
+        return self.mean_std(lambda run: run.seconds).mean
+
+    @property
+    def timed(self) -> bool:
+        return all(run.timing.get("seconds") for run in self.runs)
 
     @property
     def over(self) -> str:
-        """What the runs differ in, such as `3 class orders`; a number of runs where it is both."""
+        """The number of class orders, seeds or runs, such as `3 class orders`."""
         orders, seeds = len({run.order for run in self.runs}), len({run.seed for run in self.runs})
         if orders > 1 and seeds > 1:
             return f"{len(self.runs)} runs ({orders} class orders, {seeds} seeds)"
         return f"{orders} class orders" if orders > 1 else f"{seeds} seeds" if seeds > 1 else "1 run"
 
-    def printed(self, table: str = "") -> Printed | None:
-        """The paper's numbers for this method, these settings, this data and number of tasks; none for runs that were
-        not measured on test pictures."""
+    def paper_result(self, table: str = "") -> PaperResult | None:
+        """The paper's numbers for the same method, settings, data and number of tasks; None for held-out pictures."""
         if self.first.run.get("hold_out"):
             return None
-        return printed(self.first.method, self.first.settings, self.first.data, self.first.tasks, table)
+        return paper_result(self.first.method, self.first.settings, self.first.data, self.first.tasks, table)
 
 
 def group_runs(runs: Sequence[RunResult]) -> list[Group]:
@@ -92,8 +108,8 @@ def _place(group: Group) -> tuple[int, str, list[tuple[int, float, str]]]:
     return known.index(method) if method in known else len(known), method, words
 
 
-def title_of(method: str) -> str:
-    """What the method is called in a table; its name where nobody knows it here."""
+def method_title(method: str) -> str:
+    """The title of a method in tables; its name where it is not registered."""
     from clipcil.methods.registry import methods
 
     kind = methods().get(method)
@@ -101,27 +117,26 @@ def title_of(method: str) -> str:
 
 
 def _labels(runs: Sequence[RunResult]) -> list[str]:
-    """The method's title, with the settings by which a variant differs from others of its method on the same stream,
-    device and precision among them.
+    """The method's title with the settings, device and precision that distinguish variants on the same stream.
 
-    A value that more than half of three or more variants have goes without saying: a sweep of one setting after the
-    other has one row with the title alone, and the others name what they change.
+    With three or more variants, a value shared by more than half of them is left out of the labels.
     """
     families: dict[Any, list[dict[str, Any]]] = {}
     for run in runs:
-        families.setdefault((run.method, run.stream), []).append(_told_by(run))
+        families.setdefault((run.method, run.stream), []).append(_choices(run))
     labels = []
     for run in runs:
-        family, own, words = families[run.method, run.stream], _told_by(run), []
+        family, own, words = families[run.method, run.stream], _choices(run), []
         for key in sorted({key for settings in family for key in settings}):
             alike = sum(settings.get(key) == own.get(key) for settings in family)
             if alike < len(family) and (len(family) < 3 or 2 * alike <= len(family)):
                 words.append(f"{key}={show(own.get(key))}")
-        labels.append(f"{title_of(run.method)} ({', '.join(words)})" if words else title_of(run.method))
+        title = method_title(run.method)
+        labels.append(f"{title} ({', '.join(words)})" if words else title)
     return labels
 
 
-def _told_by(run: RunResult) -> dict[str, Any]:
+def _choices(run: RunResult) -> dict[str, Any]:
     return {**{key: run.run.get(key) for key in ("device", "precision")}, **flatten(run.settings)}
 
 
@@ -142,3 +157,71 @@ def show(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:g}"
     return ",".join(show(item) for item in value) if isinstance(value, list) else str(value)
+
+
+@dataclass(frozen=True)
+class Standing:
+    """A group among the others on its stream: its look, the interval of its A_B, its difference from the best."""
+
+    group: Group
+    look: Look
+    interval: Interval | None
+    """95 % interval of A_B; None where predictions are missing."""
+    behind: Interval | None
+    """A_B − that of the best on the same class orders and seeds; None for the best, or where it cannot be computed."""
+    is_best: bool
+
+    @property
+    def tied(self) -> bool:
+        """Whether the lead of the best over this group is within the noise."""
+        return not self.is_best and (self.behind is None or self.behind.high >= 0)
+
+
+def rank_groups(groups: Sequence[Group]) -> list[Standing]:
+    """A standing for each group, in the order given. The best is the one with the highest mean of A_B."""
+    best = max(groups, key=lambda group: group.last.mean)
+    bootstrap = Bootstrap([run for group in groups for run in group.runs])
+    found = []
+    for group, look in zip(groups, assign_looks([group.first.method for group in groups]), strict=True):
+        behind = None if group is best else bootstrap.difference(paired(group.runs, best.runs))
+        found.append(Standing(group, look, bootstrap.mean(group.runs), behind, group is best))
+    return found
+
+
+def finding(entries: Sequence[Standing], where: str) -> str:
+    """One sentence: which method is best on this stream, and which cannot be told from it."""
+    best = next(entry for entry in entries if entry.is_best)
+    group, interval = best.group, best.interval
+    noise = f" (95 % interval {interval.low:.1f} to {interval.high:.1f}; {group.over})" if interval else ""
+    if len(entries) == 1:
+        return f"{group.label} on {where}: A_B {group.last.mean:.1f} %{noise}."
+    said = f"{group.label} has the highest A_B on {where}: {group.last.mean:.1f} %{noise}"
+    tied = sorted((entry for entry in entries if entry.tied), key=lambda entry: -entry.group.last.mean)
+    if interval is None:
+        why = "predictions are missing, or not all of the same pictures"
+        return f"{said}; how much of its lead is noise cannot be told: {why}."
+    if not tied:
+        others = f"the other {len(entries) - 1}" if len(entries) > 2 else "the other method"
+        return f"{said}, ahead of {others} by more than the noise."
+    names = [f"{entry.group.label} ({entry.group.last.mean:.1f} %)" for entry in tied[:3]]
+    rest = f" and {len(tied) - 3} more" if len(tied) > 3 else ""
+    ahead = [entry.group.label for entry in tied if entry.behind is not None and entry.behind.low > 0]
+    more = f"; where both ran with the same class order and seed, {', '.join(ahead)} had more" if ahead else ""
+    return f"{said}, but it cannot be told from {', '.join(names)}{rest}{more}."
+
+
+def stream_titles(streams: Sequence[Stream]) -> list[str]:
+    """A title for each stream; fewer training pictures, and choices that distinguish two streams, are named."""
+    options = [json.loads(rest) for *_, rest in streams]
+    plain = []
+    for (data, tasks, backbone, _), own in zip(streams, options, strict=True):
+        few = f", {own['shots']} per class" if own.get("shots") else ""
+        few += f", {own['hold_out']} held-out training pictures per class" if own.get("hold_out") else ""
+        plain.append(f"{data}{few}, {tasks} task{'s' * (tasks != 1)}, {backbone}")
+    flat = [flatten(own) for own in options]
+    titles = []
+    for name, own in zip(plain, flat, strict=True):
+        twins = [twin for twin, title in zip(flat, plain, strict=True) if title == name]
+        keys = sorted({key for twin in twins for key in {*twin, *own} if twin.get(key) != own.get(key)})
+        titles.append(f"{name}{''.join(f', {key} {show(own.get(key))}' for key in keys)}")
+    return titles

@@ -9,9 +9,9 @@ from rich.console import Console
 from rich.table import Table
 
 from clipcil.errors import printable
-from clipcil.paper import Printed
+from clipcil.paper import PaperResult
 from clipcil.paper.tables import BACKBONE
-from clipcil.report.compare import Group, Spread
+from clipcil.report.compare import Group, MeanStd
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class Line:
     data: str
     tasks: int | None
     group: Group | None
-    paper: Printed | None
+    paper: PaperResult | None
     failed: int = 0
 
 
@@ -93,6 +93,6 @@ def _cells(line: Line, with_paper: bool) -> list[str]:
     return [*cells, f"{group.seconds:.1f}" if group else "—"]
 
 
-def difference(ours: Spread | None, theirs: float | None) -> str:
+def difference(ours: MeanStd | None, theirs: float | None) -> str:
     """Ours − the paper's, with its sign; a dash where one of them is not there."""
     return "—" if ours is None or theirs is None else f"{ours.mean - theirs:+.2f}"

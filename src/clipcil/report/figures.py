@@ -1,211 +1,216 @@
-"""The figures of a report. Each function draws in the theme it is given and returns a PNG with its points."""
+"""The figures of a report and the curve of a sweep. A figure of a report is a PNG with texts for its points."""
 
 from __future__ import annotations
 
 import io
+import os
+import textwrap
 from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from clipcil.report.compare import Group
-from clipcil.report.ranking import Entry
+from clipcil.errors import UserError
+from clipcil.report.compare import Group, MeanStd, Standing
 from clipcil.report.runs import WHOLE
 from clipcil.report.style import INKS, Theme, figure_style, series_looks
+from clipcil.storage import read_bytes, whole_file
 
-MOST_SCORES, MOST_BARS, MOST_LINES, MOST_DRIFTS = 36, 24, 12, 6
-"""How many methods a figure shows; of more, the best by A_B."""
+MOST = {"scores": 36, "accuracy": 12, "forgetting": 24, "drift": 6, "seconds": 24}
+"""Maximum number of methods in a figure; of more, the best by A_B are shown."""
 WIDTH = 4.8
 """Width in inches: narrow enough for its text to be legible on a phone."""
 LEGEND = 52
 """Characters of a line of a legend, which is as wide as the figure."""
+MADE_BY = "clipcil sweep"
+"""Creator in the metadata of a curve: a file without it belongs to the user."""
+FORMATS = ("png", "svg", "pdf")
 
 
-class Drawn(NamedTuple):
-    """A PNG, and what to say where the pointer rests."""
+class Figure(NamedTuple):
+    """A PNG, and texts to show where the pointer rests."""
 
     png: bytes
     points: list[tuple[float, float, str]]
     """Place from the left and from the top, in percent of the figure, and a text."""
 
 
-class Tips:
-    """Collects points in the coordinates of their axes; they become places when the figure is drawn."""
+class Canvas:
+    """A matplotlib figure, with the points that have a text."""
 
-    def __init__(self) -> None:
+    def __init__(self, pyplot: Any, height: float, panels: int = 1, **options: Any) -> None:
+        self.figure, axes = pyplot.subplots(panels, 1, figsize=(WIDTH, height), **options)
+        self.panels = axes if panels > 1 else [axes]
         self.points: list[tuple[Any, float, float, str]] = []
 
-    def add(self, axes: Any, x: float, y: float, text: str) -> None:
-        self.points.append((axes, x, y, text))
+    @property
+    def axes(self) -> Any:
+        return self.panels[0]
 
-    def draw(self, figure: Any) -> Drawn:
-        held = io.BytesIO()
-        figure.savefig(held, format="rgba")
-        size = figure.bbox.size
+    def tip(self, x: float, y: float, text: str, axes: Any = None) -> None:
+        """Show `text` at a point in the coordinates of the axes."""
+        self.points.append((axes or self.axes, x, y, text))
+
+    def draw(self) -> Figure:
+        """The figure as a PNG of 256 colours, which is a third as large as one of all colours."""
+        pixels, png = io.BytesIO(), io.BytesIO()
+        self.figure.savefig(pixels, format="rgba")
         places = []
         for axes, x, y, text in self.points:
-            across, up = axes.transData.transform((x, y)) / size
+            across, up = axes.transData.transform((x, y)) / self.figure.bbox.size
             places.append((round(100 * float(across), 2), round(100 - 100 * float(up), 2), text))
-        return Drawn(_png(held.getvalue(), figure.canvas.get_width_height()), places)
+        image = Image.frombytes("RGBA", self.figure.canvas.get_width_height(), pixels.getvalue()).convert("RGB")
+        image.quantize(256, method=Image.Quantize.MEDIANCUT, dither=Image.Dither.NONE).save(png, format="png")
+        return Figure(png.getvalue(), places)
 
 
-def _png(pixels: bytes, size: tuple[int, int]) -> bytes:
-    """A PNG of 256 colours: what figures show needs no more, and a page of many runs is a third as large."""
-    image = Image.frombytes("RGBA", size, pixels).convert("RGB")
-    held = io.BytesIO()
-    image.quantize(256, method=Image.Quantize.MEDIANCUT, dither=Image.Dither.NONE).save(held, format="png")
-    return held.getvalue()
+def best(standings: Sequence[Standing], most: int) -> list[Standing]:
+    """At most `most` standings, the best by A_B, in the order given."""
+    chosen = sorted(standings, key=lambda standing: -standing.group.last.mean)[:most]
+    return [standing for standing in standings if standing in chosen]
 
 
-def best(entries: Sequence[Entry], most: int = MOST_LINES) -> list[Entry]:
-    """The entries to draw, by A_B where there are too many, in the order given."""
-    chosen = sorted(entries, key=lambda entry: -entry.group.last.mean)[:most]
-    return [entry for entry in entries if entry in chosen]
-
-
-def accuracy(entries: Sequence[Entry], theme: Theme) -> Drawn:
+def accuracy(standings: Sequence[Standing], theme: Theme) -> Figure:
     """A_k after each task, a line for each method, ± a standard deviation over runs."""
-    entries, tips = best(entries), Tips()
+    standings = best(standings, MOST["accuracy"])
     with figure_style(theme) as pyplot:
-        long = max(len(entry.group.label) for entry in entries) > 24
-        rows = _legend_lines([entry.group.label for entry in entries]) if long else -(-len(entries) // 2)
-        figure, axes = pyplot.subplots(figsize=(WIDTH, 3.4 + 0.2 * rows))
-        for group, look in ((entry.group, entry.look) for entry in entries):
+        labels = [standing.group.label for standing in standings]
+        long = max(map(len, labels)) > 24
+        canvas = Canvas(pyplot, 3.4 + 0.2 * (_legend_lines(labels) if long else -(-len(standings) // 2)))
+        axes = canvas.axes
+        for group, look in ((standing.group, standing.look) for standing in standings):
             values = np.array([run.values["after"] for run in group.runs])
             across = np.arange(1, values.shape[1] + 1)
             mean, std = values.mean(0), values.std(0, ddof=1) if len(values) > 1 else np.zeros(values.shape[1])
-            colour = look.colour(theme)
-            own = group.first.method in ("dmc", "dmc-ot")
-            axes.plot(
-                across, mean, color=colour, marker=look.marker, label=_wrap(group.label, LEGEND), zorder=3 if own else 2
-            )
-            axes.fill_between(across, mean - std, mean + std, color=colour, alpha=0.15, linewidth=0)
+            line = {"color": look.colour(theme), "marker": look.marker, "label": _wrap(group.label, LEGEND)}
+            axes.plot(across, mean, zorder=3 if group.first.method in ("dmc", "dmc-ot") else 2, **line)
+            axes.fill_between(across, mean - std, mean + std, color=line["color"], alpha=0.15, linewidth=0)
             for task, value, wide in zip(across, mean, std, strict=True):
                 more = f" ± {wide:.1f}" if len(values) > 1 else ""
-                tips.add(axes, task, value, f"{group.label}, after task {task}: {value:.1f} %{more}")
-        axes.set_xlabel("tasks learnt")
-        axes.set_ylabel("accuracy over all classes seen, %")
+                canvas.tip(task, value, f"{group.label}, after task {task}: {value:.1f} %{more}")
+        axes.set(xlabel="tasks learnt", ylabel="accuracy over all classes seen, %")
         axes.set_xticks(across if len(across) <= 12 else across[:: -(-len(across) // 10)])
         low, high = axes.get_ylim()
         axes.set_ylim(max(0, low), min(100.5, high))
-        figure.legend(loc="outside lower center", ncols=1 if long else 2)
-        return tips.draw(figure)
+        canvas.figure.legend(loc="outside lower center", ncols=1 if long else 2)
+        return canvas.draw()
 
 
-def scores(entries: Sequence[Entry], theme: Theme) -> Drawn:
+def scores(standings: Sequence[Standing], theme: Theme) -> Figure:
     """A_B with its 95 % interval, the best on top."""
-    entries = sorted(best(entries, MOST_SCORES), key=lambda entry: -entry.group.last.mean)
-    tips = Tips()
+    standings = sorted(best(standings, MOST["scores"]), key=lambda standing: -standing.group.last.mean)
     with figure_style(theme) as pyplot:
-        figure, axes = _rows_of(pyplot, entries, 0.9)
-        for place, entry in enumerate(entries):
-            mean, colour = entry.group.last.mean, entry.look.colour(theme)
-            low, high = (entry.interval.low, entry.interval.high) if entry.interval else (mean, mean)
+        canvas = Canvas(pyplot, _rows_height(standings, 0.9))
+        axes = canvas.axes
+        for place, standing in enumerate(standings):
+            group, interval = standing.group, standing.interval
+            mean, colour = group.last.mean, standing.look.colour(theme)
+            low, high = (interval.low, interval.high) if interval else (mean, mean)
             axes.plot([low, high], [place, place], color=colour, linewidth=2.4, solid_capstyle="butt")
-            axes.plot(mean, place, color=colour, marker=entry.look.marker, markersize=7)
-            for run in entry.group.runs if len(entry.group.runs) > 1 else ():
+            axes.plot(mean, place, color=colour, marker=standing.look.marker, markersize=7)
+            for run in group.runs if len(group.runs) > 1 else ():
                 axes.plot(run.last, place, marker="|", color=INKS[theme].text, markersize=6, alpha=0.7)
-                tips.add(axes, run.last, place, f"{entry.group.label}, {run.order}, seed {run.seed}: {run.last:.1f} %")
-            tips.add(axes, mean, place, f"{entry.group.label}: {entry.interval or f'{mean:.2f}'} %")
-        _label_rows(axes, entries, theme)
-        axes.set_ylim(len(entries) - 0.5, -0.5)
-        axes.set_xlabel("A_B, %")
-        return tips.draw(figure)
+                canvas.tip(run.last, place, f"{group.label}, {run.order}, seed {run.seed}: {run.last:.1f} %")
+            canvas.tip(mean, place, f"{group.label}: {interval or f'{mean:.2f}'} %")
+        _label_rows(axes, standings, theme, "A_B, %")
+        axes.set_ylim(len(standings) - 0.5, -0.5)
+        return canvas.draw()
 
 
-def matrix(group: Group, theme: Theme) -> Drawn:
+def matrix(group: Group, theme: Theme) -> Figure:
     """R[k, i]: accuracy on task i after learning task k, the mean over runs."""
     values = [[np.nan if v is None else v for v in row] for run in group.runs for row in run.values["matrix"]]
     mean = np.array(values, dtype=np.float64).reshape(len(group.runs), group.first.tasks, -1).mean(0)
-    said = "task {column} after learning task {row}: {value:.1f} %"
-    return _heat(mean, ("task measured", "after learning task", "accuracy, %"), said, theme)
+    tip = "task {column} after learning task {row}: {value:.1f} %"
+    return _heat(mean, ("task measured", "after learning task", "accuracy, %"), tip, theme)
 
 
-def confusion(group: Group, theme: Theme) -> Drawn:
+def confusion(group: Group, theme: Theme) -> Figure:
     """Of the test pictures of a task, the share classified as a class of each task, at the end."""
     counts = np.sum([run.values["between_tasks"] for run in group.runs], axis=0, dtype=np.float64)
     share = 100 * counts / np.maximum(counts.sum(1, keepdims=True), 1)
-    said = "{value:.1f} % of the pictures of task {row} were classified as a class of task {column}"
-    return _heat(share, ("classified as a class of task", "pictures of task", "share, %"), said, theme)
+    tip = "{value:.1f} % of the pictures of task {row} were classified as a class of task {column}"
+    return _heat(share, ("classified as a class of task", "pictures of task", "share, %"), tip, theme)
 
 
-def forgetting(entries: Sequence[Entry], theme: Theme) -> Drawn:
+def forgetting(standings: Sequence[Standing], theme: Theme) -> Figure:
     """Best accuracy so far − accuracy at the end, the mean over tasks but the last."""
-    entries, tips = best(entries, MOST_BARS), Tips()
+    standings = best(standings, MOST["forgetting"])
     with figure_style(theme) as pyplot:
-        figure, axes = _rows_of(pyplot, entries, 0.9)
-        for place, entry in enumerate(entries):
-            spread = entry.group.spread(lambda run: float(run.values["forgetting"]))
-            axes.barh(place, spread.mean, color=entry.look.colour(theme), height=0.65)
-            if spread.std is not None:
-                axes.errorbar(spread.mean, place, xerr=spread.std, color=INKS[theme].text, capsize=3, linewidth=1.2)
-            edge = max(spread.mean + (spread.std or 0), 0)
-            axes.annotate(f"{spread.mean:.1f}", (edge, place), (5, 0), textcoords="offset points", va="center")
-            tips.add(axes, spread.mean, place, f"{entry.group.label}: forgetting {spread}")
-        _label_rows(axes, entries, theme)
-        axes.margins(x=0.14)
-        axes.set_xlabel("forgetting, percentage points")
-        return tips.draw(figure)
+        canvas = Canvas(pyplot, _rows_height(standings, 0.9))
+        for place, standing in enumerate(standings):
+            value = standing.group.of("forgetting")
+            canvas.axes.barh(place, value.mean, color=standing.look.colour(theme), height=0.65)
+            if value.std is not None:
+                whisker = {"color": INKS[theme].text, "capsize": 3, "linewidth": 1.2}
+                canvas.axes.errorbar(value.mean, place, xerr=value.std, **whisker)
+            _annotate(canvas.axes, max(value.mean + (value.std or 0), 0), place, value.mean)
+            canvas.tip(value.mean, place, f"{standing.group.label}: forgetting {value}")
+        _label_rows(canvas.axes, standings, theme, "forgetting, percentage points")
+        canvas.axes.margins(x=0.14)
+        return canvas.draw()
 
 
 def has_drift(group: Group) -> bool:
+    """Whether drift was measured in one of the runs."""
     return any(value for run in group.runs for value in run.values.get("drift", []))
 
 
-def drift(entries: Sequence[Entry], theme: Theme) -> Drawn:
-    """How far the stored means lie from the true ones after each task, before and after calibration."""
-    entries, tips = best([entry for entry in entries if has_drift(entry.group)], MOST_DRIFTS), Tips()
+def drift(standings: Sequence[Standing], theme: Theme) -> Figure:
+    """Distance of the stored means from the true ones after each task, before and after calibration."""
+    standings = best([standing for standing in standings if has_drift(standing.group)], MOST["drift"])
     with figure_style(theme) as pyplot:
-        height = 4.4 + 0.2 * 2 * _legend_lines([f"{entry.group.label}: before calibration" for entry in entries])
-        figure, panels = pyplot.subplots(2, 1, figsize=(WIDTH, height), sharex=True)
-        for panel, key, name in zip(panels, ("cosine", "w2"), ("1 − cosine of means", "W₂ of Gaussians"), strict=True):
-            for group, look in ((entry.group, entry.look) for entry in entries):
-                ink = look.colour(theme)
-                # A ring around the dot: both can be seen where calibration changed nothing.
-                rings, dots = {"ls": ":", "mfc": INKS[theme].page, "ms": 9}, {"ls": "-", "ms": 4}
-                for when, how in (("before", rings), ("after", dots)):
+        labels = [f"{standing.group.label}: before calibration" for standing in standings]
+        canvas = Canvas(pyplot, 4.4 + 0.2 * 2 * _legend_lines(labels), panels=2, sharex=True)
+        # A ring around the dot: both can be seen where calibration changed nothing.
+        rings, dots = {"ls": ":", "mfc": INKS[theme].page, "ms": 9}, {"ls": "-", "ms": 4}
+        names = (("cosine", "1 − cosine of means"), ("w2", "W₂ of Gaussians"))
+        for panel, (key, name) in zip(canvas.panels, names, strict=True):
+            for group, look in ((standing.group, standing.look) for standing in standings):
+                for when, style in (("before", rings), ("after", dots)):
                     across, mean = _drift_line(group, f"{key}_{when}")
                     label = _wrap(f"{group.label}: {when} calibration", LEGEND) if key == "cosine" else None
-                    panel.plot(across, mean, color=ink, marker=look.marker, label=label, **how)
+                    panel.plot(across, mean, color=look.colour(theme), marker=look.marker, label=label, **style)
                     for task, value in zip(across, mean, strict=True):
-                        tips.add(panel, task, value, f"{group.label}, task {task}, {when} calibration: {value:.4f}")
+                        canvas.tip(task, value, f"{group.label}, task {task}, {when} calibration: {value:.4f}", panel)
             panel.set_ylabel(name)
             panel.set_ylim(0, 1.06 * panel.get_ylim()[1])
-        panels[-1].set_xlabel("tasks learnt")
-        panels[-1].xaxis.get_major_locator().set_params(integer=True)
-        figure.legend(loc="outside lower center", ncols=1)
-        return tips.draw(figure)
+        panel.set_xlabel("tasks learnt")
+        panel.xaxis.get_major_locator().set_params(integer=True)
+        canvas.figure.legend(loc="outside lower center", ncols=1)
+        return canvas.draw()
 
 
-def seconds(entries: Sequence[Entry], theme: Theme) -> Drawn:
-    """Where the time went, the mean over runs."""
-    entries, tips = best(entries, MOST_BARS), Tips()
-    parts = [_phases(entry.group) for entry in entries]
+def seconds(standings: Sequence[Standing], theme: Theme) -> Figure:
+    """Seconds of each phase, the mean over runs."""
+    standings = best(standings, MOST["seconds"])
+    parts = [_phases(standing.group) for standing in standings]
     names = list(dict.fromkeys(name for phases in parts for name in phases))
     with figure_style(theme) as pyplot:
-        figure, axes = _rows_of(pyplot, entries, 1.2 + 0.2 * -(-len(names) // 3))
-        left = np.zeros(len(entries))
+        canvas = Canvas(pyplot, _rows_height(standings, 1.2 + 0.2 * -(-len(names) // 3)))
+        places, left = range(len(standings)), np.zeros(len(standings))
+        bar = {"height": 0.65, "edgecolor": INKS[theme].page, "linewidth": 0.6}
         for name, look in zip(names, series_looks(len(names)), strict=True):
             widths = np.array([phases.get(name, 0.0) for phases in parts])
-            edge = {"edgecolor": INKS[theme].page, "linewidth": 0.6}
-            axes.barh(range(len(entries)), widths, left=left, color=look.colour(theme), height=0.65, label=name, **edge)
+            canvas.axes.barh(places, widths, left=left, color=look.colour(theme), label=name, **bar)
             for place, (start, wide) in enumerate(zip(left, widths, strict=True)):
                 if wide > 0:
-                    tips.add(axes, start + wide / 2, place, f"{entries[place].group.label}, {name}: {wide:.1f} s")
+                    canvas.tip(start + wide / 2, place, f"{standings[place].group.label}, {name}: {wide:.1f} s")
             left += widths
         for place, total in enumerate(left):
-            axes.annotate(f"{total:.1f}", (total, place), (5, 0), textcoords="offset points", va="center")
-        _label_rows(axes, entries, theme)
-        axes.margins(x=0.14)
-        axes.set_xlabel("seconds")
-        figure.legend(loc="outside lower center", ncols=3)
-        return tips.draw(figure)
+            _annotate(canvas.axes, total, place, total)
+        _label_rows(canvas.axes, standings, theme, "seconds")
+        canvas.axes.margins(x=0.14)
+        canvas.figure.legend(loc="outside lower center", ncols=3)
+        return canvas.draw()
 
 
 def _phases(group: Group) -> dict[str, float]:
-    """Seconds of what lies inside learning (from 2 % of the whole on), of the rest of it, and of the other phases."""
+    """Seconds of the parts of learning (from 2 % of the whole on), of the rest of learning, and of the other phases."""
     total: dict[str, float] = {}
     for run in group.runs:
         for name, value in run.timing.get("seconds", {}).items():
@@ -224,55 +229,56 @@ def _drift_line(group: Group, key: str) -> tuple[NDArray[np.int64], NDArray[np.f
     return np.arange(1, len(mean) + 1)[known], mean[known]
 
 
-def _heat(values: NDArray[np.float64], axis_names: tuple[str, str, str], said: str, theme: Theme) -> Drawn:
+def _heat(values: NDArray[np.float64], names: tuple[str, str, str], tip: str, theme: Theme) -> Figure:
     """Cells with their numbers where there is room; cividis reads the same with and without colour blindness."""
-    count, tips = len(values), Tips()
-    across, down, what = axis_names
+    count = len(values)
     known = values[~np.isnan(values)]
     low, high = (float(known.min()), float(known.max())) if known.size else (0.0, 100.0)
     with figure_style(theme) as pyplot:
         from matplotlib.ticker import MaxNLocator
 
         # Fixed margins: a layout found from the texts would double the time, and a report may have hundreds of these.
-        figure, axes = pyplot.subplots(figsize=(WIDTH, 4.6), layout="none")
-        figure.subplots_adjust(left=0.105, right=0.865, bottom=0.105, top=0.985)
-        image = axes.imshow(
-            np.ma.masked_invalid(values), cmap="cividis", vmin=low, vmax=max(high, low + 1), aspect="auto"
-        )
+        canvas = Canvas(pyplot, 4.6, layout="none")
+        axes = canvas.axes
+        canvas.figure.subplots_adjust(left=0.105, right=0.865, bottom=0.105, top=0.985)
+        shown, scale = np.ma.masked_invalid(values), {"vmin": low, "vmax": max(high, low + 1)}
+        image = axes.imshow(shown, cmap="cividis", aspect="auto", **scale)
         axes.grid(visible=False)
-        for side in axes.spines.values():
-            side.set_visible(False)
+        axes.spines[:].set_visible(False)
         ticks = range(0, count, 1 if count <= 12 else 2)
         axes.set_xticks(ticks, [str(tick + 1) for tick in ticks])
         axes.set_yticks(ticks, [str(tick + 1) for tick in ticks])
-        axes.set_xlabel(across)
-        axes.set_ylabel(down)
+        axes.set(xlabel=names[0], ylabel=names[1])
         for (row, column), value in np.ndenumerate(values):
             if np.isnan(value):
                 continue
-            tips.add(axes, column, row, said.format(row=row + 1, column=column + 1, value=value))
+            canvas.tip(column, row, tip.format(row=row + 1, column=column + 1, value=value))
             if count <= 12 and round(value) > 0:
                 ink = "#000000" if value > low + 0.55 * (high - low) else "#ffffff"
                 axes.text(column, row, f"{value:.0f}", ha="center", va="center", color=ink, fontsize=9)
-        bar = figure.colorbar(image, ax=axes, label=what, fraction=0.045, pad=0.02)
+        bar = canvas.figure.colorbar(image, ax=axes, label=names[2], fraction=0.045, pad=0.02)
         bar.locator = MaxNLocator(integer=True, min_n_ticks=1)  # the margin has room for "100", not for "69.5"
         bar.update_ticks()
         bar.outline.set_visible(False)
-        return tips.draw(figure)
+        return canvas.draw()
 
 
-def _rows_of(pyplot: Any, entries: Sequence[Entry], extra: float) -> tuple[Any, Any]:
-    """A figure with a row for each entry, high enough for the lines of the longest label."""
-    lines = max(1 + _wrap(entry.group.label).count("\n") for entry in entries)
-    figure, axes = pyplot.subplots(figsize=(WIDTH, extra + (0.17 + 0.15 * lines) * len(entries)))
-    return figure, axes
+def _rows_height(standings: Sequence[Standing], extra: float) -> float:
+    """The height of a figure with a row for each standing, high enough for the lines of the longest label."""
+    lines = max(1 + _wrap(standing.group.label).count("\n") for standing in standings)
+    return extra + (0.17 + 0.15 * lines) * len(standings)
 
 
-def _label_rows(axes: Any, entries: Sequence[Entry], theme: Theme) -> None:
-    axes.set_yticks(range(len(entries)), [_wrap(entry.group.label) for entry in entries])
+def _label_rows(axes: Any, standings: Sequence[Standing], theme: Theme, below: str) -> None:
+    axes.set_yticks(range(len(standings)), [_wrap(standing.group.label) for standing in standings])
     axes.tick_params(axis="y", labelcolor=INKS[theme].text, length=0)
     axes.invert_yaxis()
     axes.grid(axis="y", visible=False)
+    axes.set_xlabel(below)
+
+
+def _annotate(axes: Any, x: float, y: float, value: float) -> None:
+    axes.annotate(f"{value:.1f}", (x, y), (5, 0), textcoords="offset points", va="center")
 
 
 def _legend_lines(labels: Sequence[str]) -> int:
@@ -281,6 +287,59 @@ def _legend_lines(labels: Sequence[str]) -> int:
 
 
 def _wrap(label: str, width: int = 22) -> str:
-    import textwrap
-
     return textwrap.fill(label, width)
+
+
+@dataclass(frozen=True)
+class Curve:
+    """The curve of a sweep on one dataset: the value, A_B and Ā of each point."""
+
+    name: str
+    points: list[tuple[str, MeanStd, MeanStd]]
+
+
+def save_sweep(curves: Sequence[Curve], title: str, key: str, path: Path) -> None:
+    """Draw A_B solid and Ā dashed, ± a standard deviation where there are several runs.
+
+    Numbers stand in order of size at equal distances: the values of a sweep usually grow by factors, and often
+    include zero, which a logarithmic axis cannot show.
+    """
+    values = list(dict.fromkeys(value for curve in curves for value, _, _ in curve.points))
+    values.sort(key=_size)
+    with figure_style("light") as pyplot:
+        figure, axes = pyplot.subplots(figsize=(5.6, 3.8))
+        for curve, look in zip(curves, series_looks(len(curves)), strict=True):
+            for which, dash, name in ((0, "-", "A_B"), (1, "--", "Ā")):
+                points = sorted((values.index(value), both[which]) for value, *both in curve.points)
+                across = [x for x, _ in points]
+                mean = np.array([value.mean for _, value in points])
+                std = np.array([value.std or 0.0 for _, value in points])
+                label = f"{curve.name}, {name}" if len(curves) > 1 else name
+                axes.plot(across, mean, dash, color=look.light, marker=look.marker, label=label)
+                axes.fill_between(across, mean - std, mean + std, color=look.light, alpha=0.15, linewidth=0)
+        axes.set_xticks(range(len(values)), values, rotation=30 if max(map(len, values)) > 6 else 0)
+        axes.set(xlabel=key, ylabel="accuracy, %", title=title)
+        figure.legend(loc="outside lower center", ncols=min(2 * len(curves), 4))
+        check_plot(path)
+        with whole_file(path) as part:
+            figure.savefig(part, format=path.suffix[1:].lower(), metadata={"Creator": MADE_BY})
+
+
+def check_plot(path: Path) -> None:
+    """Refuse a file that no curve can be written to.
+
+    Raises:
+        UserError: Its ending is not one of `FORMATS`, or it is not the curve of an earlier sweep.
+    """
+    if path.suffix[1:].lower() not in FORMATS:
+        raise UserError(f"{path} is no name for a curve; it ends in {', '.join(f'.{name}' for name in FORMATS)}")
+    if os.path.lexists(path) and (not path.is_file() or MADE_BY.encode() not in read_bytes(path, 2**26)):
+        raise UserError(f"{path} is there already and is no curve of clipcil; name another file with --plot")
+
+
+def _size(value: str) -> tuple[int, float]:
+    """Numbers by size, then words as they come."""
+    try:
+        return 0, float(value)
+    except ValueError:
+        return 1, 0.0

@@ -3,176 +3,254 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
+from statistics import fmean
+from typing import Any, NamedTuple
+
+from markupsafe import Markup
 
 from clipcil.errors import UserError
-from clipcil.files import refuse_links, write_bytes
-from clipcil.report import figures, html
-from clipcil.report.compare import Group, group_runs
-from clipcil.report.ranking import Entry, finding, rank, stream_titles
+from clipcil.paper.tables import BACKBONE
+from clipcil.report import figures
+from clipcil.report.answers import TestAnswer, confused_pairs, read_predictions
+from clipcil.report.compare import (
+    Group,
+    Standing,
+    Stream,
+    finding,
+    flatten,
+    group_runs,
+    rank_groups,
+    show,
+    stream_titles,
+)
+from clipcil.report.html import Cell, claim_page, write_page
+from clipcil.report.pictures import Thumbnails
 from clipcil.report.runs import RunResult
-from clipcil.report.strip import Strips
-from clipcil.report.style import THEMES, Theme
-from clipcil.report.tables import classes, comparison, settings
+from clipcil.storage import claim, read_json, refuse_links, write_bytes
 
-TITLE = "clipcil: report"
 OWN_FIGURE = re.compile(
     r"[a-z0-9-]*-\d+tasks-\d+-([a-z0-9-]+-)?(scores|accuracy|forgetting|drift|seconds|matrix|confusion)(-dark)?\.png"
 )
 """The name of a figure of a report."""
-Draw = Callable[[Theme], figures.Drawn]
+SAME = 0.005
+"""Numbers nearer than this are printed the same."""
+CAPTIONS = {
+    "scores": "A_B with its 95 % interval over runs and test pictures.",
+    "accuracy": "A_k: the mean over tasks seen of the accuracy on each, after each task.",
+    "forgetting": "Forgetting: best accuracy so far − accuracy at the end, the mean over all tasks but the last.",
+    "drift": "Drift: how far stored class Gaussians lie from the features that the same training pictures have today,"
+    " before and after calibration. The experiment measures it; no method sees it.",
+    "seconds": "Where the time went; what several runs share is paid for by the first.",
+    "matrix": "R: accuracy on each task (across) after learning each task (down).",
+    "confusion": "Confusion between tasks at the end: where the test pictures of each task went.",
+}
+TITLES = {"scores": "A_B", "accuracy": "Accuracy by task", "matrix": "R matrix", "confusion": "Confusion between tasks"}
+REPEATED = {"scores": " A tick is one run.", "accuracy": " The band is ± one standard deviation over runs."}
+"""What a caption says more where there are several runs of a method."""
+
+
+class PageFigure(NamedTuple):
+    """A figure in both themes, with its name, its title and its caption."""
+
+    name: str
+    title: str
+    caption: str
+    light: figures.Figure
+    dark: figures.Figure
 
 
 class Report:
-    """Collects the pieces of the page; figures go into it and into `files`, by their names."""
+    """The variables of the template `report.html`; the figures are collected in `figures`."""
 
     def __init__(self, runs: Sequence[RunResult]) -> None:
-        self.runs = list(runs)
-        self.files: dict[str, bytes] = {}
+        self.runs = runs
         self.groups = group_runs(runs)
-        self.strips = Strips()
-        self.figures: list[str] = []
+        self.thumbnails = Thumbnails()
+        self.figures: list[PageFigure] = []
 
-    def body(self) -> str:
-        streams: dict[tuple[str, int, str, str], list[Group]] = {}
+    def variables(self) -> dict[str, Any]:
+        """The streams with everything that is shown about them."""
+        streams: dict[Stream, list[Group]] = {}
         for group in self.groups:
             streams.setdefault(group.stream, []).append(group)
         titles = stream_titles(list(streams))
-        ranked = [rank(groups) for groups in streams.values()]
-        findings = [html.text(finding(entries, title)) for entries, title in zip(ranked, titles, strict=True)]
         days = sorted({run.finished for run in self.runs} - {""})
-        when = f", {days[0]}" if len(days) == 1 else f", {days[0]} to {days[-1]}" if days else ""
-        number = sum(len(group.runs) for group in self.groups)  # a run that stands in two folders counts once
-        count = f"{number} run{'s' * (number != 1)}"
-        parts = ["<h1>Class-incremental learning with CLIP</h1>"]
-        if len(streams) > 1:
-            links = "".join(f'<li><a href="#stream-{i}">{said}</a></li>' for i, said in enumerate(findings))
-            parts.append(f'<ul class="findings">{links}</ul>')
-        else:
-            parts.append(f'<p class="finding">{findings[0]} {_measured_on(ranked[0])}</p>')
-        parts.append(f'<p class="faint">{count}, measured by clipcil{html.text(when)}.</p>')
-        for number, (title, entries, said) in enumerate(zip(titles, ranked, findings, strict=True)):
-            head = f'<h2 id="stream-{number}">{html.text(title)}</h2>'
-            head += f'<p class="finding">{said} {_measured_on(entries)}</p>' if len(streams) > 1 else ""
-            parts.append(head + self.section(str(number), entries))
-        return "\n".join(parts)
+        return {
+            "count": sum(len(group.runs) for group in self.groups),  # a run that stands in two folders counts once
+            "when": f", {days[0]}" if len(days) == 1 else f", {days[0]} to {days[-1]}" if days else "",
+            "paper_backbone": BACKBONE,
+            "streams": [
+                self.stream(number, title, rank_groups(groups))
+                for number, (title, groups) in enumerate(zip(titles, streams.values(), strict=True))
+            ],
+        }
 
-    def section(self, number: str, entries: list[Entry]) -> str:
+    def stream(self, number: int, title: str, standings: list[Standing]) -> dict[str, Any]:
         """One stream of tasks: its table, the figures that compare methods, then each method."""
-        first = entries[0].group.first
-        what = f"{_slug(first.data)}-{first.tasks}tasks-{number}"
-        parts = [comparison(entries), self.compared(what, entries), "<h3>Each method</h3>"]
-        parts += [self.method(what, entry.group, len(entries) == 1) for entry in entries]
-        return "\n".join(parts)
+        first = standings[0].group.first
+        name = f"{_slug(first.data)}-{first.tasks}tasks-{number}"
+        papers = [standing.group.paper_result() for standing in standings]
+        return {
+            "title": title,
+            "finding": finding(standings, title),
+            "measured_on": _measured_on(standings),
+            "backbone": first.backbone,
+            "standings": list(zip(standings, papers, strict=True)),
+            "is_clear": not any(standing.tied for standing in standings),
+            "columns": _more_columns(standings),
+            "tables": sorted({paper.table for paper in papers if paper}),
+            "variants": any("=" in standing.group.label for standing in standings),
+            "repeated": any(len(standing.group.runs) > 1 for standing in standings),
+            "figures": self.comparisons(name, standings),
+            "methods": [self.method(name, standing.group, len(standings) == 1) for standing in standings],
+        }
 
-    def compared(self, what: str, entries: list[Entry]) -> str:
-        """The figures that show all methods at once; a chart with one bar is none."""
-        several = len(entries) > 1
-        repeated = any(len(entry.group.runs) > 1 for entry in entries)
-        band = " The band is ± one standard deviation over runs." if repeated else ""
-        parts = []
-        if several:
-            ticks = " A tick is one run." if repeated else ""
-            said = f"A_B with its 95 % interval over runs and test pictures.{ticks}"
-            said += _only(entries, figures.MOST_SCORES)
-            parts.append(self.figure(f"{what}-scores", lambda t: figures.scores(entries, t), "A_B", said))
-        said = "A_k: the mean over tasks seen of the accuracy on each, after each task."
-        said += f"{band}{_only(entries, figures.MOST_LINES)}"
-        parts.append(self.figure(f"{what}-accuracy", lambda t: figures.accuracy(entries, t), "Accuracy by task", said))
-        if several and entries[0].group.first.tasks > 1:
-            said = "Forgetting: best accuracy so far − accuracy at the end, the mean over all tasks but the last."
-            said += _only(entries, figures.MOST_BARS)
-            parts.append(
-                self.figure(f"{what}-forgetting", lambda t: figures.forgetting(entries, t), "Forgetting", said)
-            )
-        if moved := [entry for entry in entries if figures.has_drift(entry.group)]:
-            said = "Drift: how far stored class Gaussians lie from the features that the same training pictures have "
-            said += "today, before and after calibration. The experiment measures it; no method sees it."
-            said += _only(moved, figures.MOST_DRIFTS)
-            parts.append(self.figure(f"{what}-drift", lambda t: figures.drift(entries, t), "Drift", said))
-        if several and any(run.timing for entry in entries for run in entry.group.runs):
-            said = "Where the time went; what several runs share is paid for by the first."
-            said += _only(entries, figures.MOST_BARS)
-            parts.append(self.figure(f"{what}-seconds", lambda t: figures.seconds(entries, t), "Seconds", said))
-        return f'<div class="figures">{"".join(parts)}</div>'
+    def comparisons(self, name: str, standings: list[Standing]) -> list[PageFigure]:
+        """The figures that show all methods at once; a chart with one bar is left out."""
+        runs = [run for standing in standings for run in standing.group.runs]
+        several, repeated = len(standings) > 1, len(runs) > len(standings)
+        moved = [standing for standing in standings if figures.has_drift(standing.group)]
+        shown = {
+            "scores": standings if several else [],
+            "accuracy": standings,
+            "forgetting": standings if several and runs[0].tasks > 1 else [],
+            "drift": moved,
+            "seconds": standings if several and any(run.timing for run in runs) else [],
+        }
+        found = []
+        for kind, members in shown.items():
+            more, most = REPEATED.get(kind, "") if repeated else "", figures.MOST[kind]
+            more += f" The {most} best of {len(members)} by A_B." if len(members) > most else ""
+            found += [self.figure(name, kind, members, TITLES.get(kind, kind.title()), more)] if members else []
+        return found
 
-    def method(self, what: str, group: Group, is_open: bool) -> str:
+    def figure(self, name: str, kind: str, what: Any, title: str, more: str) -> PageFigure:
+        """Draw a figure in both themes; `more` is added to its caption."""
+        light, dark = (getattr(figures, kind)(what, theme) for theme in ("light", "dark"))
+        self.figures.append(PageFigure(f"{name}-{kind}", title, CAPTIONS[kind] + more, light, dark))
+        return self.figures[-1]
+
+    def method(self, stream: str, group: Group, is_open: bool) -> dict[str, Any]:
         """The R matrix, confusion between tasks, classes, pictures, notes and settings of one group."""
-        name = f"{what}-{_slug(group.label)}-{self.groups.index(group)}"
-        over = "" if len(group.runs) == 1 else f" Mean over {group.over}."
-        parts = []
-        if group.first.tasks > 1:
-            said = f"R: accuracy on each task (across) after learning each task (down).{over}"
-            title = f"R matrix of {group.label}"
-            parts.append(self.figure(f"{name}-matrix", lambda theme: figures.matrix(group, theme), title, said))
-            said = f"Confusion between tasks at the end: where the test pictures of each task went.{over}"
-            title = f"Confusion between tasks of {group.label}"
-            parts.append(self.figure(f"{name}-confusion", lambda theme: figures.confusion(group, theme), title, said))
-        body = f'<div class="figures">{"".join(parts)}</div>{self.notes(group)}{classes(group)}{self.strip(group)}'
-        said = f"A_B {group.last}, Ā {group.average}; {group.over}"
-        return html.details(
-            f"{html.text(group.label)} <span class='faint'>{said}</span>", body + settings(group), is_open
-        )
-
-    def strip(self, group: Group) -> str:
+        name = f"{stream}-{_slug(group.label)}-{self.groups.index(group)}"
+        several = len(group.runs) > 1
+        over = f" Mean over {group.over}." if several else ""
+        kinds = ("matrix", "confusion") if group.first.tasks > 1 else ()
+        predictions: list[TestAnswer] = []
+        no_pairs = no_pictures = ""
         try:
-            right, wrong = self.strips.strip(group.first)
+            predictions = [each for run in group.runs for each in read_predictions(run.folder)]
         except UserError as error:
-            return f'<p class="faint">No pictures are shown: {html.text(error)}.</p>'
-        which = f" ({group.first.order}, seed {group.first.seed})" if len(group.runs) > 1 else ""
-        sure = any(shown.prediction.probability is not None for shown in (*right, *wrong))
-        first = "Mistakes, the most confident first" if sure else "Mistakes"
-        parts = [f"<h3>{first}{html.text(which)}</h3>{html.strip(wrong)}"] if wrong else []
-        parts += [f"<h3>Right answers{html.text(which)}</h3>{html.strip(right)}"] if right else []
-        return "".join(parts)
-
-    def notes(self, group: Group) -> str:
-        said = list(dict.fromkeys(note for run in group.runs for note in run.values["notes"]))
-        return f"<h3>Notes</h3><ul>{''.join(f'<li>{html.text(note)}</li>' for note in said)}</ul>" if said else ""
-
-    def figure(self, name: str, draw: Draw, alt: str, caption: str) -> str:
-        """Draw in both themes, keep both as PNGs, and return the HTML that shows the one that suits."""
-        drawn = {theme: draw(theme) for theme in THEMES}
-        for theme, content in drawn.items():
-            self.files[f"{name}{'' if theme == 'light' else '-dark'}.png"] = content.png
-        self.figures.append(name)
-        return html.picture(name, drawn["light"], drawn["dark"], alt, caption)
+            no_pairs = str(error)
+        try:
+            right, mistakes = self.thumbnails.of(group.first)
+        except UserError as error:
+            right, mistakes, no_pictures = [], [], str(error)
+        return {
+            "group": group,
+            "open": is_open,
+            "figures": [self.figure(name, kind, group, f"{TITLES[kind]} of {group.label}", over) for kind in kinds],
+            "notes": list(dict.fromkeys(note for run in group.runs for note in run.values["notes"])),
+            "one_order": _has_one_order(group),
+            "classes": class_rows(group, predictions),
+            "confused": confused_pairs(predictions),
+            "no_pairs": no_pairs,
+            "no_pictures": no_pictures,
+            "right": right,
+            "mistakes": mistakes,
+            "has_probabilities": any(each.probability is not None for each in (*right, *mistakes)),
+            "which": f" ({group.first.order}, seed {group.first.seed})" if several else "",
+            "settings": [(key, show(value)) for key, value in all_settings(group).items()],
+        }
 
 
 def write_report(runs: Sequence[RunResult], out: Path, more: str = "") -> list[str]:
-    """Write `out` and the folder of its figures; returns their names. `more` is HTML for the end of the page."""
+    """Write `out` and the folder of its figures; a report replaces an earlier report and its figures.
+
+    Args:
+        runs: Finished runs.
+        out: The file of the page.
+        more: HTML for the end of the page.
+
+    Returns:
+        The names of the figures.
+
+    Raises:
+        UserError: There is no run, or a file of the user is in the place of the page or its figures.
+    """
     if not runs:
         raise UserError("there is no finished run to report on")
     folder = out.with_name(f"{out.stem}-figures")
-    _refuse_others_files(out, folder)
+    refuse_links(folder)
+    claim_page(out)
+    if not out.exists():
+        claim(folder, "", "folder of figures")
     report = Report(runs)
-    html.write_page(out, TITLE, report.body() + more)
-    for name, content in report.files.items():
+    write_page(out, "report.html", title="clipcil: report", more=Markup(more), **report.variables())
+    files = {f"{shown.name}.png": shown.light.png for shown in report.figures}
+    files |= {f"{shown.name}-dark.png": shown.dark.png for shown in report.figures}
+    for name, content in files.items():
         write_bytes(folder / name, content)
     for path in folder.iterdir():  # a figure of an earlier report would be taken for one of this
-        if path.name not in report.files and OWN_FIGURE.fullmatch(path.name):
+        if path.name not in files and OWN_FIGURE.fullmatch(path.name):
             path.unlink()
-    return report.figures
+    return [shown.name for shown in report.figures]
 
 
-def _refuse_others_files(out: Path, folder: Path) -> None:
-    """A report replaces an earlier report and its figures; anything else there belongs to the user."""
-    refuse_links(folder)
-    there = html.refuse_others_page(out)
-    if not there and folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
-        raise UserError(f"{folder} is there already and belongs to no report; name another file with --out")
+def _more_columns(standings: Sequence[Standing]) -> dict[str, str]:
+    """A_B over pictures and backward transfer, each only where it says more than A_B and forgetting do."""
+    runs = [run.values for standing in standings for run in standing.group.runs]
+    found: dict[str, str] = {}
+    if any(abs(values["last_weighted"] - values["last"]) > SAME for values in runs):
+        found["last_weighted"] = Markup("A<sub>B</sub> over pictures")
+    if any(abs(values["backward_transfer"] + values["forgetting"]) > SAME for values in runs):
+        found["backward_transfer"] = "Backward transfer"
+    return found
 
 
-def _only(entries: Sequence[Entry], most: int) -> str:
-    """What a caption says where the figure does not show all methods."""
-    return f" The {most} best of {len(entries)} by A_B." if len(entries) > most else ""
+def _has_one_order(group: Group) -> bool:
+    return len({run.order for run in group.runs}) == 1
 
 
-def _measured_on(entries: Sequence[Entry]) -> str:
-    counts = sorted({run.test_pictures for entry in entries for run in entry.group.runs})
+def class_rows(group: Group, predictions: Sequence[TestAnswer]) -> list[list[str | Cell]]:
+    """The accuracy of each class, and the class that it was most often mistaken for."""
+    answers: dict[str, list[TestAnswer]] = {}
+    for each in predictions:
+        answers.setdefault(each.true, []).append(each)
+    tasks = [task for task, size in enumerate(group.first.values["sizes"], start=1) for _ in range(size)]
+    rows = []
+    for place, name in enumerate(group.first.values.get("per_class", {})):  # in the order in which they were learnt
+        own = answers.get(name, [])
+        values = [run.values.get("per_class", {}).get(name) for run in group.runs]
+        known = [value for value in values if value is not None]
+        row: list[str | Cell] = [name]
+        row += [Cell(str(task := tasks[min(place, len(tasks) - 1)]), task)] if _has_one_order(group) else []
+        row.append(Cell(f"{fmean(known):.1f}", fmean(known)) if known else "—")
+        row.append(Cell(str(count := len(own) // len(group.runs)), count) if own else "—")
+        wrong = Counter(each.guess for each in own if not each.right).most_common(1)
+        rows.append([*row, f"{wrong[0][0]} ({100 * wrong[0][1] / len(own):.0f} %)" if wrong else ""])
+    return rows
+
+
+def all_settings(group: Group) -> dict[str, Any]:
+    """Every setting of a group, and the versions that its first run was measured with."""
+    pairs = {**flatten(group.first.run, "run."), **flatten(group.first.settings)}
+    pairs["run.seed"] = ", ".join(dict.fromkeys(str(run.seed) for run in group.runs))
+    pairs["run.order"] = ", ".join(dict.fromkeys(run.order for run in group.runs))
+    try:
+        environment = read_json(group.first.folder / "environment.json")
+    except UserError:
+        environment = {}
+    return pairs | (flatten(environment, "environment.") if isinstance(environment, dict) else {})
+
+
+def _measured_on(standings: Sequence[Standing]) -> str:
+    counts = sorted({run.test_pictures for standing in standings for run in standing.group.runs})
     said = f"{counts[0]:,}" if len(counts) == 1 else f"{counts[0]:,} to {counts[-1]:,}"
-    held_out = any(entry.group.first.run.get("hold_out") for entry in entries)
+    held_out = any(standing.group.first.run.get("hold_out") for standing in standings)
     kind = "held-out training picture" if held_out else "test picture"
     return f"Measured on {said} {kind}{'s' * (counts[-1] != 1)}."
 

@@ -10,7 +10,6 @@ from functools import cache
 from typing import Any, Literal, NamedTuple
 
 Theme = Literal["light", "dark"]
-THEMES: tuple[Theme, ...] = ("light", "dark")
 
 
 @dataclass(frozen=True)
@@ -84,33 +83,32 @@ def series_looks(count: int) -> list[Look]:
 
 def _farthest(used: Sequence[Look], marker: str) -> Look:
     """The colour that differs most from all used ones, on the light page and on the dark one."""
-    return max(_candidates(marker), key=lambda look: min((_difference(look, other) for other in used), default=0.0))
+    return max(_candidates(marker), key=lambda look: min((_distance(look, other) for other in used), default=0.0))
 
 
 @cache
 def _candidates(marker: str) -> tuple[Look, ...]:
     """36 hues, each dull and vivid, dark and light."""
+    shades = ((0.26, 0.58, 0.9), (0.42, 0.74, 0.75), (0.38, 0.68, 0.35))
+    return tuple(
+        Look(_hex(step / 36, light, vivid), _hex(step / 36, dark, vivid), marker)
+        for step in range(36)
+        for light, dark, vivid in shades
+    )
+
+
+def _hex(*hls: float) -> str:
+    return "#" + "".join(f"{round(255 * part):02x}" for part in colorsys.hls_to_rgb(*hls))
+
+
+def _distance(one: Look, other: Look) -> float:
+    """How different two looks are in the theme where they differ less: a weighted distance in RGB ("redmean")."""
     found = []
-    for step in range(36):
-        for light, dark, vivid in ((0.26, 0.58, 0.9), (0.42, 0.74, 0.75), (0.38, 0.68, 0.35)):
-            ours, theirs = (colorsys.hls_to_rgb(step / 36, value, vivid) for value in (light, dark))
-            found.append(Look(_hex(ours), _hex(theirs), marker))
-    return tuple(found)
-
-
-def _hex(colour: tuple[float, float, float]) -> str:
-    return "#" + "".join(f"{round(255 * part):02x}" for part in colour)
-
-
-def _difference(one: Look, other: Look) -> float:
-    return min(_distance(one.light, other.light), _distance(one.dark, other.dark))
-
-
-def _distance(one: str, other: str) -> float:
-    """How different two colours look: a weighted distance in RGB ("redmean"), good enough to keep colours apart."""
-    a, b = ([int(colour[place : place + 2], 16) for place in (1, 3, 5)] for colour in (one, other))
-    red, (dr, dg, db) = (a[0] + b[0]) / 2, (x - y for x, y in zip(a, b, strict=True))
-    return float(((2 + red / 256) * dr**2 + 4 * dg**2 + (2 + (255 - red) / 256) * db**2) ** 0.5)
+    for pair in ((one.light, other.light), (one.dark, other.dark)):
+        a, b = ([int(colour[place : place + 2], 16) for place in (1, 3, 5)] for colour in pair)
+        red, (dr, dg, db) = (a[0] + b[0]) / 2, (x - y for x, y in zip(a, b, strict=True))
+        found.append(((2 + red / 256) * dr**2 + 4 * dg**2 + (2 + (255 - red) / 256) * db**2) ** 0.5)
+    return float(min(found))
 
 
 @contextmanager
