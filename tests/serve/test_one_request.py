@@ -7,8 +7,6 @@ import errno
 import json
 import os
 import re
-import time
-import zipfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,7 +24,7 @@ from clipcil.classifier.facts import Facts, KnownClass
 from clipcil.classifier.lesson import Lesson, LessonRecord
 from clipcil.classifier.model_folder import write_model
 from clipcil.errors import UserError
-from clipcil.serve import server, transfer
+from clipcil.serve import transfer
 from clipcil.serve.answers import LessonState
 from clipcil.serve.api import Service
 from clipcil.serve.guard import Guard, Limits
@@ -121,21 +119,13 @@ def test_those_before_a_refused_picture_are_told_of(tmp_path: Path, monkeypatch:
     assert len(api.staging.classes()["fox"]) == 2 and told == ["waiting"]
 
 
-@pytest.mark.parametrize("charset", ["unicode_escape", "punycode", "undefined", "utf-16"])
+@pytest.mark.parametrize("charset", ["unicode_escape", "utf-16"])
 def test_texts_of_a_form_are_utf8(charset: str, tmp_path: Path) -> None:
     api = make(tmp_path)
     body, kind = form(r"fox\ud800", PICTURES)
     assert ask(api, "POST", "/api/waiting", body, f"{kind}; charset={charset}")[0] == 415
     assert ask(api, "POST", "/api/waiting", body, f"{kind}; charset=UTF-8")[0] == 201
     assert ask(api, "GET", "/api/waiting")[0] == 200
-
-
-def test_a_thumbnail_that_is_taken_out_in_this_moment(tmp_path: Path) -> None:
-    api = make(tmp_path)
-    item = api.staging.add("fox", *PICTURES[0])
-    assert ask(api, "GET", f"/api/waiting/thumbnail?id={item.id}")[0] == 200
-    api.staging.thumbnail(item.id).unlink()
-    assert ask(api, "GET", f"/api/waiting/thumbnail?id={item.id}")[0] == 404
 
 
 def test_whoever_listens_hears_that_there_is_no_lesson(tmp_path: Path) -> None:
@@ -171,7 +161,7 @@ def test_a_whole_request_is_not_waited_for() -> None:
 
 
 def taught(
-    folder: Path, small: Any, lesson: Lesson, waiting: int = 1, classes: Sequence[str] = ("fox", "owl")
+    folder: Path, small: Any, lesson: Lesson, classes: Sequence[str] = ("fox", "owl")
 ) -> tuple[Lessons, list[Waiting]]:
     """A lesson that ends well, and what waited for it."""
 
@@ -180,10 +170,9 @@ def taught(
         yield SimpleNamespace(learn=lambda source, **how: lesson, classes=classes)
 
     keeper: Any = SimpleNamespace(model=None, changing=changing)
-    items = [Waiting(f"{number:024x}", "fox", f"{number}.png") for number in range(waiting)]
     lessons = Lessons(keeper, Staging(folder, Limits()), small, Hub())
     lessons.state = LessonState(id="", classes={})
-    return lessons, items
+    return lessons, [Waiting("0" * 24, "fox", "a.png")]
 
 
 def test_a_lesson_that_was_learnt_is_not_called_failed(tmp_path: Path) -> None:
@@ -226,15 +215,6 @@ def test_pages_hear_of_a_change_whose_small_pictures_could_not_follow(tmp_path: 
     assert heard == ["model", "waiting"]
 
 
-def test_many_notes_about_many_pictures_take_a_moment(tmp_path: Path) -> None:
-    lessons, items = taught(tmp_path, SimpleNamespace(on=False), lesson := Lesson(), waiting=3000)
-    lesson.warnings += [f"{tmp_path}/{item.id}.picture is taught as 'fox' and as 'owl'" for item in items]
-    start = time.process_time()
-    lessons._run(items)
-    assert time.process_time() - start < 10  # a minute and more, where each is looked for in each
-    assert lessons.state is not None and lessons.state.result.warnings[7] == "7.png is taught as 'fox' and as 'owl'"
-
-
 def test_a_download_is_of_one_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A lesson ends while the model is packed."""
     known = [KnownClass("fox", "fox", "2026-01-31", 2, "2026-01-31")]
@@ -256,14 +236,6 @@ def test_a_download_is_of_one_model(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert re.findall('weights = "(.*)"', (tmp_path / "unpacked" / "model.toml").read_text())[0] in names
 
 
-def test_files_of_a_time_before_zip_files_are_packed(tmp_path: Path) -> None:
-    """A small computer without a clock of its own starts in 1970."""
-    (tmp_path / "model.toml").write_text("a")
-    os.utime(tmp_path / "model.toml", (0, 0))
-    with zipfile.ZipFile(transfer._zip(tmp_path / "m.zip", [tmp_path / "model.toml"])) as packed:
-        assert packed.read("model.toml") == b"a"
-
-
 def test_the_page_works_where_the_folder_is_not_utf8(tmp_path: Path) -> None:
     folder = tmp_path / os.fsdecode(b"v\xf6gel")
 
@@ -274,14 +246,3 @@ def test_the_page_works_where_the_folder_is_not_utf8(tmp_path: Path) -> None:
     assert ask(api, "GET", "/api/model")[0] == 200
     status, body = ask(api, "POST", "/api/undo")
     assert status == 400 and b"cannot write" in body
-
-
-def test_the_name_of_the_folder_is_harmless_on_the_terminal(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("CLIPCIL_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(server, "Keeper", lambda folder, *how: SimpleNamespace(folder=folder, model=None))
-    monkeypatch.setattr(server._Server, "run", lambda self, sockets: None)
-    server.serve_model(tmp_path / "a\x1b[2Jb", "127.0.0.1", 0, False, None, None, "cpu")
-    said = capsys.readouterr().out
-    assert "\x1b" not in said and r"a\x1b[2Jb is served at http://127.0.0.1:" in said
