@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from markupsafe import Markup
-from PIL import Image
 
 from clipcil.classifier.classifier import Classifier
 from clipcil.classifier.evaluation import Answer, Evaluation
@@ -16,6 +14,7 @@ from clipcil.classifier.facts import KnownClass
 from clipcil.classifier.wording import counted
 from clipcil.data.given import as_picture
 from clipcil.data.pictures import decode
+from clipcil.data.thumbnails import thumbnail
 from clipcil.errors import UserError
 from clipcil.intervals import wilson_interval
 from clipcil.report import html
@@ -118,18 +117,10 @@ def _confused(found: Evaluation) -> list[list[str]]:
 def _mistake(answer: Answer) -> dict[str, Any]:
     name = str(answer.picture) if isinstance(answer.picture, Path) else answer.true
     try:
-        jpeg = _thumbnail(answer)
+        jpeg = thumbnail(decode(as_picture(answer.picture), answer.true), THUMBNAIL)
     except UserError:
         jpeg = b""
     return {"answer": answer, "name": name, "jpeg": jpeg}
-
-
-def _thumbnail(answer: Answer) -> bytes:
-    image = decode(as_picture(answer.picture), answer.true)
-    image.thumbnail((THUMBNAIL, THUMBNAIL), Image.Resampling.LANCZOS)
-    buffer = io.BytesIO()
-    image.save(buffer, "JPEG", quality=82)
-    return buffer.getvalue()
 
 
 def _share(right: int, total: int) -> list[str]:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import io
 import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from clipcil.data.thumbnails import thumbnail
 from clipcil.errors import UserError
 from clipcil.network import on_behalf_of_a_folder
 from clipcil.report.answers import TestAnswer, confident_mistakes, read_predictions
@@ -55,18 +55,15 @@ class Thumbnails:
             raise UserError(f"{run.data} has {len(dataset.test)} test pictures; strips are for small datasets")
         places = {int(row): index for index, row in enumerate(dataset.test.rows.tolist())}
 
-        def thumbnail(answer: TestAnswer) -> Thumbnail:
+        def shown(answer: TestAnswer) -> Thumbnail:
             place = places.get(answer.row)
             if place is None or dataset.classes[int(dataset.test.labels[place])] != answer.true:
                 raise UserError(f"the pictures of {run.data} are not the ones the run was measured on")
-            image = dataset.test.image(place)
-            image.thumbnail((SIDE, SIDE))
-            held = io.BytesIO()
-            image.save(held, format="JPEG", quality=85)
-            return Thumbnail(held.getvalue(), answer.true, answer.guess, answer.probability, answer.right)
+            jpeg = thumbnail(dataset.test.image(place), SIDE)
+            return Thumbnail(jpeg, answer.true, answer.guess, answer.probability, answer.right)
 
         some = evenly_spaced([each for each in predictions if each.right], right)
-        return [thumbnail(each) for each in some], [thumbnail(each) for each in confident_mistakes(predictions, wrong)]
+        return [shown(each) for each in some], [shown(each) for each in confident_mistakes(predictions, wrong)]
 
     def _dataset(self, run: RunResult) -> Any:
         """The dataset of a run; the second time from memory, whether or not it could be opened."""

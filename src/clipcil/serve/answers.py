@@ -60,10 +60,10 @@ class Predictions(BaseModel):
     predictions: list[PredictionAnswer]
 
 
-class WaitingPicture(BaseModel):
+class WaitingPicture(BaseModel, from_attributes=True):
     """A picture that waits to be taught; `broken` says why it cannot be read."""
 
-    id: str | None
+    id: str
     title: str
     broken: str | None
 

@@ -5,13 +5,13 @@ Endpoints that are not `async` run in threads.
 
 from __future__ import annotations
 
-import secrets
 import shutil
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
+from tempfile import mkdtemp
 from typing import Annotated, Any, Literal
 
 import anyio.to_thread
@@ -78,18 +78,15 @@ class Service:
             HTTPException: 409 before the first lesson, 503 while another one is made.
         """
         self.keeper.need()
-        if not self.packing.acquire(blocking=False):
-            raise HTTPException(
-                503, "another download is being made ready; try again in a moment", {"Retry-After": "5"}
-            )
-        scratch = self.scratch()
-        try:
-            file = pack(scratch / "file.zip")
-        except BaseException:
-            shutil.rmtree(scratch, ignore_errors=True)
-            raise
-        finally:
-            self.packing.release()
+        if self.packing.locked():
+            raise HTTPException(503, "another download is being made; try again in a moment", {"Retry-After": "5"})
+        with self.packing:
+            scratch = self.scratch()
+            try:
+                file = pack(scratch / "file.zip")
+            except BaseException:
+                shutil.rmtree(scratch, ignore_errors=True)
+                raise
         done = BackgroundTask(shutil.rmtree, scratch, ignore_errors=True)
         return FileResponse(
             file, media_type=KINDS["zip"], filename=download_name(self.keeper.folder, what), background=done
@@ -97,9 +94,7 @@ class Service:
 
     def scratch(self) -> Path:
         """A new private folder, in the staging folder."""
-        path = self.staging.folder / secrets.token_hex(8)
-        path.mkdir(mode=0o700)
-        return path
+        return Path(mkdtemp(dir=self.staging.folder))
 
 
 def _service(request: Request) -> Service:
@@ -180,8 +175,8 @@ async def predict(
 @router.get("/waiting")
 async def waiting(service: Used) -> answers.WaitingClasses:
     """The pictures that wait to be taught, class by class."""
-    classes = service.staging.classes().items()
-    return answers.WaitingClasses(classes=[_waiting_class(name, items) for name, items in classes])
+    classes = [{"name": name, "pictures": items} for name, items in service.staging.classes().items()]
+    return answers.WaitingClasses.model_validate({"classes": classes})
 
 
 WAITING = {"type": "object", "properties": {"name": {"type": "string"}, "pictures": FILES}}
@@ -201,7 +196,7 @@ async def add_waiting(service: Used, request: Request) -> answers.WaitingClass:
         await anyio.to_thread.run_sync(add, limiter=service.decoders)
     finally:  # if one picture is refused, those before it still wait
         service.hub.publish(waiting={})
-    return _waiting_class(name, items)
+    return answers.WaitingClass.model_validate({"name": name, "pictures": items})
 
 
 @router.delete("/waiting")
@@ -352,8 +347,3 @@ async def _read_form(service: Service, request: Request) -> tuple[str, list[tupl
             raise HTTPException(400, "send at least one picture in a field 'pictures'")
         name, size = form.get("name", ""), limits.picture_bytes + 1
         return str(name), [(file.filename or "", await file.read(size)) for file in files]
-
-
-def _waiting_class(name: str, items: list[Waiting]) -> answers.WaitingClass:
-    pictures = [answers.WaitingPicture(id=each.id, title=each.title, broken=each.broken) for each in items]
-    return answers.WaitingClass(name=name, pictures=pictures)

@@ -6,7 +6,6 @@ Nothing that a client sends becomes part of a file name.
 from __future__ import annotations
 
 import hashlib
-import io
 import secrets
 import shutil
 import threading
@@ -16,10 +15,9 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
-from PIL import Image
-
 from clipcil.data.names import LONGEST, clean_name, same_name, shorten
 from clipcil.data.pictures import decode
+from clipcil.data.thumbnails import thumbnail
 from clipcil.errors import UserError
 from clipcil.serve.guard import Limits
 from clipcil.storage import cache_folder
@@ -71,7 +69,7 @@ class Staging:
         try:
             if item.broken is None:
                 try:
-                    small = jpeg(decode(content, "this file"), THUMBNAIL)
+                    small = thumbnail(decode(content, "this file"), THUMBNAIL)
                 except UserError as error:
                     item = replace(item, broken=str(error))
                 else:
@@ -199,12 +197,3 @@ def class_name(raw: str) -> str:
     if len(name) > LONGEST:
         raise UserError(f"the name '{shorten(name)}' is too long; use at most {LONGEST} characters")
     return name
-
-
-def jpeg(image: Image.Image, side: int) -> bytes:
-    """A small copy of a picture, its longest side `side` pixels."""
-    small = image.copy()
-    small.thumbnail((side, side))
-    out = io.BytesIO()
-    small.save(out, "JPEG", quality=80)
-    return out.getvalue()
