@@ -178,7 +178,7 @@ def claim(path: Path, mark: str, what: str, ignore: tuple[str, ...] = ()) -> Non
     else:
         foreign = path.exists() and mark.encode() not in read_bytes(path, MOST_TENSORS)[:4096]
     if foreign:
-        raise UserError(f"{path} is not empty and is not a {what} of clipcil; name another place")
+        raise UserError(f"{path} is not empty and holds no {what} of clipcil; name another place")
 
 
 def sha256(path: Path) -> str:
@@ -232,7 +232,7 @@ def run_lock(folder: Path, who: str = "") -> Iterator[None]:
     fresh, before = not folder.exists(), _names(folder)
     path = folder / LOCK
     refuse_links(path)
-    if path.exists() and (not path.is_file() or path.stat().st_size):
+    if path.exists() and not (path.is_file() and read_bytes(path, links=False)[:8] in (b"", b"process ")):
         raise UserError(f"{path} is not a lock of clipcil; name another folder")
     lock = FileLock(path, is_singleton=False, thread_local=False)
     try:

@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 import re
+import time
 from collections.abc import Iterable
 from contextlib import suppress
 from functools import cache
@@ -22,7 +23,16 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from clipcil.errors import UserError
-from clipcil.storage import MOST_TENSORS, cache_folder, parse_json, read_bytes, refuse_links, uninterrupted, write_bytes
+from clipcil.storage import (
+    MOST_TENSORS,
+    TEMPORARY,
+    cache_folder,
+    parse_json,
+    read_bytes,
+    refuse_links,
+    uninterrupted,
+    write_bytes,
+)
 
 SHARED_BYTES = 4 * 2**30
 """Size of the user's cache of stages and features; what was unused for the longest time is deleted first."""
@@ -31,6 +41,8 @@ SIZE = "CLIPCIL_STAGES_GIB"
 tower only after all other orders have run, so the cache must hold the towers of all orders."""
 CHECKS = 64
 """The size of a store is checked after each 1/64 of its limit that a process has written."""
+ABANDONED = 3600
+"""Seconds after which a half-written file has no writer any more."""
 DTYPES = {torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.bool, torch.uint8}
 DTYPES |= {torch.int64, torch.int32, torch.int16, torch.int8}
 Input = Tensor | str
@@ -94,6 +106,8 @@ class TensorStore:
         plain = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
         content = save(plain, {"facts": json.dumps(facts, allow_nan=False)} if facts is not None else None)
         path = self.folder / f"{key}-{hashlib.sha256(content).hexdigest()}.safetensors"
+        if len(content) > self.most_bytes:
+            return path
         with uninterrupted():
             older = [each for each in self.paths(key) if each != path]
             write_bytes(path, content)
@@ -120,6 +134,10 @@ class TensorStore:
 
     def _shrink(self) -> None:
         """Delete the entries unused for the longest time until the rest fits; another process may be doing the same."""
+        for path in (self.folder / TEMPORARY).glob("*"):  # a younger file may still have its writer
+            with suppress(OSError):
+                if time.time() - path.stat().st_mtime > ABANDONED:
+                    path.unlink()
         found = []
         for path in self.folder.glob("*-*.safetensors"):
             with suppress(OSError):

@@ -23,7 +23,8 @@ from clipcil.clip import CLIP
 from clipcil.clip.loading import MINI
 from clipcil.data.dataset import open_dataset, own_folder
 from clipcil.errors import UserError
-from clipcil.experiment import on_ray, task_loop, workers
+from clipcil.experiment import experiment as experiments
+from clipcil.experiment import on_ray, workers
 from clipcil.experiment.bench import RESULTS, Finished, lines_of, read_log, run_grid, states_of
 from clipcil.experiment.experiment import Experiment
 from clipcil.experiment.finished import FinishedRuns, inputs, write_inputs
@@ -81,7 +82,7 @@ def test_a_grid_is_stopped_and_goes_on_and_nothing_is_done_twice(
     planned = plan(small_grid(pictures, tmp_path))
     assert len({each.folder for each in planned}) == 6
 
-    real, measured = task_loop.evaluate, []
+    real, measured = experiments.evaluate, []
 
     def evaluate(*given: Any) -> Any:
         measured.append(given)
@@ -89,14 +90,14 @@ def test_a_grid_is_stopped_and_goes_on_and_nothing_is_done_twice(
             raise KeyboardInterrupt
         return real(*given)
 
-    monkeypatch.setattr(task_loop, "evaluate", evaluate)
+    monkeypatch.setattr(experiments, "evaluate", evaluate)
     done = counted(monkeypatch)
     with pytest.raises(KeyboardInterrupt, match="stopped after 3 of 6 runs; the same command continues"):
         run_grid(planned, tmp_path)
     assert len(done) == 4 and len(read_log(tmp_path / RESULTS)) == 3
     monkeypatch.undo()
     monkeypatch.setenv("CLIPCIL_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(task_loop, "evaluate", evaluate)
+    monkeypatch.setattr(experiments, "evaluate", evaluate)
     again = counted(monkeypatch)
     told: list[str] = []
     finished = run_grid(planned, tmp_path, told.append)
@@ -268,7 +269,7 @@ def test_a_run_killed_before_its_first_checkpoint_is_of_the_files_it_was_made_fr
     order.write_text("\n".join(COLOURS))
     grid = small_grid(pictures, tmp_path / "out", methods=("simplecil",), seeds=1, orders=(str(order),))
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(task_loop, "evaluate", interrupt)
+        patch.setattr(experiments, "evaluate", interrupt)
         run_grid(plan(grid), grid.out)
     order.write_text("\n".join(reversed(COLOURS)))
     (finished,) = run_grid(plan(grid), grid.out)
@@ -284,7 +285,7 @@ def interrupt(*_: object) -> None:
 def test_a_file_that_changes_while_a_run_goes_on_is_named_as_the_reason(
     pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    order, real, told = tmp_path / "order.txt", task_loop.evaluate, []
+    order, real, told = tmp_path / "order.txt", experiments.evaluate, []
     order.write_text("\n".join(COLOURS))
     grid = small_grid(pictures, tmp_path / "out", methods=("simplecil",), seeds=1, orders=(str(order),))
 
@@ -292,7 +293,7 @@ def test_a_file_that_changes_while_a_run_goes_on_is_named_as_the_reason(
         order.write_text("\n".join(reversed(COLOURS)))
         return real(*given)
 
-    monkeypatch.setattr(task_loop, "evaluate", evaluate)
+    monkeypatch.setattr(experiments, "evaluate", evaluate)
     (finished,) = run_grid(plan(grid), grid.out, told.append)
     assert finished.result is None and "FAILED: files that it names have changed since it was begun" in told[0]
 

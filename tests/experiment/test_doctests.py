@@ -14,7 +14,7 @@ import pytest
 from short_runs import few_classes
 
 import clipcil
-from clipcil.experiment import loading
+from clipcil.experiment import experiment
 
 README = Path(__file__).parents[2] / "README.md"
 
@@ -47,7 +47,7 @@ def test_the_example_of_the_readme_runs_as_written(monkeypatch: pytest.MonkeyPat
     (code,) = re.findall(
         r"```python\n(import clipcil\n\nexperiment = .*?)```", README.read_text(encoding="utf-8"), re.DOTALL
     )
-    monkeypatch.setattr(loading, "open_dataset", lambda *_: few_classes(20))
+    monkeypatch.setattr(experiment, "open_dataset", lambda *_: few_classes(20))
     said, names = io.StringIO(), dict[str, Any]()
     with contextlib.redirect_stdout(said):
         exec(code, names)

@@ -192,7 +192,7 @@ def test_an_evaluation_that_was_interrupted_counts_as_none(
         experiment.learn(task)
         if task.index == 1:
             with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-                patch.setattr("clipcil.experiment.task_loop.measure_drift", _stopped)
+                patch.setattr("clipcil.experiment.experiment.measure_drift", _stopped)
                 experiment.evaluate()
     results = experiment.evaluate()
     assert [len(results.records), len(results.drift)] == [3, 3]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -15,11 +14,12 @@ import torch
 
 from clipcil.clip import CLIP
 from clipcil.data.dataset import Dataset, open_dataset
-from clipcil.experiment import checkpoint, loading
+from clipcil.experiment import experiment as experiments
 from clipcil.experiment.display import Display
 from clipcil.experiment.experiment import Experiment, LoadCache
 from clipcil.experiment.spec import RunSpec, method_settings
 from clipcil.settings import build, read_toml
+from clipcil.tensor_store import TensorStore
 from clipcil.training.trainer import Training
 
 SAME = ("config.toml", "results.json", "matrix.csv", "predictions.csv", "steps.jsonl")
@@ -73,11 +73,11 @@ class Runner:
             table = read_toml(out / "config.toml")
             spec, config = build(RunSpec, table["run"]), method_settings(spec, table["method"], preset=False)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(loading, "open_dataset", lambda *_: self.data)
+            patch.setattr(experiments, "open_dataset", lambda *_: self.data)
             Experiment.of(spec, config, self.shared()).run(out, display=display, resume=resume)
 
     def interrupted(self, method: str, out: Path, stop_at: Callable[[int], bool]) -> int:
-        """Run, being killed after the n-th checkpoint or snapshot wherever `stop_at(n)`; returns the kills."""
+        """Run, being killed after the n-th checkpoint or stage wherever `stop_at(n)`; returns the kills."""
         kills = 0
         with pytest.MonkeyPatch.context() as patch:
             stop_after(patch, stop_at)
@@ -91,19 +91,18 @@ class Runner:
 
 
 def stop_after(patch: pytest.MonkeyPatch, stop_at: Callable[[int], bool] | int) -> None:
-    """Raise `Killed` when the n-th checkpoint or snapshot has been written; every epoch has one, however short."""
-    whole = checkpoint.save_tensors
-    written = 0
+    """Raise `Killed` when the n-th checkpoint or stage has been written."""
+    whole, written = TensorStore.save, 0
 
-    def save_and_die(path: Path, *args: Any) -> None:
+    def save_and_die(self: TensorStore, *args: Any) -> Path:
         nonlocal written
-        whole(path, *args)
+        path = whole(self, *args)
         written += 1
         if stop_at(written) if callable(stop_at) else written == stop_at:
             raise Killed
+        return path
 
-    patch.setattr(checkpoint, "save_tensors", save_and_die)
-    patch.setattr("clipcil.experiment.monitor.SNAPSHOT_SHARE", math.inf)
+    patch.setattr(TensorStore, "save", save_and_die)
 
 
 def digest(folder: Path, names: tuple[str, ...] = SAME) -> dict[str, str]:

@@ -131,7 +131,7 @@ def test_a_lock_that_is_a_link_does_not_harm_what_it_leads_to(tmp_path: Path) ->
     (tmp_path / "mine").write_text("mine")
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / LOCK).symlink_to(tmp_path / "mine")
-    with pytest.raises(UserError, match=r"cannot write to"), run_lock(tmp_path / "run"):
+    with pytest.raises(UserError, match="is a symbolic link"), run_lock(tmp_path / "run"):
         pass
     assert (tmp_path / "mine").read_text() == "mine"
 

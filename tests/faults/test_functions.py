@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import tomli_w
-from clipcil.experiment.checkpoint import first_difference
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -20,6 +19,7 @@ from clipcil.commands.wrong_words import explain
 from clipcil.data.orders import class_order
 from clipcil.data.stream import task_sizes
 from clipcil.errors import UserError
+from clipcil.experiment.folder import first_difference
 from clipcil.methods.registry import methods
 from clipcil.settings import build, merge, override, parse_words, to_dict
 from clipcil.training.trainer import Training

@@ -10,15 +10,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from clipcil.experiment.checkpoint import load_tensors
 from short_runs import Runner, few_classes
 
 from clipcil.clip import CLIP
 from clipcil.data.dataset import Dataset
 from clipcil.errors import UserError
-from clipcil.experiment import loading
+from clipcil.experiment import experiment as experiments
 from clipcil.experiment.experiment import Experiment
 from clipcil.methods.registry import methods
+from clipcil.tensor_store import TensorStore, read_entry
 from clipcil.training.trainer import Trainer, Training
 
 ALL = sorted(methods())
@@ -46,7 +46,7 @@ def check(out: Path, tasks: int) -> None:
     ]
     assert len(results["sizes"]) == tasks
     assert all(math.isfinite(number) and 0 <= number <= 100 for number in numbers)
-    tensors, _ = load_tensors(out / f"checkpoint/task-{tasks:04d}.safetensors")
+    tensors, _ = read_entry(TensorStore(out / "checkpoint").paths(f"task-{tasks:04d}")[0])
     assert all(bool(torch.isfinite(value).all()) for value in tensors.values() if value.is_floating_point())
 
 
@@ -81,7 +81,7 @@ def test_a_diverging_stage_stops_with_the_stage_and_what_to_try(name: str, poor_
         key: dataclasses.replace(getattr(config, key), lr=1e30, epochs=4, steps=0, optimizer="sgd") for key in stages
     }
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loading, "open_dataset", lambda *_: poor_runner.data)
+        patch.setattr(experiments, "open_dataset", lambda *_: poor_runner.data)
         with pytest.raises(UserError) as caught:
             Experiment.of(spec, dataclasses.replace(config, **hot), poor_runner.shared()).run(out)
     line = str(caught.value)
@@ -96,7 +96,7 @@ def test_a_tower_that_was_broken_is_not_blamed_on_the_stage_after_it(poor_runner
     spec, config = poor_runner.settings("dmc-ot")
     hot = dataclasses.replace(config, stage1=dataclasses.replace(config.stage1, lr=1e9))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loading, "open_dataset", lambda *_: poor_runner.data)
+        patch.setattr(experiments, "open_dataset", lambda *_: poor_runner.data)
         with pytest.raises(UserError) as caught:
             Experiment.of(spec, hot, poor_runner.shared()).run(out)
     assert "diverged before stage 'stage2'" in str(caught.value) and "for the stage before it" in str(caught.value)

@@ -179,6 +179,9 @@ class Trainer:
         losses = self._restore(keys, stage, trained, how, steps)
         if losses is None:
             losses = self._train(stage, groups, data, loss, how, each_epoch)
+        for parameter in trained:
+            parameter.requires_grad_(False)
+            parameter.grad = None
         if rank() == 0:
             kept = {f"parameter.{i}": parameter.detach() for i, parameter in enumerate(trained)} | random_state()
             for store, key in keys:
@@ -225,9 +228,6 @@ class Trainer:
                 for callback in self.callbacks:
                     callback.step(stage, epoch, step, losses[-1], how.lr * rate)
             check.finish(trained)
-        for parameter in trained:
-            parameter.requires_grad_(False)
-            parameter.grad = None
         return torch.stack(losses) if losses else torch.zeros(0)
 
     def _update(

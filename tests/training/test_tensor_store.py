@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from clipcil.run_cache import ABANDONED, MOST_BYTES, SIZE, TensorStore
 from helpers import with_other_tokenizer
 from torch import Tensor, nn
 
@@ -20,6 +19,7 @@ from clipcil.data.reader import Reader
 from clipcil.errors import UserError
 from clipcil.experiment.experiment import Experiment, LoadCache
 from clipcil.methods.dmc import DMC
+from clipcil.tensor_store import ABANDONED, SHARED_BYTES, SIZE, TensorStore, content_key
 from clipcil.training.own_random import own_random
 from clipcil.training.trainer import Trainer, Training
 
@@ -56,7 +56,7 @@ class Runner:
     ) -> dict[str, bytes]:
         shared = LoadCache(backbones={"mini": self.clip}, stages=kept)
         options = {"increment": 2, "seed": 3, "order": "seed:1", "device": "cpu", **SHORT, **settings}
-        Experiment(method, data=self.data, shared=shared, **options).run(folder)
+        Experiment(method, data=self.data, cache=shared, **options).run(folder)
         return {name: (folder / name).read_bytes() for name in SAME}
 
 
@@ -126,18 +126,18 @@ def test_a_method_of_somebody_else_takes_nothing(tmp_path: Path, run: Runner) ->
 
 
 def test_a_stage_depends_on_the_rate_of_each_group_and_on_the_number_of_rows(tmp_path: Path) -> None:
-    session = Trainer(run_cache=TensorStore(tmp_path))
+    trainer = Trainer(cache=TensorStore(tmp_path))
 
     def trained(rate: float, rows: int = 4) -> list[float]:
         torch.manual_seed(0)
         one, two = nn.Parameter(torch.ones(1)), nn.Parameter(torch.ones(1))
         groups = [{"params": [one], "lr": 0.1}, {"params": [two], "lr": rate}]
         how = Training(epochs=1, batch_size=2)
-        session.fit("stage", groups, rows, lambda rows: (one * two * rows.float()).mean(), how, depends_on=["loss"])
+        trainer.fit("stage", groups, rows, lambda rows: (one * two * rows.float()).mean(), how, depends_on=["loss"])
         return [float(one), float(two)]
 
     first = trained(0.1)
-    assert trained(0.1) == first and session.run_cache.hits == 1  # type: ignore[union-attr]
+    assert trained(0.1) == first and trainer.cache.hits == 1  # type: ignore[union-attr]
     assert trained(0.2)[1] < first[1] and trained(0.1, rows=8) != first
 
 
@@ -222,7 +222,7 @@ def test_a_run_killed_after_a_cached_stage_resumes_to_the_same_bytes(
 def test_the_cache_stays_within_its_bound_and_drops_the_oldest(tmp_path: Path) -> None:
     kept = TensorStore(tmp_path, most_bytes=10_000)
     value = {"a": torch.zeros(900)}  # about 3.7 kB with its header
-    keys = [kept.key([str(index)]) for index in range(3)]
+    keys = [content_key([str(index)]) for index in range(3)]
     kept.save(keys[0], value)
     kept.save(keys[1], value)
     assert kept.load(keys[0]) is not None  # used again: the other one is now the oldest
@@ -238,11 +238,13 @@ def test_the_folder_is_not_listed_at_every_save(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(TensorStore, "_shrink", lambda self: looks.append(1))
     kept = TensorStore(tmp_path, most_bytes=64 * 4 * 3700)  # it looks once in about four files
     for index in range(20):
-        kept.save(kept.key([str(index)]), {"a": torch.zeros(900)})
+        kept.save(content_key([str(index)]), {"a": torch.zeros(900)})
     assert 4 <= len(looks) <= 6
 
 
-@pytest.mark.parametrize(("words", "size"), [(None, MOST_BYTES), ("", MOST_BYTES), ("20", 20 * 2**30), ("0.5", 2**29)])
+@pytest.mark.parametrize(
+    ("words", "size"), [(None, SHARED_BYTES), ("", SHARED_BYTES), ("20", 20 * 2**30), ("0.5", 2**29)]
+)
 def test_the_bound_is_the_user_s(words: str | None, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(SIZE, raising=False)
     if words is not None:
@@ -258,17 +260,16 @@ def test_a_bound_that_is_none_is_refused(words: str, monkeypatch: pytest.MonkeyP
 
 
 def test_what_a_killed_process_left_half_written_is_deleted_and_what_is_being_written_is_not(tmp_path: Path) -> None:
-    cache = TensorStore(tmp_path)
-    for name, age in (("0123456789ab", 2 * ABANDONED), ("ba9876543210", 0)):
-        part = tmp_path / f".{'a' * 64}-{'b' * 35}.{name}.part"
-        part.write_bytes(b"half")
-        os.utime(part, (time.time() - age,) * 2)
-    cache.save("key", {"a": torch.zeros(1)})
-    assert [path.name[-17:] for path in tmp_path.glob(".*")] == ["ba9876543210.part"]
+    (tmp_path / ".tmp").mkdir()
+    for name, age in (("old", 2 * ABANDONED), ("young", 0)):
+        (tmp_path / ".tmp" / name).write_bytes(b"half")
+        os.utime(tmp_path / ".tmp" / name, (time.time() - age,) * 2)
+    TensorStore(tmp_path).save("key", {"a": torch.zeros(1)})
+    assert [path.name for path in (tmp_path / ".tmp").iterdir()] == ["young"]
 
 
-def test_the_key_sees_every_bit_and_every_boundary(tmp_path: Path) -> None:
-    kept, one = TensorStore(tmp_path), torch.tensor([1.0, 2.0])
+def test_the_key_sees_every_bit_and_every_boundary() -> None:
+    one = torch.tensor([1.0, 2.0])
     given = [
         ["ab", "c"],
         ["a", "bc"],
@@ -278,14 +279,13 @@ def test_the_key_sees_every_bit_and_every_boundary(tmp_path: Path) -> None:
         [torch.nextafter(one, one + 1)],
         [one, ""],
     ]
-    assert len({kept.key(each) for each in given}) == len(given)
+    assert len({content_key(each) for each in given}) == len(given)
 
 
-def test_the_key_sees_the_processor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    kept = TensorStore(tmp_path)
-    before = kept.key(["a"])
+def test_the_key_sees_the_processor(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = content_key(["a"])
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "ANOTHER")
-    assert kept.key(["a"]) != before
+    assert content_key(["a"]) != before
 
 
 def test_own_random_neither_takes_nor_leaves_a_trace() -> None:
