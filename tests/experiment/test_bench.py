@@ -27,8 +27,9 @@ from clipcil.experiment import experiment as experiments
 from clipcil.experiment import on_ray, workers
 from clipcil.experiment.bench import RESULTS, Finished, lines_of, read_log, run_grid, states_of
 from clipcil.experiment.experiment import Experiment
-from clipcil.experiment.finished import FinishedRuns, inputs, write_inputs
+from clipcil.experiment.finished import FinishedRuns
 from clipcil.experiment.grid import Planned, data_roots, plan
+from clipcil.experiment.inputs import inputs, write_inputs
 from clipcil.experiment.spec import Grid
 from clipcil.files import InUseError
 

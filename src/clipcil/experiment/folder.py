@@ -21,7 +21,7 @@ from clipcil.data.dataset import datasets
 from clipcil.errors import UserError, printable, quoted
 from clipcil.experiment.display import Display
 from clipcil.experiment.evaluate import Record
-from clipcil.experiment.inputs import environment, inputs
+from clipcil.experiment.inputs import environment, inputs, write_inputs
 from clipcil.experiment.monitor import StepLog, peak_megabytes
 from clipcil.experiment.spec import PROCESSES, RunSpec, as_table, method_settings, resolved
 from clipcil.methods.base import method_state, restore_method
@@ -187,22 +187,7 @@ class RunFolder:
         timing = {"seconds": seconds, "peak_megabytes": peak_megabytes()}
         write_json(self.folder / "timing.json", {**timing, "finished": datetime.date.today().isoformat()})
         write_json(self.folder / "results.json", results.as_dict())  # last: its presence says that the run is complete
-        self._write_inputs()
-
-    def _write_inputs(self) -> None:
-        """Record the input files that the results were made from, once the results are there.
-
-        Input files may have changed since the run began: before its first checkpoint, or in files that no checkpoint
-        depends on.
-        """
-        path = self.folder / "environment.json"
-        try:
-            kept = read_json(path)
-            now = {**kept["inputs"], **self._inputs}  # a file that is gone now was there when the run began
-        except (UserError, LookupError, TypeError):  # the file was deleted while the run went on
-            return
-        if now != kept["inputs"]:
-            write_json(path, {**kept, "inputs": now})
+        write_inputs(self.folder, self._inputs)
 
 
 def restore(experiment: Experiment, checkpoint: Checkpoint) -> None:

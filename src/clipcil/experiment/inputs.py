@@ -19,7 +19,7 @@ from clipcil.data.dataset import datasets
 from clipcil.data.names import ANYTHING
 from clipcil.errors import UserError
 from clipcil.methods.registry import methods
-from clipcil.storage import is_file, read_json, sha256
+from clipcil.storage import is_file, read_json, sha256, write_json
 
 
 def inputs(table: dict[str, Any]) -> dict[str, str]:
@@ -73,6 +73,26 @@ def _digest(path: Path) -> str:
                     found.update(f"{str(file)!r} {status.st_size} {status.st_mtime_ns}".encode())
             return found.hexdigest()
     return ""
+
+
+def write_inputs(folder: Path, made_from: dict[str, str]) -> None:
+    """Record the input files that the results in `folder` were made from, once the results are there.
+
+    Input files may have changed since the run began: before its first checkpoint, or in files that no checkpoint
+    depends on.
+
+    Args:
+        folder: The run.
+        made_from: The digests that `inputs` returned when the run began or continued.
+    """
+    path = folder / "environment.json"
+    try:
+        kept = read_json(path)
+        now = {**kept["inputs"], **made_from}  # a file that is gone now was there when the run began
+    except (UserError, LookupError, TypeError):  # the file was deleted while the run went on
+        return
+    if now != kept["inputs"]:
+        write_json(path, {**kept, "inputs": now})
 
 
 def environment() -> dict[str, Any]:
