@@ -159,6 +159,12 @@ def test_a_model_that_never_answers_properly_is_given_up(
     assert len(server.questions) == 2
 
 
+def test_of_an_endless_answer_only_the_beginning_is_read(server: StandIn, tmp_path: Path) -> None:
+    server.reply = lambda number, question: (200, " " * module.LARGEST + good(question)[1])
+    with pytest.raises(UserError, match="1 of 1 pairs"):
+        ask_for_descriptions(CLASSES[:2], endpoint(server, attempts=1), tmp_path / "d.json")
+
+
 def test_a_refused_key_stops_at_once_and_is_not_repeated(server: StandIn, tmp_path: Path) -> None:
     said = json.dumps({"error": {"message": f"Incorrect API key provided: {KEY}.\nSee the docs."}})
     server.reply = lambda number, question: (401, said)

@@ -23,6 +23,8 @@ from clipcil.storage import need_writable, parse_json, write_json
 
 SAVE_EVERY = 20
 """Answers between two writes of the file: the most that a crash can lose."""
+LARGEST = 1 << 20
+"""Maximum bytes read of an answer."""
 LONGEST_WAIT = 60.0
 """Maximum seconds between two attempts, whatever the server asks for."""
 LONGEST = 300
@@ -114,21 +116,22 @@ class Endpoint:
         body = {"model": self.model, "messages": [{"role": "user", "content": question}]}
         headers = {"Authorization": f"Bearer {self.key}"} if self.key else {}
         try:
-            async with asyncio.timeout(self.timeout):
-                response = await client.post(self.address, json=body, headers=headers)
+            post = client.stream("POST", self.address, json=body, headers=headers)
+            async with asyncio.timeout(self.timeout), post as response:
+                text = (await anext(response.aiter_bytes(LARGEST), b"")).decode("utf-8", "replace")
         except (httpx.HTTPError, TimeoutError) as error:
             reason = "the answer takes too long" if isinstance(error, TimeoutError) else self._clean(error)
             raise _BusyError(f"{self._shown} cannot be reached: {reason}") from None
         if not response.is_success:
-            raise self._refusal(response)
-        return parse_answer(response.text)
+            raise self._refusal(response, text)
+        return parse_answer(text)
 
-    def _refusal(self, response: httpx.Response) -> Exception:
+    def _refusal(self, response: httpx.Response, text: str) -> Exception:
         code, hint = response.status_code, ""
         if code in (401, 403, 404):
             hint = "; check --endpoint" if code == 404 else "; check the key (--key-from)"
         try:
-            reason = f" ({self._clean(parse_json(response.text, 'the answer')['error']['message'])})"
+            reason = f" ({self._clean(parse_json(text, 'the answer')['error']['message'])})"
         except (UserError, KeyError, TypeError, IndexError):
             reason = ""
         line = f"{self._shown} answered {code} {self._clean(response.reason_phrase)}{reason}{hint}"
