@@ -12,8 +12,8 @@ from helpers import make_tiny_clip, to_openai_names
 from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 from safetensors.torch import load_file, save_file
 
-from clipcil.clip import CLIP, hub, load_clip
-from clipcil.clip.loading import MINI
+from clipcil.clip import CLIP, load_clip
+from clipcil.clip.loading import MINI, is_hub_id
 from clipcil.errors import UserError
 
 
@@ -108,4 +108,4 @@ def test_any_failure_of_the_hub_is_one_line(monkeypatch) -> None:
     ],
 )
 def test_what_a_hub_id_looks_like(name: str, expected: bool) -> None:
-    assert hub.is_id(name) is expected
+    assert is_hub_id(name) is expected

@@ -195,7 +195,7 @@ def test_without_a_tokenizer_one_line_says_which_file_goes_where(tmp_path: Path,
     def nothing(*_args, **_kwargs):
         raise UserError("offline")
 
-    monkeypatch.setattr("clipcil.clip.hub._file", nothing)
+    monkeypatch.setattr("clipcil.clip.loading._hub_file", nothing)
     save_file(to_openai_names(wide("gelu")), tmp_path / "x.safetensors")
     with pytest.raises(UserError, match=r"put tokenizer\.json, or vocab\.json and merges\.txt.* in ") as error:
         load_clip(str(tmp_path / "x.safetensors"))

@@ -19,7 +19,7 @@ from test_processes import start
 
 import clipcil
 from clipcil.cli import main
-from clipcil.clip import hub
+from clipcil.clip.loading import download, is_hub_id, pinned
 from clipcil.descriptions.client import Endpoint, ask_for_descriptions, parse_answer
 from clipcil.errors import UserError
 from clipcil.network import allow_downloads, on_behalf_of_a_folder
@@ -87,14 +87,14 @@ def test_a_revision_is_pinned_and_recorded(monkeypatch: pytest.MonkeyPatch, tmp_
 
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", fetch)
     monkeypatch.setattr(huggingface_hub, "try_to_load_from_cache", functools.partial(fetch, how="looked for"))
-    assert hub.is_id("owner/name@v1.0") and not hub.is_id("owner/name@") and not hub.is_id("a/b/c")
-    folder = hub.download("owner/name@v1.0")
-    assert hub.pinned("owner/name", folder) == "owner/name@0a1b2c"
-    assert hub.pinned("owner/name@v1.0", folder) == "owner/name@v1.0"
+    assert is_hub_id("owner/name@v1.0") and not is_hub_id("owner/name@") and not is_hub_id("a/b/c")
+    folder = download("owner/name@v1.0")
+    assert pinned("owner/name", folder) == "owner/name@0a1b2c"
+    assert pinned("owner/name@v1.0", folder) == "owner/name@v1.0"
     with on_behalf_of_a_folder():
-        hub.download("owner/name")
+        download("owner/name")
     with allow_downloads(), on_behalf_of_a_folder():
-        hub.download("owner/name")
+        download("owner/name")
     assert list(dict.fromkeys(calls)) == [
         ("owner/name", "v1.0", "fetched"),
         ("owner/name", None, "looked for"),

@@ -74,7 +74,12 @@ class ExemplarMemory(SizedByState):
 
     @torch.no_grad()
     def add(self, features: Tensor, labels: Tensor) -> None:
-        """Choose exemplars of new classes from raw features (n, dim) and labels (n,); shrink the old sets to fit."""
+        """Choose exemplars of new classes, and shrink the old sets to fit the budget.
+
+        Args:
+            features: (n, dim) raw features of the pictures of a task.
+            labels: (n,) their classes, all of them new.
+        """
         new = torch.unique(labels)
         if bool(torch.isin(new, self.labels).any()):
             raise ValueError("a class of this task already has exemplars")
@@ -87,7 +92,7 @@ class ExemplarMemory(SizedByState):
         self.labels = torch.cat([self.labels[kept], labels[picked]])
 
     def join(self, features: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """D_k ∪ memory: the pictures of a task followed by the exemplars of the classes before it."""
+        """D_k ∪ memory: the pictures of a task, features (n, dim) and labels (n,), followed by the exemplars."""
         return torch.cat([features, self.features]), torch.cat([labels, self.labels])
 
     def _rank(self) -> Tensor:
@@ -98,12 +103,18 @@ class ExemplarMemory(SizedByState):
 
 @torch.no_grad()
 def herd(features: Tensor, count: int) -> Tensor:
-    """Rows of `features` (n, d) to keep, best first: (min(count, n),) int64. iCaRL's greedy choice,
+    """Which pictures of a class to keep so that their mean stays close to the mean of the class: iCaRL's greedy choice
 
         p_k = argmin_x ‖μ − (x + Σ_{j<k} p_j)/k‖    over the rows not chosen yet,
 
-    on L2-normalised features. Because the order is greedy, a shorter memory is a prefix of a longer one. The mean of
-    the normalised features is not normalised again; the implementations of the methods compared with do not either.
+    on L2-normalised features, whose mean is not normalised again. A shorter memory is a prefix of a longer one.
+
+    Args:
+        features: (n, d) of one class.
+        count: Pictures to keep.
+
+    Returns:
+        (min(count, n),) int64: indices of rows, best first.
     """
     unit = functional.normalize(features.detach().double(), dim=1)  # float64: near ties must not depend on rounding
     mean = unit.mean(0)

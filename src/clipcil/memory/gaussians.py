@@ -78,11 +78,14 @@ class GaussianMemory(SizedByState):
 
     @torch.no_grad()
     def add(self, groups: Sequence[Tensor]) -> None:
-        """A new task: one (n_c, d) tensor per new class, features in the current space.
+        """Learn the classes of a new task.
 
-        A class without spread (one picture, or copies of one) has S = 0. The paper does not say what to store; we give
-        it the isotropic spread of its neighbours (the average Tr(S)/d of the other classes of the task, else of the
-        memory), because classes of one dataset are about equally wide and a point would be replayed as one vector.
+        A class without spread (one picture, or copies of one) has S = 0; it gets the isotropic spread of its neighbours
+        (the average Tr(S)/d of the other classes of the task, else of the memory), because classes of one dataset are
+        about equally wide and a point would be replayed as one vector.
+
+        Args:
+            groups: (n_c, d) features of each new class in the current space.
         """
         summaries = [summarise(group.to(self.rows.device)) for group in groups]
         self._insert(len(self), summaries, int(self.tasks))
@@ -90,7 +93,10 @@ class GaussianMemory(SizedByState):
 
     @torch.no_grad()
     def transport(self, map: AffineMap) -> None:
-        """Transport all that is stored: (M, c) ← (T M, T c + b) for every space; the current one becomes (T, b)."""
+        """Transport all that is stored by a map x ↦ T x + b: (M, c) ← (T M, T c + b) for every space.
+
+        Classes of the current space are in a space (T, b) after it.
+        """
         matrix, offset = map.matrix.to(self.matrices), map.offset.to(self.offsets)
         if matrix.shape != (self._dim, self._dim) and len(self):
             raise ValueError(f"a map of shape {tuple(matrix.shape)} cannot carry features of {self._dim} dimensions")
@@ -105,7 +111,11 @@ class GaussianMemory(SizedByState):
 
     @torch.no_grad()
     def shift(self, offsets: Tensor) -> None:
-        """Move the mean of each class by its own offset (C, d); covariances stay. For a memory without maps alone."""
+        """Move the mean of each class by its own offset (C, d); covariances stay.
+
+        Raises:
+            ValueError: The memory was transported by maps.
+        """
         if len(self.matrices):
             raise ValueError("a memory that was carried by maps cannot be shifted class by class")
         self.origin_means = self.origin_means + offsets.to(self.origin_means)
@@ -167,9 +177,14 @@ class GaussianMemory(SizedByState):
         return self._means
 
     def sample(self, classes: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-        """One draw for each entry of `classes` (N,), any order and repetition: (N, d) in the current space, on the
-        memory's device, from torch's global generator (see `Sampler.draw`). Keep `classes` on the host to spare a GPU
-        the wait.
+        """Draw from class Gaussians with torch's global generator (see `Sampler.draw`).
+
+        Args:
+            classes: (N,) class of each draw, any order and repetition; on the host, so that a GPU need not wait.
+            dtype: Of the result.
+
+        Returns:
+            (N, d) in the current space, on the memory's device.
         """
         compute = dtype if dtype in (torch.float32, torch.float64) else torch.float32
         if compute not in self._samplers:
@@ -178,10 +193,13 @@ class GaussianMemory(SizedByState):
 
     @torch.no_grad()
     def merge(self, index: int, features: Tensor) -> None:
-        """More pictures of a known class: `features` (n, d) in the current space. Mean and S become those of the union.
+        """Add pictures to a known class: mean and S become those of the union.
 
-        The class moves to the current space, with its old pictures as the map transported them. It keeps its task and
-        label.
+        The class moves to the current space, with its old pictures as the map transported them.
+
+        Args:
+            index: Label of the class.
+            features: (n, d) of its new pictures in the current space.
         """
         merged = union(self._carried(index), features)
         task = int(self.task_of[index])

@@ -56,7 +56,11 @@ class Summary:
 
 
 def summarise(features: Tensor) -> Summary:
-    """Statistics of one class from its features (n, d), n ≥ 1."""
+    """Statistics of one class from its features (n, d), n ≥ 1.
+
+    Raises:
+        UserError: There is no picture, or a feature is not finite.
+    """
     if features.ndim != 2 or not features.numel():
         raise UserError(f"features of a class have shape {tuple(features.shape)}: give at least one picture, as (n, d)")
     features = features.detach().double()
@@ -73,7 +77,7 @@ def summarise(features: Tensor) -> Summary:
 
 
 def union(old: Summary, features: Tensor) -> Summary:
-    """Statistics of the pictures behind `old` together with `features` (n, d), as if all had been seen at once.
+    """Statistics of the pictures behind `old` together with new `features` (n, d), as if all had been seen at once.
 
     Mean and S are exact. Where old.count < d its pictures can be read back from its rows, and ρ is exact too. Otherwise
     only Σᵢ‖xᵢ‖⁴ of the old pictures is missing from ρ; it is taken as a Gaussian's with the same S, since ρ is of order

@@ -92,8 +92,12 @@ class FeatureRows(SizedByState):
 
     @torch.no_grad()
     def add(self, features: Tensor, labels: Tensor) -> None:
-        """More pictures: features (N, D), not normalised, and labels (N,). A label past the last class is a new class;
-        new classes must come without gaps."""
+        """Add pictures of new or known classes.
+
+        Args:
+            features: (N, D), not normalised.
+            labels: (N,); a label past the last class is a new class, and new classes come without gaps.
+        """
         codes, steps = self.encode(features)
         self._keep(
             torch.cat([self.codes, codes.to(self.codes)]),
@@ -110,7 +114,7 @@ class FeatureRows(SizedByState):
         return torch.cat(codes, dim=1).to(torch.int8), steps
 
     def find(self, features: Tensor, labels: Tensor) -> Tensor:
-        """(N,): the row that keeps each picture, learnt as `labels` (N,); −1 where none does."""
+        """Find pictures by their features (N, D) and classes (N,): the row of each, (N,), or −1 where none keeps it."""
         own = zip(self.labels.tolist(), self.codes.cpu().numpy(), strict=True)
         places = {(label, code.tobytes()): place for place, (label, code) in enumerate(own)}
         asked = zip(labels.tolist(), self.encode(features)[0].cpu().numpy(), strict=True)

@@ -2,11 +2,10 @@
 
 https://arxiv.org/abs/2403.19137
 
-Read at srvCodes/clap4clip, commit 7ff95c2; `docs/baselines.md` compares whole runs. Where that code
-uses the whole batch (its attention covers all pictures of the batch, and test batches are of one task), here each
-picture is scored separately, in training and at test. Sampling at test is off unless asked for: the mean of the logits
-over many samples is the logit of the mean, without the noise. The code flips its training pictures; cached features do
-not allow that.
+Read at srvCodes/clap4clip, commit 7ff95c2; `docs/baselines.md` compares whole runs. Where that code uses the whole
+batch (its attention covers all pictures of the batch, and test batches are of one task), here each picture is scored
+separately, in training and at test. Sampling at test is off unless asked for: the mean of the logits over many samples
+is the logit of the mean, without the noise. The code flips its training pictures; cached features do not allow that.
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@ Both towers are frozen. Every task adds one linear adapter for pictures and one 
 summed. A linear discriminant head on the features before the projection has most of the weight in the score, and
 descriptions of pairs of classes (from a language model, see `clipcil describe`) re-rank the best five.
 
-"External Knowledge Injection for CLIP-Based Class-Incremental Learning", Read at
-LAMDA-CL/ICCV25-ENGINE, commit 8803d66; `docs/baselines.md` compares whole runs.
+"External Knowledge Injection for CLIP-Based Class-Incremental Learning". Read at LAMDA-CL/ICCV25-ENGINE, commit
+8803d66; `docs/baselines.md` compares whole runs.
 """
 
 from __future__ import annotations

@@ -2,10 +2,10 @@
 
 https://arxiv.org/abs/2305.19270
 
-Read at zhoudw-zdw/PROOF, commit 0bb2052; `docs/baselines.md` compares whole runs. One thing is not as
-in that code: it averages the fused texts and prototypes over the batch, in training and at test, so that a picture's
-score depends on the rest of the batch. Here a picture is scored with the texts and prototypes fused with that picture
-alone. Where the code differs from its description, we follow the code, and an option selects the description:
+Read at zhoudw-zdw/PROOF, commit 0bb2052; `docs/baselines.md` compares whole runs. One thing is not as in that code: it
+averages the fused texts and prototypes over the batch, in training and at test, so that a picture's score depends on
+the rest of the batch. Here a picture is scored with the texts and prototypes fused with that picture alone. Where the
+code differs from its description, we follow the code, and an option selects the description:
 - the text projections of earlier tasks continue to train (the description freezes them with those of pictures);
 - at test the projected picture enters the fusion as it is; in training it has unit length.
 """

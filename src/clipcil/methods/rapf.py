@@ -6,8 +6,8 @@ Both towers are frozen. One matrix A is applied to the feature of every picture;
 of the features before A is applied, so nothing stored ever drifts. Old classes whose texts lie close to a new class are
 pushed away from it, and after each task A is fused with the A before it, direction by direction.
 
-"Class-Incremental Learning with CLIP: Adaptive Representation Adjustment and Parameter Fusion".
-Read at linlany/RAPF, commit 81d41df; `docs/baselines.md` compares whole runs.
+"Class-Incremental Learning with CLIP: Adaptive Representation Adjustment and Parameter Fusion". Read at linlany/RAPF,
+commit 81d41df; `docs/baselines.md` compares whole runs.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """SimpleCIL: the nearest class mean in the frozen feature space. Nothing is trained.
 
 https://arxiv.org/abs/2303.07338
-
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Zero-shot CLIP: pictures against the texts of the classes seen. Nothing is learnt and nothing is kept.
 
 https://arxiv.org/abs/2103.00020
-
 """
 
 from __future__ import annotations
