@@ -81,25 +81,6 @@ def test_vision_tower_equals_dense_computation(what: str, rows: int, activation:
         torch.testing.assert_close(ours.double(), dense, atol=2e-5, rtol=1e-5)
 
 
-def test_prompts_change_the_features(tiny_clip: CLIP) -> None:
-    pixels = torch.randn(2, 3, 16, 16)
-    plain = tiny_clip.vision(pixels).features
-    assert not torch.allclose(plain, tiny_clip.vision(pixels, torch.randn(1, 2, 32)).features, atol=1e-3)
-    prefix = (torch.randn(1, 2, 32), torch.randn(1, 2, 32))
-    for layer in range(2):
-        assert not torch.allclose(plain, tiny_clip.vision(pixels, prefixes={layer: prefix}).features, atol=1e-3)
-    with pytest.raises(IndexError, match="layer 2"):
-        tiny_clip.vision(pixels, prefixes={2: prefix})
-
-
-def test_zero_length_prompts_change_nothing(tiny_clip: CLIP) -> None:
-    pixels = torch.randn(2, 3, 16, 16)
-    empty = torch.zeros(1, 0, 32)
-    out = tiny_clip.vision(pixels, empty, {0: (empty, empty), 1: (empty, empty)})
-    for ours, plain in zip(out, tiny_clip.vision(pixels), strict=True):
-        torch.testing.assert_close(ours, plain, atol=1e-6, rtol=0)
-
-
 def test_class_only_gives_the_same_features_and_gradients(tiny_clip: CLIP) -> None:
     pixels = torch.randn(3, 3, 16, 16)
     keys = torch.randn(3, 2, 32, requires_grad=True)

@@ -1,4 +1,4 @@
-"""Exemplars: chosen by herding, never more than the budget, the same after a checkpoint."""
+"""Exemplars: chosen by herding (against iCaRL's loop), never more than the budget, the same after a checkpoint."""
 
 from __future__ import annotations
 
@@ -45,19 +45,6 @@ def test_old_sets_are_cut_from_the_end_of_the_herding_order() -> None:
     assert torch.equal(memory.features[3:6], own[herd(own, 3)])
 
 
-def test_raw_features_are_kept_not_unit_ones() -> None:
-    features, labels = pictures([0])
-    memory = ExemplarMemory(6, Budget(9, "class"))
-    memory.add(7 * features, labels)
-    assert torch.equal(memory.features.norm(dim=1).sort().values, (7 * features).norm(dim=1).sort().values)
-
-
-def test_classes_with_few_pictures_give_what_they_have() -> None:
-    memory = ExemplarMemory(6, Budget(3, "class"))
-    memory.add(torch.randn(6, 6), torch.tensor([0, 1, 1, 2, 2, 2]))
-    assert memory.labels.tolist() == [0, 1, 1, 2, 2, 2]
-
-
 def test_join_puts_the_exemplars_behind_the_task() -> None:
     memory = ExemplarMemory(6, Budget(2, "class"))
     memory.add(*pictures([0, 1]))
@@ -91,5 +78,38 @@ def test_wrong_use_is_refused() -> None:
     memory.add(*pictures([0, 1]))
     with pytest.raises(ValueError, match="already has exemplars"):
         memory.add(*pictures([1, 2]))
-    with pytest.raises(UserError, match=r"memory\.pictures"):
+    with pytest.raises(UserError, match="pictures"):
         Budget(-1)
+
+
+def slow_herd(features: torch.Tensor, count: int) -> list[int]:
+    unit = [row / row.norm() for row in features.double()]
+    mean = sum(unit) / len(unit)
+    chosen: list[int] = []
+    while len(chosen) < min(count, len(unit)):
+        kept = sum((unit[i] for i in chosen), torch.zeros_like(unit[0]))
+        distance = {
+            i: float((mean - (kept + row) / (len(chosen) + 1)).norm()) for i, row in enumerate(unit) if i not in chosen
+        }
+        chosen.append(min(distance, key=distance.__getitem__))
+    return chosen
+
+
+@pytest.mark.parametrize(("size", "dim", "count"), [(1, 4, 1), (7, 3, 4), (30, 16, 20), (60, 8, 60), (5, 8, 20)])
+def test_herding_equals_the_loop(size: int, dim: int, count: int) -> None:
+    features = torch.randn(size, dim, generator=torch.Generator().manual_seed(size)) * 5 + 0.5
+    chosen = herd(features, count)
+    assert chosen.tolist() == slow_herd(features, count)
+    assert chosen.dtype == torch.int64
+
+
+def test_a_shorter_memory_is_a_prefix_and_nothing_repeats() -> None:
+    features = torch.randn(40, 6, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(herd(features, 25)[:10], herd(features, 10))
+    assert len(set(herd(features, 40).tolist())) == 40
+
+
+def test_identical_and_zero_rows_are_each_chosen_once() -> None:
+    features = torch.cat([torch.ones(3, 4), torch.zeros(2, 4)])
+    assert sorted(herd(features, 5).tolist()) == [0, 1, 2, 3, 4]
+    assert herd(features, 0).tolist() == []

@@ -13,21 +13,13 @@ from clipcil.heads.linear import GrowingHead
 from clipcil.prompts.visual import (
     check_range,
     choose,
-    cosine,
     existing,
     missing_note,
     orthogonal_rows,
     prefixes,
-    uniform,
 )
 
 CPU = torch.device("cpu")
-
-
-def test_cosine_is_that_of_every_pair() -> None:
-    queries, keys = torch.randn(5, 7), 3 * torch.randn(4, 7)
-    expected = [[torch.dot(q, k) / q.norm() / k.norm() for k in keys] for q in queries]
-    torch.testing.assert_close(cosine(queries, keys), torch.tensor(expected))
 
 
 def test_each_picture_gets_its_own_nearest_keys() -> None:
@@ -57,14 +49,7 @@ def test_layers_a_tower_does_not_have_are_dropped_and_named() -> None:
     assert missing_note((0, 3), 4) == []
 
 
-def test_uniform_stays_within_its_range_and_fills_it() -> None:
-    drawn = uniform(40, 50, between=(-0.25, 0.75), device=CPU)
-    assert not drawn.requires_grad
-    assert -0.25 <= drawn.min() < -0.24 and 0.74 < drawn.max() < 0.75
-    assert (drawn.mean() - 0.25).abs() < 0.02
-
-
-@pytest.mark.parametrize("between", [(1.0, -1.0), (0.5,), (0.0, 1.0, 2.0), (float("nan"), 1.0)])
+@pytest.mark.parametrize("between", [(1.0, -1.0), (0.5,), (float("nan"), 1.0)])
 def test_a_range_is_two_numbers_the_lower_first(between: tuple[float, ...]) -> None:
     with pytest.raises(UserError, match="key_range"):
         check_range("key_range", between)
@@ -96,14 +81,6 @@ def test_new_rows_equal_the_gram_schmidt_loop() -> None:
             vector = vector - (vector @ other) / (other @ other) * other
         done.append(vector / vector.norm())
     torch.testing.assert_close(new, torch.stack(done[4:]))
-
-
-def test_earlier_rows_that_coincide_do_no_harm() -> None:
-    row = torch.randn(1, 30)
-    earlier = torch.cat([row, row, row + 1e-7])
-    new = orthogonal_rows(earlier, 5)
-    assert (earlier @ new.T).abs().max() < 1e-4
-    torch.testing.assert_close(new @ new.T, torch.eye(5), atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize("earlier", [6, 8, 11])
@@ -138,11 +115,3 @@ def test_head_keeps_earlier_rows_and_the_loss_is_that_of_logits_masked_to_the_ta
     torch.testing.assert_close(cross_entropy(head.current(features), labels - 3), cross_entropy(masked, labels))
     cross_entropy(masked, labels).backward()
     assert head.weights[0].grad is None
-
-
-def test_tasks_of_one_class_are_said_to_teach_the_head_nothing() -> None:
-    head = GrowingHead(4, CPU)
-    head.grow(3)
-    assert head.notes() == []
-    head.grow(1)
-    assert head.notes()[0].startswith("1 of 2 tasks have one class")
