@@ -55,15 +55,15 @@ def test_the_tree_in_contributing_is_what_is_on_disk() -> None:
 
 
 def test_methods_are_built_and_taught_in_one_place() -> None:
-    """Runs and lessons share `Learner`; the contract checks build methods of their own, to look inside them."""
+    """Runs and lessons share `build_method` and `Method.learn`; the contract checks build methods to look inside."""
     calls = {"with_own_vision_tower": set[str](), "learn_task": set[str](), "train": set[str]()}
     for path in MODULES:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in calls:
                 calls[node.func.attr].add(str(path.relative_to(SOURCE)))
-    assert calls["with_own_vision_tower"] == {"experiment/learner.py", "checks.py"}
+    assert calls["with_own_vision_tower"] == {"methods/base.py", "checks.py"}
     assert calls["learn_task"] == {"methods/base.py"}
-    assert calls["train"] == {"methods/base.py", "experiment/learner.py"}
+    assert calls["train"] == {"methods/base.py"}
 
 
 def loaded_by(statement: str) -> set[str]:
@@ -93,3 +93,25 @@ def imports_of_top(text: str) -> set[str]:
         elif isinstance(node, ast.ImportFrom) and node.module:
             names.add(node.module.split(".")[0])
     return names
+
+
+def test_a_run_reaches_learn_task_in_four_frames(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`run`, `Experiment.learn`, `Method.learn`, `learn_task`: a newcomer finds the loop in a minute."""
+    import clipcil
+    from clipcil.experiment.run import run
+    from clipcil.methods.dmc import DMCOT
+
+    found: list[list[str]] = []
+
+    def learn_task(self: DMCOT, task: object) -> None:
+        frame, names = sys._getframe(), []
+        while frame is not None and frame.f_code is not run.__code__:
+            names.append(frame.f_code.co_qualname)
+            frame = frame.f_back
+        found.append([*names, "run"])
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(DMCOT, "learn_task", learn_task)
+    with pytest.raises(KeyboardInterrupt):
+        run(clipcil.Experiment("dmc-ot", tasks=20), tmp_path / "run")
+    assert len(found[0]) <= 4, found[0]

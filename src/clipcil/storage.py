@@ -39,6 +39,9 @@ MOST_TOML = 8 * 2**20
 MOST_TENSORS = 32 * 2**30
 """Maximum bytes of a safetensors file; it is read into memory unchanged, so this bounds the memory too."""
 
+DEEPEST = 32
+"""Maximum depth of nested tables."""
+
 
 class MissingFileError(UserError):
     """The file is not there."""
@@ -355,14 +358,36 @@ def parse_toml(text: str, called: str) -> dict[str, Any]:
 def _finite(text: str) -> float:
     value = float(text)
     if not math.isfinite(value):
-        raise ValueError(f"{text[:20]} is not a finite number")
+        raise ValueError(f"{text[:20]} is no finite number")
     return value
 
 
 def _parse(parse: Callable[[], Any], called: str, what: str) -> Any:
     try:
-        return parse()
+        value = parse()
     except RecursionError as error:
-        raise UserError(f"{called} nests its tables too deeply") from error
+        raise UserError(f"{called} nests its tables deeper than {DEEPEST} levels") from error
     except ValueError as error:  # invalid JSON or TOML, or a number that is not finite
         raise UserError(f"{called} cannot be read as {what} ({printable(first_line(error))[:120]})") from error
+    _check_plain(value, called)
+    return value
+
+
+def _check_plain(value: Any, called: str) -> None:
+    """Refuse deep nesting, lone surrogates, numbers of more than 64 bits, and dates."""
+    waiting = [(value, 0)]
+    while waiting:
+        item, depth = waiting.pop()
+        if depth > DEEPEST:
+            raise UserError(f"{called} nests its tables deeper than {DEEPEST} levels")
+        if isinstance(item, dict):
+            waiting += [(part, depth + 1) for pair in item.items() for part in pair]
+        elif isinstance(item, list):
+            waiting += [(part, depth + 1) for part in item]
+        elif isinstance(item, str):
+            if not item.isascii() and any("\ud800" <= letter <= "\udfff" for letter in item):
+                raise UserError(f"{called} holds text that is not valid Unicode ({printable(item)[:60]})")
+        elif item is not None and not isinstance(item, bool | int | float):
+            raise UserError(f"{called} holds a {type(item).__name__}; text, numbers, lists and tables are read")
+        elif isinstance(item, int) and not -(2**63) <= item < 2**64:
+            raise UserError(f"{called} holds a number of more than 64 bits")

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from clipcil.errors import UserError
-from clipcil.experiment import device
+from clipcil.training import device
 from clipcil.training.device import avoid_broken_amx, find_device, make_fabric
 
 VARIABLE = "ONEDNN_MAX_CPU_ISA"

@@ -129,7 +129,7 @@ def test_experiments_side_by_side_are_those_alone(method: str, colours: Dataset,
 def test_a_task_of_another_experiment_is_refused(colours: Dataset, mini: CLIP) -> None:
     """Its pictures would be encoded by the tower of the other one, which may be tuned."""
     shared = LoadCache()
-    options = {"data": colours, "backbone": mini, "increment": 1, "shared": shared}
+    options = {"data": colours, "backbone": mini, "increment": 1, "cache": shared}
     first, second = Experiment("simplecil", **options), Experiment("simplecil", **options, shots=1)
     task = next(iter(first))
     for _ in range(2):
@@ -195,19 +195,19 @@ def test_mixed_precision_sees_the_weights_of_every_step(in_a_notebook: bool) -> 
 
 def test_a_backbone_given_as_an_object_is_that_of_its_experiment_alone(colours: Dataset, mini: CLIP) -> None:
     other, shared = mini.with_own_vision_tower(), LoadCache(backbones={"mini": mini})
-    first = Experiment("simplecil", data=colours, backbone=mini, shared=shared)
-    second = Experiment("simplecil", data=colours, backbone=other, shared=shared)  # of the same name
-    third = Experiment("simplecil", data=colours, backbone="mini", shared=shared)
+    first = Experiment("simplecil", data=colours, backbone=mini, cache=shared)
+    second = Experiment("simplecil", data=colours, backbone=other, cache=shared)  # of the same name
+    third = Experiment("simplecil", data=colours, backbone="mini", cache=shared)
     assert first.method.clip is third.method.clip is mini and second.method.clip is other
 
 
 def test_the_features_of_a_task_that_has_ended_are_dropped(colours: Dataset, mini: CLIP) -> None:
     data = replace(colours, test=colours.test.subset(torch.tensor([0, 2, 4])))  # no set that is a task's too
     for shared, kept in ((None, 0), (LoadCache(), 3)):
-        experiment = Experiment("simplecil", data=data, backbone=mini, increment=1, shared=shared)
+        experiment = Experiment("simplecil", data=data, backbone=mini, increment=1, cache=shared)
         for task in experiment:
             experiment.learn(task)
-        reader = experiment._begun().parts.reader
+        reader = experiment._open_reader(experiment.method)
         train = {experiment.stream._train[index].key for index in range(3)}
         assert len(train & reader._encoded.keys()) == kept and experiment.results.last == 100
 
@@ -248,8 +248,8 @@ def test_a_folder_belongs_to_its_tokenizer(colours: Dataset, mini: CLIP, tmp_pat
 
 def test_an_own_dataset_does_not_take_the_place_of_one_by_name(colours: Dataset, mini: CLIP) -> None:
     shared = LoadCache(backbones={"mini": mini})
-    assert len(Experiment("simplecil", data=replace(colours, name="emoji"), shared=shared).stream.names) == 3
-    assert len(Experiment("simplecil", data="emoji", shared=shared).stream.names) == 100
+    assert len(Experiment("simplecil", data=replace(colours, name="emoji"), cache=shared).stream.names) == 3
+    assert len(Experiment("simplecil", data="emoji", cache=shared).stream.names) == 100
 
 
 def test_a_path_is_a_folder_even_if_it_is_called_like_a_dataset(

@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 import clipcil
-from clipcil.experiment import notebook
+from clipcil.training import notebook
 
 
 class Page:
