@@ -154,14 +154,12 @@ def test_help_wraps_and_has_examples_on_lines_of_their_own(
     command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "60")
-    with pytest.raises(SystemExit):
-        main([command, "--help"])
+    main([command, "--help"])
     text = capsys.readouterr().out
     assert max(map(len, text.splitlines())) <= 60
-    examples = text.split("\nFor example:\n")[1].split("\n\n")[0].splitlines()
-    first = [line for line in examples if not line.startswith("    ")]  # those that go on are indented further
-    assert first and all(line.startswith("  clipcil ") for line in first)
-    assert not re.search(r"None|default: False|default: \)|INT|FLOAT", text)
+    shown = [line for line in text.splitlines() if line.startswith("  clipcil ")]
+    assert len(shown) == (COMMANDS[command].__doc__ or "").count("\n      clipcil ") > 0
+    assert not re.search(r"None|default: False|default: \(|INT|FLOAT", text)
 
 
 def test_predicting(model: Path, asked: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -344,7 +342,5 @@ def test_one_line_when_it_cannot_be(
 @pytest.mark.parametrize("name", ["learn", "predict", "test", "show", "forget", "rename", "undo", "export"])
 def test_help(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert name in COMMANDS
-    with pytest.raises(SystemExit) as stop:
-        main([name, "--help"])
-    assert stop.value.code == 0
+    main([name, "--help"])
     assert "MODEL" in capsys.readouterr().out

@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import tomllib
-from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -14,9 +13,9 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
-from clipcil.cli import GRID_LISTS, main
+from clipcil.cli import COMMANDS, main
 from clipcil.clip.loading import MINI
-from clipcil.experiment.spec import Grid
+from clipcil.commands.types import Words
 
 
 def fail(capsys: pytest.CaptureFixture[str], *words: str) -> str:
@@ -155,6 +154,47 @@ def test_a_finished_run_that_is_resumed_says_so_and_prints_its_numbers(
     assert "its run.increment is None, not 50" in fail(capsys, "run", "--resume", out, "--increment", "50")
 
 
+@pytest.mark.parametrize(
+    "words",
+    ["--set a=1 b=2", "--set a=1 --set b=2", "--set=a=1 --set b=2", "--set=a=1 --set=b=2", "--seed 3 --set a=1 b=2"],
+)
+def test_settings_add_up_however_they_are_given(words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = []
+
+    def run(*, set: Words = (), seed: int = 0) -> None:
+        found.extend(set)
+
+    monkeypatch.setitem(COMMANDS, "run", run)
+    main(["run", *words.split()])
+    assert found == ["a=1", "b=2"]
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        ("learn a b --metod x", ["--metod", "--method", "clipcil learn --help"]),
+        ("learn a b --metod=x", ["--metod", "--method"]),
+        ("learn --model=a b", ["--model"]),
+        ("learn a", ["FOLDER"]),
+        ("learn a b c", ["c", "clipcil learn --help"]),
+        ("learn a b --seed x", ["--seed", "x"]),
+        ("predict m p --top", ["--top"]),
+        ("predict m p --top 0", ["--top", "0", "1"]),
+        ("predict m p --by steal", ["--by", "steal", "link", "copy"]),
+        ("serve m --port x", ["--port", "x"]),
+        ("describe emoji --endpoint e --model m --out o --jobs 65", ["--jobs", "65", "64"]),
+        ("bench --seed 1", ["--seed", "--seeds"]),
+        ("-x", ["-x"]),
+        ("lern a b", ["there is no command 'lern'; did you mean 'learn'?"]),
+    ],
+)
+def test_a_word_that_the_command_does_not_take_is_named(
+    words: str, named: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = fail(capsys, *words.split())
+    assert all(each in line for each in named)
+
+
 def test_an_option_of_a_grid_that_is_given_twice_adds(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     words = ["--methods", "simplecil", "--out", str(tmp_path / "out"), "--methods=zero-shot", "--dry-run"]
     main(["bench", *words, "--only", "simple*", "--orders", "seed:1", "--only", "zero*", "--orders", "seed:2"])
@@ -162,8 +202,6 @@ def test_an_option_of_a_grid_that_is_given_twice_adds(capsys: pytest.CaptureFixt
     assert "SimpleCIL" in printed and "Zero-shot CLIP" in printed and "0 of 4 runs" in printed
     assert "there is no method 'nothing'" in fail(capsys, "bench", "--methods", "nothing", "--methods", "zero-shot")
     assert "both is not a folder" in fail(capsys, "bench", "--kept", "both", "--kept", str(tmp_path), *words[2:])
-    several = {f"--{field.name.replace('_', '-')}" for field in fields(Grid) if "tuple" in str(field.type)}
-    assert several == {*GRID_LISTS, "--set", "--data-options"}
 
 
 def test_the_version_and_the_wait_policy(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,8 +14,7 @@ import tomli_w
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from clipcil.cli import _gather, main
-from clipcil.commands.wrong_words import explain
+from clipcil.cli import main
 from clipcil.data.orders import class_order
 from clipcil.data.stream import task_sizes
 from clipcil.errors import UserError
@@ -126,31 +125,6 @@ def test_tasks_share_out_all_classes_or_are_refused(
     assert min(parts) >= 1
     assert tasks is None or base is not None or len(parts) == tasks
     assert base is None or parts[0] == base
-
-
-@given(st.text(max_size=300))
-def test_any_boxed_message_becomes_one_line(text: str) -> None:
-    line = explain(text, ["run", "--tasks", "3"], {"--tasks"})
-    assert line.endswith("; clipcil run --help tells more")
-    assert len(" ".join(line.split()).splitlines()) == 1
-
-
-@pytest.mark.parametrize(
-    "words",
-    [["--set=a=1", "--set", "b=2"], ["--set", "a=1", "--set=b=2"], ["--set=a=1", "b=2"], ["--set=a=1", "--set=b=2"]],
-)
-def test_a_flag_joined_to_its_value_adds_to_the_others(words: list[str]) -> None:
-    assert _gather(["run", *words, "--seed", "3"], "--set") == ["run", "--seed", "3", "--set", "a=1", "b=2"]
-    other = [word.replace("--set", "--data_options") for word in words]  # as tyro spells it, too
-    assert _gather(["run", *other], "--data-options") == ["run", "--data-options", "a=1", "b=2"]
-
-
-@given(st.lists(st.sampled_from(["--set", "--data-options", "a=1", "b=2", "--seed", "3", "run"]), max_size=8))
-def test_gathering_flags_loses_no_value(words: list[str]) -> None:
-    gathered = _gather(list(words), "--set", "--data-options")
-    assert sorted(word for word in gathered if not word.startswith("--")) == sorted(
-        word for word in words if not word.startswith("--")
-    )
 
 
 @settings(max_examples=60, deadline=None)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import TYPE_CHECKING, Annotated, Any
 
-import tyro
+from cyclopts import Parameter
 
-from clipcil.commands.types import BenchOptions, File, Flag, GridRunOptions, SweepOptions, given
+from clipcil.commands.types import File, Flag, takes
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -15,10 +16,12 @@ if TYPE_CHECKING:
     from clipcil.experiment.grid import Planned
     from clipcil.experiment.spec import Grid
 
-Values = Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="VALUE…", help_behavior_hint="")]
+OF_NO_GRID = ("run", "method", "seed", "devices", "nodes")
+"""Fields of `Grid` and `RunSpec` that are no options of a grid of runs."""
 
 
-def bench(options: BenchOptions, run: GridRunOptions, quiet: Flag = False, dry_run: Flag = False) -> None:
+@takes("Grid", "RunSpec", without=OF_NO_GRID)
+def bench(table: str | None = None, /, *, quiet: Flag = False, dry_run: Flag = False, **options: Any) -> None:
     """Run methods × datasets × seeds and print A_B and Ā beside the paper's.
 
     Finished runs are not repeated and stopped runs are continued, so the same command can be given again. A run that
@@ -35,6 +38,7 @@ def bench(options: BenchOptions, run: GridRunOptions, quiet: Flag = False, dry_r
       clipcil bench claims --data-root DIR --kept results/ --dry-run
 
     Args:
+        table: A table of the paper. Default: none, but the methods and datasets named, on the embedded backbone.
         quiet: Print the closing table only.
         dry_run: List the runs and how many of them are finished; run nothing.
     """
@@ -46,28 +50,29 @@ def bench(options: BenchOptions, run: GridRunOptions, quiet: Flag = False, dry_r
     from clipcil.paper import read_table
     from clipcil.report.console import print_comparison
 
-    grid = _grid(options, run)
+    grid = _grid({**options, "table": table})
     if dry_run:
         _list(plan(grid), grid)
         return
     finished = _do(plan(grid), grid, quiet)
-    table = read_table(grid.table) if grid.table else None
-    print_comparison(lines_of(finished, grid.table or ""), table.title if table else "", Console(markup=False))
-    notes = [f"Note: {table.note}."] if table and table.note else []
+    paper = read_table(grid.table) if grid.table else None
+    print_comparison(lines_of(finished, grid.table or ""), paper.title if paper else "", Console(markup=False))
+    notes = [f"Note: {paper.note}."] if paper and paper.note else []
     folders = " ".join(map(quoted, _folders(finished, grid)))
     where = f"Each run is a line of {grid.out / RESULTS}; clipcil report {folders} makes a page of them"
     _close(finished, grid, quiet, [*notes, where])
 
 
+@takes("Grid", "RunSpec", without=(*OF_NO_GRID, "table", "methods", "only"))
 def sweep(
-    method: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="METHOD")],
-    key: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="KEY")],
-    values: Values = (),
+    method: str,
+    key: str,
+    values: Annotated[tuple[str, ...], Parameter(metavar="VALUE…", show_default=False)] = (),
+    /,
     *,
-    options: SweepOptions,
-    run: GridRunOptions,
     plot: File = None,
     quiet: Flag = False,
+    **options: Any,
 ) -> None:
     """Vary one option of a method, print the numbers and plot the curve.
 
@@ -95,7 +100,7 @@ def sweep(
     from clipcil.experiment.grid import plan_sweep
     from clipcil.report.figures import Curve, check_plot, save_sweep
 
-    grid = _grid(options, run)
+    grid = _grid(options)
     path = plot or grid.out / f"sweep-{method}-{key.replace('/', '-')}.png"
     check_plot(path)  # before the runs, which may take hours
     finished = _do(plan_sweep(method, key, values, grid), grid, quiet, f"; each line names the value of {key}")
@@ -116,11 +121,13 @@ def sweep(
     _close(finished, grid, quiet, lines)
 
 
-def _grid(options: Any, run: Any) -> Grid:
+def _grid(options: dict[str, Any]) -> Grid:
     from clipcil.experiment.spec import Grid
     from clipcil.settings import build
 
-    return build(Grid, {**given(options), "run": given(run)})
+    names = {field.name for field in fields(Grid)}
+    own = {name: value for name, value in options.items() if name in names}
+    return build(Grid, {**own, "run": {name: value for name, value in options.items() if name not in names}})
 
 
 def _list(planned: list[Planned], grid: Grid) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import tyro
+from cyclopts import Parameter
 
 from clipcil.commands.learn import Model
 from clipcil.commands.types import Backbone, Download
@@ -15,10 +15,10 @@ from clipcil.errors import printable, quoted
 if TYPE_CHECKING:
     from clipcil.classifier.classifier import Classifier
 
-ClassName = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="CLASS")]
+ClassName = Annotated[str, Parameter(metavar="CLASS")]
 
 
-def forget(model: Model, name: ClassName, backbone: Backbone = None, allow_download: Download = False) -> None:
+def forget(model: Model, name: ClassName, /, *, backbone: Backbone = None, allow_download: Download = False) -> None:
     """Remove a class from a model, with everything that is kept of it.
 
     Nothing of it is left in the folder, so this cannot be undone.
@@ -38,7 +38,9 @@ def forget(model: Model, name: ClassName, backbone: Backbone = None, allow_downl
 def rename(
     model: Model,
     old: ClassName,
-    new: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="NEW")],
+    new: Annotated[str, Parameter(metavar="NEW")],
+    /,
+    *,
     backbone: Backbone = None,
     allow_download: Download = False,
 ) -> None:
@@ -56,7 +58,7 @@ def rename(
     print(printable(f"'{old}' of {quoted(model)} is called '{new}' now"))
 
 
-def undo(model: Model) -> None:
+def undo(model: Model, /) -> None:
     """Undo the last lesson or new name of a model; undoing again restores it.
 
     The model before the last `clipcil learn` or `clipcil rename` is kept until the next change.

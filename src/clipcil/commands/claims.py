@@ -5,13 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import tyro
+from cyclopts import Parameter
 
 from clipcil.commands.types import File, Folder
 
 
 def claims(
-    runs: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="DIR…", help_behavior_hint="")],
+    runs: Annotated[tuple[Path, ...], Parameter(metavar="DIR…", show_default=False)] = (),
+    /,
+    *,
     out: File = None,
     keep: Folder = None,
 ) -> None:

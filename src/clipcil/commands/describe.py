@@ -5,18 +5,20 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import tyro
+from cyclopts import Parameter, validators
 
-from clipcil.commands.types import Folder, Number
+from clipcil.commands.types import Folder
 
 
 def describe(
-    classes: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="DATASET|FILE")],
-    endpoint: Annotated[str, tyro.conf.arg(metavar="URL")],
-    model: Annotated[str, tyro.conf.arg(metavar="NAME")],
-    out: Annotated[Path, tyro.conf.arg(metavar="FILE")],
-    key_from: Annotated[str, tyro.conf.arg(metavar="VARIABLE", help_behavior_hint="")] = "",
-    jobs: Number = 4,
+    classes: Annotated[str, Parameter(metavar="DATASET|FILE")],
+    /,
+    *,
+    endpoint: Annotated[str, Parameter(metavar="URL")],
+    model: Annotated[str, Parameter(metavar="NAME")],
+    out: Annotated[Path, Parameter(metavar="FILE")],
+    key_from: Annotated[str, Parameter(metavar="VARIABLE", show_default=False)] = "",
+    jobs: Annotated[int, Parameter(metavar="N", validator=validators.Number(gte=1, lte=64))] = 4,
     data_root: Folder = None,
 ) -> None:
     """Ask a language model how each pair of classes differs, and keep the answers for ENGINE.
@@ -43,9 +45,7 @@ def describe(
 
     from clipcil.descriptions.client import Endpoint, ask_for_descriptions
     from clipcil.errors import UserError, printable
-    from clipcil.settings import within
 
-    within("jobs", jobs, 1, 64)
     key = os.environ.get(key_from, "").strip() if key_from else ""
     if key_from and not key:
         raise UserError(f"the environment variable {key_from} is empty or not set; put the API key there")

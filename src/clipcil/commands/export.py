@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
-
-import tyro
+from typing import Literal
 
 from clipcil.commands.learn import Model
 from clipcil.commands.types import Backbone, Download, Folder
@@ -12,8 +10,10 @@ from clipcil.commands.types import Backbone, Download, Folder
 
 def export(
     model: Model,
+    /,
+    *,
     out: Folder = None,
-    format: Annotated[Literal["pt2", "onnx"], tyro.conf.arg(help_behavior_hint="(default: pt2)")] = "pt2",
+    format: Literal["pt2", "onnx"] = "pt2",
     backbone: Backbone = None,
     allow_download: Download = False,
 ) -> None:

@@ -6,17 +6,17 @@ import dataclasses
 from collections.abc import Iterable
 from typing import Annotated, Any
 
-import tyro
+from cyclopts import Parameter
 
 from clipcil.errors import UserError
-from clipcil.experiment.spec import RunSpec, method_settings, read_preset
-from clipcil.settings import field_docs
 
 
 def methods(
-    method: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="[METHOD]", help_behavior_hint="")] = "",
-    data: Annotated[str, tyro.conf.arg(metavar="NAME", help_behavior_hint="")] = "",
-    backbone: Annotated[str, tyro.conf.arg(metavar="NAME")] = "mini",
+    method: Annotated[str, Parameter(metavar="METHOD", show_default=False)] = "",
+    /,
+    *,
+    data: Annotated[str, Parameter(metavar="NAME", show_default=False)] = "",
+    backbone: Annotated[str, Parameter(metavar="NAME")] = "mini",
 ) -> None:
     """List the methods, or the settings of one with their values and reasons.
 
@@ -33,6 +33,7 @@ def methods(
     import inspect
 
     from clipcil.data.dataset import find_dataset
+    from clipcil.experiment.spec import RunSpec, method_settings, read_preset
     from clipcil.methods.registry import find_method, methods
 
     if data and not method:
@@ -59,9 +60,7 @@ def methods(
         print("A run may take other values from its dataset's preset: --data NAME shows them.")
 
 
-def datasets(
-    data: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="[DATASET]", help_behavior_hint="")] = "",
-) -> None:
+def datasets(data: Annotated[str, Parameter(metavar="DATASET", show_default=False)] = "", /) -> None:
     """List the datasets and the files that each needs, or the options of one.
 
     For example:
@@ -93,6 +92,8 @@ def _print(header: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> None:
 
 def _settings(config: Any, prefix: str = "", reason: str = "") -> list[tuple[str, str, str]]:
     """Every setting with its value and reason; the reason of a group stands above its settings."""
+    from clipcil.settings import field_docs
+
     reasons, rows = field_docs(type(config)), []
     if reason:
         rows.append((f"{prefix}…", "", reason))

@@ -5,18 +5,20 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import tyro
+from cyclopts import Parameter
 
-from clipcil.commands.types import Address, Device, Download, Flag, Name, NewBackbone, Number, On, Words
+from clipcil.commands.types import Address, Count, Device, Download, Flag, Name, NewBackbone, On, Words
 
-Model = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
-Pictures = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="FOLDER")]
-Seed = Annotated[int | None, tyro.conf.arg(metavar="N", help_behavior_hint="")]
+Model = Annotated[Path, Parameter(metavar="MODEL")]
+Pictures = Annotated[Path, Parameter(metavar="FOLDER")]
+Seed = Annotated[int | None, Parameter(metavar="N")]
 
 
 def learn(
     model: Model,
     folder: Pictures,
+    /,
+    *,
     method: Name = None,
     backbone: NewBackbone = None,
     seed: Seed = None,
@@ -29,7 +31,7 @@ def learn(
     quiet: Flag = False,
     allow_download: Download = False,
     on: On = "here",
-    actors: Number = 2,
+    actors: Count = 2,
     address: Address = None,
 ) -> None:
     """Teach a model the classes in a folder; the pictures of earlier lessons are not needed.

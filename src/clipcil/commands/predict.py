@@ -7,15 +7,15 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-import tyro
+from cyclopts import Parameter
 
 from clipcil.commands.learn import Model
-from clipcil.commands.types import Address, Backbone, Device, Download, Flag, Folder, Number, On
+from clipcil.commands.types import Address, Backbone, Count, Device, Download, Flag, Folder, On
 
 if TYPE_CHECKING:
     from clipcil.classifier.predicting import Prediction
 
-Pictures = Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="PICTURE…", help_behavior_hint="")]
+Pictures = Annotated[tuple[Path, ...], Parameter(metavar="PICTURE…")]
 MANY = 50
 """Minimum number of pictures for a progress bar."""
 
@@ -23,19 +23,21 @@ MANY = 50
 def predict(
     model: Model,
     pictures: Pictures,
-    top: Number = 5,
+    /,
+    *,
+    top: Count = 5,
     json: Flag = False,
     csv: Flag = False,
     folder_out: Folder = None,
-    by: Annotated[Literal["link", "copy"], tyro.conf.arg(help_behavior_hint="(default: link)")] = "link",
+    by: Literal["link", "copy"] = "link",
     watch: Flag = False,
     backbone: Backbone = None,
     device: Device = "cpu",
     allow_download: Download = False,
     on: On = "here",
     out: Folder = None,
-    actors: Number = 2,
-    gpus_per_actor: Annotated[float, tyro.conf.arg(metavar="N")] = 0.0,
+    actors: Count = 2,
+    gpus_per_actor: Annotated[float, Parameter(metavar="N")] = 0.0,
     address: Address = None,
 ) -> None:
     """Classify pictures, with probabilities.
@@ -134,10 +136,7 @@ def predict_many(
 
     from clipcil.classifier.bulk import predict_on_ray
     from clipcil.errors import UserError
-    from clipcil.settings import within
 
-    within("top", top, 1, 1_000_000)
-    within("actors", actors, 1, 100_000)
     if len(sources) != 1 or out is None:
         raise UserError("with --on ray give one folder, parquet file or list of paths, and --out for the answers")
     console = Console(stderr=True)

@@ -5,13 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import tyro
+from cyclopts import Parameter
 
 from clipcil.commands.types import File, Flag
 
 
 def report(
-    runs: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN…", help_behavior_hint="")],
+    runs: Annotated[tuple[Path, ...], Parameter(metavar="RUN…", show_default=False)] = (),
+    /,
+    *,
     out: File = None,
     allow_download: Flag = False,
 ) -> None:

@@ -6,18 +6,22 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from clipcil.commands.types import Download, Flag, Folder, RunOptions, Words, given
+from clipcil.commands.types import Download, Flag, Folder, Words, takes
 from clipcil.errors import UserError, printable, quoted
 
 
+@takes("RunSpec")
 def run(
-    options: RunOptions,
+    method: str | None = None,
+    /,
+    *,
     set: Words = (),
     preset: bool = True,
     out: Folder = None,
     resume: Folder = None,
     quiet: Flag = False,
     allow_download: Download = False,
+    **options: Any,
 ) -> None:
     """Learn a dataset task by task with one method, and evaluate after each task.
 
@@ -30,6 +34,7 @@ def run(
       clipcil run --resume runs/2026-01-31-dmc-ot-emoji
 
     Args:
+        method: The method; `clipcil methods` lists them. Default: dmc-ot.
         set: Settings of the method; `clipcil methods METHOD` lists them.
         preset: Start from the preset (published values) for this method and dataset.
         out: Folder for the results; must be new. Default: a dated folder under runs/.
@@ -48,7 +53,7 @@ def run(
     prepare_process()
     if out is not None and resume is not None:
         raise UserError("give --out for a new run or --resume to go on with one, not both")
-    chosen = {**given(options), "settings": parse_words(set)}
+    chosen = {**options, "settings": parse_words(set)} | ({"method": method} if method is not None else {})
     if "data_options" in chosen:
         chosen["data_options"] = parse_words(chosen["data_options"])
     if resume is not None:

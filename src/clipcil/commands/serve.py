@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import tyro
+from cyclopts import Parameter
 
 from clipcil.commands.learn import Model
 from clipcil.commands.types import Device, Download, Name, NewBackbone, Number
@@ -12,7 +12,9 @@ from clipcil.commands.types import Device, Download, Name, NewBackbone, Number
 
 def serve(
     model: Model,
-    host: Annotated[str, tyro.conf.arg(metavar="NAME")] = "127.0.0.1",
+    /,
+    *,
+    host: Annotated[str, Parameter(metavar="NAME")] = "127.0.0.1",
     port: Number = 7860,
     open: bool = True,
     method: Name = None,

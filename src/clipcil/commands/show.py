@@ -6,7 +6,7 @@ from clipcil.commands.learn import Model
 from clipcil.commands.types import Flag
 
 
-def show(model: Model, json: Flag = False) -> None:
+def show(model: Model, /, *, json: Flag = False) -> None:
     """Show what a model knows: its classes, when and from how many pictures each was learnt, and its accuracy.
 
     For example:

@@ -11,6 +11,8 @@ from clipcil.commands.types import Backbone, Device, Download, File, Flag
 def test(
     model: Model,
     folder: Pictures,
+    /,
+    *,
     page: File = None,
     json: Flag = False,
     subfolders: Flag = False,

@@ -3,66 +3,86 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import typing
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
-import tyro
+from cyclopts import Parameter, validators
 
-from clipcil.experiment.spec import PER_RUN, Grid, RunSpec
-from clipcil.settings import field_docs
+Command = TypeVar("Command", bound=Callable[..., None])
 
-Number = Annotated[int, tyro.conf.arg(metavar="N")]
-Flag = Annotated[bool, tyro.conf.FlagCreatePairsOff, tyro.conf.arg(help_behavior_hint="")]
-Folder = Annotated[Path | None, tyro.conf.arg(metavar="DIR", help_behavior_hint="")]
-File = Annotated[Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="")]
-Download = Annotated[Flag, tyro.conf.arg(help="Download a backbone that the folder names and that is not here.")]
-Device = Annotated[str, tyro.conf.arg(metavar="NAME", help="cpu, cuda or auto.")]
-Name = Annotated[str | None, tyro.conf.arg(metavar="NAME", help_behavior_hint="")]
-Backbone = Annotated[Name, tyro.conf.arg(help="Path of the model's backbone on this machine, if it has moved.")]
+Number = Annotated[int, Parameter(metavar="N")]
+Count = Annotated[Number, Parameter(validator=validators.Number(gte=1, lte=1_000_000))]
+Flag = Annotated[bool, Parameter(negative=(), show_default=False)]
+Folder = Annotated[Path | None, Parameter(metavar="DIR")]
+File = Annotated[Path | None, Parameter(metavar="FILE")]
+Download = Annotated[Flag, Parameter(help="Download a backbone that the folder names and that is not here.")]
+Device = Annotated[str, Parameter(metavar="NAME", help="cpu, cuda or auto.")]
+Name = Annotated[str | None, Parameter(metavar="NAME")]
+Backbone = Annotated[Name, Parameter(help="Path of the model's backbone on this machine, if it has moved.")]
 NewBackbone = Annotated[
-    Name, tyro.conf.arg(help="Backbone of a new model (default: mini), or the path of an existing model's backbone.")
+    Name, Parameter(help="Backbone of a new model (default: mini), or the path of an existing model's backbone.")
 ]
-On = Annotated[Literal["here", "ray"], tyro.conf.arg(help_behavior_hint="(default: here)")]
-Address = Annotated[str | None, tyro.conf.arg(metavar="ADDRESS", help_behavior_hint="")]
-Words = Annotated[tuple[str, ...], tyro.conf.arg(metavar="KEY=VALUE…", help_behavior_hint="")]
+On = Literal["here", "ray"]
+Address = Annotated[str | None, Parameter(metavar="ADDRESS")]
+Words = Annotated[tuple[str, ...], Parameter(metavar="KEY=VALUE", show_default=False)]
 
-METAVARS = {"data_options": "KEY=VALUE…", "set": "KEY=VALUE…", "only": "PATTERN…"}
-METAVARS |= {"data_root": "DIR", "out": "DIR", "kept": "DIR…"}
+METAVARS = {"data_options": "KEY=VALUE", "set": "KEY=VALUE", "only": "PATTERN"}
+METAVARS |= {"data_root": "DIR", "out": "DIR", "kept": "DIR"}
 """Placeholders of values in help, where they do not follow from the type."""
 
 
-def options_of(kind: type, without: Collection[str] = (), positional: str = "") -> Any:
-    """A dataclass with the fields of `kind`, each None where it was not given on the command line.
+_TAKEN: dict[Callable[..., None], tuple[tuple[str, ...], Collection[str]]] = {}
 
-    The words are kept as they are: `settings.build` converts them, so that the command line and a file are checked by
-    the same rules. Help texts come from the docstrings under the fields.
+
+def takes(*kinds: str, without: Collection[str] = ()) -> Callable[[Command], Command]:
+    """Decorator: the `**options` of a command are the fields of dataclasses of `experiment/spec.py`, as words.
+
+    Args:
+        kinds: Names of the dataclasses. The first of two fields with the same name counts.
+        without: Fields that are no options of the command.
     """
-    hints, docs, fields = typing.get_type_hints(kind), field_docs(kind), []
-    for item in dataclasses.fields(kind):
-        name, hint = item.name, str(hints[item.name])
-        if name in without:
-            continue
-        several, flag = "tuple" in hint or "dict" in hint, hints[name] is bool
-        metavar = METAVARS.get(name, "NAME…" if several else "N" if "int" in hint or "float" in hint else "NAME")
-        metavar = f"[{name.upper()}]" if name == positional else metavar
-        usual = "" if flag or item.default in (None, dataclasses.MISSING, ()) else f"(default: {item.default})"
-        shown: Any = bool if flag else tuple[str, ...] | None if several else str | None
-        marks = [tyro.conf.FlagCreatePairsOff] if flag else [tyro.conf.Positional] if name == positional else []
-        help_text = tyro.conf.arg(help=docs[name], metavar=None if flag else metavar, help_behavior_hint=usual)
-        for mark in (help_text, *marks):
-            shown = Annotated[shown, mark]
-        fields.append((name, shown, False if flag else None))
-    return tyro.conf.arg(constructor=dataclasses.make_dataclass(kind.__name__, fields), name="")
+
+    def keep(command: Command) -> Command:
+        _TAKEN[command] = kinds, without
+        return command
+
+    return keep
 
 
-def given(options: Any) -> dict[str, Any]:
-    """What was given on the command line."""
-    return {name: value for name, value in vars(options).items() if value not in (None, False, ())}
+def declare_options(command: Callable[..., None]) -> None:
+    """Put the options that `takes` names into the signature of the command. The list of commands needs none.
+
+    `settings.build` converts the words, so that the command line and a file are checked by the same rules. A command
+    gets only the options that were given. Help texts come from the docstrings under the fields.
+    """
+    if command not in _TAKEN:
+        return
+    from clipcil.experiment import spec
+    from clipcil.settings import field_docs
+
+    kinds, without = _TAKEN[command]
+    signature = inspect.signature(command, eval_str=True)
+    known = {name: each for name, each in signature.parameters.items() if each.kind is not each.VAR_KEYWORD}
+    for kind in (getattr(spec, name) for name in kinds):
+        hints, docs = typing.get_type_hints(kind), field_docs(kind)
+        for field in dataclasses.fields(kind):
+            if field.name not in without and field.name not in known:
+                shown = _option(field, hints[field.name], docs[field.name])
+                absent = False if hints[field.name] is bool else None
+                keyword = inspect.Parameter.KEYWORD_ONLY
+                known[field.name] = inspect.Parameter(field.name, keyword, default=absent, annotation=shown)
+    command.__signature__ = signature.replace(parameters=list(known.values()))  # type: ignore[attr-defined]
+    command.__annotations__ = {name: each.annotation for name, each in known.items()}
 
 
-RunOptions = Annotated[Any, options_of(RunSpec, positional="method")]
-GridRunOptions = Annotated[Any, options_of(RunSpec, without=PER_RUN)]
-BenchOptions = Annotated[Any, options_of(Grid, without=("run",), positional="table")]
-SweepOptions = Annotated[Any, options_of(Grid, without=("run", "table", "methods", "only"))]
+def _option(field: dataclasses.Field[Any], hint: Any, text: str) -> Any:
+    if hint is bool:
+        return Annotated[Flag, Parameter(help=text)]
+    several, number = typing.get_origin(hint) in (tuple, dict), "int" in str(hint) or "float" in str(hint)
+    metavar = METAVARS.get(field.name, "N" if number else "NAME")
+    usual = field.default not in (None, dataclasses.MISSING, ()) and f"{field.default}"
+    described = Parameter(help=f"{text} (default: {usual})" if usual else text, metavar=metavar)
+    return Annotated[tuple[str, ...] | None if several else str | None, described]
