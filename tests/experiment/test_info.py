@@ -2,20 +2,12 @@
 
 from __future__ import annotations
 
-import io
-import json
-from dataclasses import asdict, replace
-from pathlib import Path
+from dataclasses import replace
 
 import pytest
-from rich.console import Console
 
 from clipcil.cli import main
 from clipcil.data.dataset import REGISTRY, datasets
-from clipcil.experiment.board import Board
-from clipcil.experiment.evaluate import Record
-from clipcil.experiment.grid import plan
-from clipcil.experiment.spec import Grid
 from clipcil.methods.registry import methods
 
 
@@ -72,32 +64,3 @@ def test_square_brackets_are_no_markup(capsys: pytest.CaptureFixture[str], monke
     entry = replace(datasets()["folder"], needs="pip install mine[video] [/nothing]")
     monkeypatch.setitem(REGISTRY, "mine", entry)
     assert "mine[video] [/nothing]" in rows(capsys, "datasets")["mine"]
-
-
-def test_the_board_shows_each_run_where_it_stands(tmp_path: Path) -> None:
-    runs = plan(Grid(methods=("simplecil",), seeds=4, out=tmp_path))
-    board = Board(runs)
-    for run in runs[1:]:
-        (run.folder / "checkpoint").mkdir(parents=True)
-        (run.folder / "config.toml").touch()
-    records = [asdict(Record([2], [4], [[4]])), asdict(Record([1, 4], [4, 4], [[4, 0], [0, 4]]))]
-    facts = {"sizes": [1, 1], "records": records}
-    (runs[1].folder / "checkpoint/task-0001.json").write_text("{")  # an older one, half written
-    (runs[1].folder / "checkpoint/task-0002.json").write_text(json.dumps(facts))
-    (runs[2].folder / "checkpoint/task-0001.json").write_text("{")
-    board.ended[runs[3].folder] = "failed"
-    console = Console(width=100, record=True, file=io.StringIO())
-    console.print(board.table())
-    lines = [line.split() for line in console.export_text().splitlines()]
-    assert lines[0] == ["2", "running,", "1", "failed,", "0", "done,", "1", "waiting"]
-    found = {line[2]: line[3:] for line in lines[2:] if len(line) > 3}
-    assert found == {"0": ["waiting"], "1": ["running", "2", "62.50"], "2": ["running"], "3": ["failed"]}
-    assert board.table(2).row_count == 2, "no more rows than the screen has"
-    assert Board([replace(runs[0], label="a")]).table().row_count == 1
-
-
-def test_the_board_tells_runs_of_one_method_apart(tmp_path: Path) -> None:
-    table = Board(plan(Grid("claims", data=("emoji",), only=("simplecil",), out=tmp_path))).table()
-    rows = list(zip(*(column.cells for column in table.columns), strict=True))
-    assert [column.header for column in table.columns][:5] == ["run", "data", "tasks", "order", "seed"]
-    assert len(rows) == len(set(rows)) == 6 and rows[0][2:4] == ("10", "seed:1993")

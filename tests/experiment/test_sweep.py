@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from clipcil.errors import UserError
-from clipcil.experiment.bench import Finished, points_of, run_grid
+from clipcil.experiment.bench import RunOutcome, lines_of, run_grid
 from clipcil.experiment.experiment import Experiment
 from clipcil.experiment.grid import plan, plan_sweep, study_values
 from clipcil.experiment.spec import Grid
@@ -81,8 +81,8 @@ def test_points_leave_out_what_failed(tmp_path: Path, monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(Experiment, "run", fail)
     finished = run_grid(planned, tmp_path)
-    assert [isinstance(each, Finished) and each.result is None for each in finished] == [True, True]
-    assert points_of(finished) == []
+    assert [isinstance(each, RunOutcome) and each.result is None for each in finished] == [True, True]
+    assert not any(line.group for line in lines_of(finished))
 
 
 def test_the_curve_is_a_picture(tmp_path: Path) -> None:

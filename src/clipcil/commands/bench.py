@@ -12,8 +12,8 @@ from clipcil.commands.types import File, Flag, takes
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from clipcil.experiment.bench import Finished
-    from clipcil.experiment.grid import Planned
+    from clipcil.experiment.bench import RunOutcome
+    from clipcil.experiment.grid import PlannedRun
     from clipcil.experiment.spec import Grid
 
 OF_NO_GRID = ("run", "method", "seed", "devices", "nodes")
@@ -96,27 +96,30 @@ def sweep(
     from rich.console import Console
     from rich.table import Table
 
-    from clipcil.experiment.bench import points_of
+    from clipcil.errors import printable
+    from clipcil.experiment.bench import lines_of
     from clipcil.experiment.grid import plan_sweep
+    from clipcil.report.compare import MeanStd
     from clipcil.report.figures import Curve, check_plot, save_sweep
 
     grid = _grid(options)
     path = plot or grid.out / f"sweep-{method}-{key.replace('/', '-')}.png"
     check_plot(path)  # before the runs, which may take hours
     finished = _do(plan_sweep(method, key, values, grid), grid, quiet, f"; each line names the value of {key}")
-    points = points_of(finished)
+    points = [(line.data, line.label, line.group) for line in lines_of(finished) if line.group is not None]
     table = Table(title=f"{method}: {key}", title_justify="left", box=None, pad_edge=False)
     for header in ("data", key, "runs", "A_B", "Ā", "seconds"):
         table.add_column(header, justify="left" if header == "data" else "right", no_wrap=True)
-    for point in points:
-        row = (point.data, point.value, str(point.runs), str(point.last), str(point.average), f"{point.seconds:.1f}")
-        table.add_row(*row)
+    for data, value, group in points:
+        numbers = (str(len(group.runs)), str(group.last), str(group.average), f"{group.seconds:.1f}")
+        table.add_row(data, printable(value), *numbers)
     Console(markup=False).print(table)
     lines = []
     if points:
-        names = dict.fromkeys(point.data for point in points)
-        curves = [Curve(name, [(p.value, p.last, p.average) for p in points if p.data == name]) for name in names]
-        save_sweep(curves, f"{method}: accuracy by {key}", key, path)
+        curves: dict[str, list[tuple[str, MeanStd, MeanStd]]] = {}
+        for data, value, group in points:
+            curves.setdefault(data, []).append((value, group.last, group.average))
+        save_sweep([Curve(*each) for each in curves.items()], f"{method}: accuracy by {key}", key, path)
         lines.append(f"curve in {path}")
     _close(finished, grid, quiet, lines)
 
@@ -130,7 +133,7 @@ def _grid(options: dict[str, Any]) -> Grid:
     return build(Grid, {**own, "run": {name: value for name, value in options.items() if name not in names}})
 
 
-def _list(planned: list[Planned], grid: Grid) -> None:
+def _list(planned: list[PlannedRun], grid: Grid) -> None:
     """Print how many runs of the grid are finished."""
     from rich.console import Console
     from rich.table import Table
@@ -157,7 +160,7 @@ def _list(planned: list[Planned], grid: Grid) -> None:
         print(printable(f"cannot be run: {problem}"))
 
 
-def _do(planned: list[Planned], grid: Grid, quiet: bool, about: str = "") -> list[Finished]:
+def _do(planned: list[PlannedRun], grid: Grid, quiet: bool, about: str = "") -> list[RunOutcome]:
     from rich.console import Console
 
     from clipcil.errors import printable
@@ -171,16 +174,16 @@ def _do(planned: list[Planned], grid: Grid, quiet: bool, about: str = "") -> lis
 
     tell(f"{len(distinct(planned))} runs, in {grid.out}{about}")
     live = console.is_terminal and not quiet
-    return run_grid(planned, grid.out, tell, open_display if live else Display, grid, console if live else None)
+    return run_grid(planned, grid.out, tell, open_display if live else Display, grid)
 
 
-def _folders(finished: list[Finished], grid: Grid) -> list[Path]:
+def _folders(finished: list[RunOutcome], grid: Grid) -> list[Path]:
     """Where the runs are: in the folder of the grid, among the kept ones, or in both."""
     kept = [each for each in finished if each.result is not None and each.result.folder != each.planned.folder]
     return [*([grid.out] if len(kept) < len(finished) else []), *(grid.kept if kept else ())]
 
 
-def _close(finished: list[Finished], grid: Grid, quiet: bool, lines: list[str]) -> None:
+def _close(finished: list[RunOutcome], grid: Grid, quiet: bool, lines: list[str]) -> None:
     from clipcil.errors import UserError, printable
     from clipcil.experiment.bench import RESULTS
 

@@ -7,25 +7,22 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import closing, nullcontext
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
 from clipcil.errors import UserError
-from clipcil.experiment.board import Board
 from clipcil.experiment.display import Display
 from clipcil.experiment.finished import FinishedRuns
-from clipcil.experiment.grid import Planned
+from clipcil.experiment.grid import PlannedRun
 from clipcil.experiment.on_ray import on_ray
 from clipcil.experiment.results import NUMBERS
 from clipcil.experiment.spec import Grid
 from clipcil.experiment.workers import in_processes, in_this_process
 from clipcil.files import open_log
 from clipcil.reading import MissingFileError, parse_json, read_bytes
-from clipcil.report.compare import Group, MeanStd, group_runs
+from clipcil.report.compare import Group, group_runs
 from clipcil.report.console import Line
 from clipcil.report.runs import RunResult
 
@@ -35,34 +32,21 @@ Key = tuple[str, str, int | None]
 
 
 @dataclass(frozen=True)
-class Finished:
+class RunOutcome:
     """A run of the grid and how it ended."""
 
-    planned: Planned
+    planned: PlannedRun
     result: RunResult | None
     error: str = ""
 
 
-@dataclass(frozen=True)
-class Point:
-    """A point of a sweep: one value on one dataset, over the runs that went well."""
-
-    data: str
-    value: str
-    last: MeanStd
-    average: MeanStd
-    seconds: float
-    runs: int
-
-
 def run_grid(
-    planned: Sequence[Planned],
+    planned: Sequence[PlannedRun],
     out: Path,
     tell: Callable[[str], None] = lambda line: None,
     make_display: Callable[[], Display] = Display,
     grid: Grid | None = None,
-    console: Console | None = None,
-) -> list[Finished]:
+) -> list[RunOutcome]:
     """Do every run that is not done yet; a run that was stopped continues from its checkpoint.
 
     Args:
@@ -71,14 +55,26 @@ def run_grid(
         tell: Called with a line for each run that ends.
         make_display: Makes the display of a run, where runs are done in this process.
         grid: How runs are done: one after the other, in several processes, or on Ray. Default: one after the other.
-        console: A terminal for the live table of runs that are done at the same time. Default: none.
 
     Returns:
         How each of `planned` ended, in the same order.
     """
     grid, runs = grid or Grid(), distinct(planned)
-    known = FinishedRuns(grid.kept)
-    endings = _Endings(runs, out, known, tell)
+    known, log = FinishedRuns(grid.kept), ResultLog(out / RESULTS)
+    outcomes: dict[Path, RunOutcome] = {}
+
+    def end(run: PlannedRun, error: str, state: str) -> None:
+        """A run has ended: with an error, or well, and then `state` says when."""
+        result = result_of(run, known) if not error else None
+        if result is None and not error:
+            error = "the run's input files changed after it started, or its results are unreadable; use another --out"
+        outcomes[run.folder] = RunOutcome(run, result, error)
+        log.add(run, result, error)
+        ending = f"FAILED: {error}"
+        if result is not None:
+            ending = f"A_B {result.last:.2f}, Ā {result.average:.2f}, {result.seconds:.1f} s ({state})"
+        tell(f"[{runs.index(run) + 1}/{len(runs)}] {_name(run, runs)}: {ending}")
+
     for line in on_other_devices(runs, known):
         tell(f"note: {line}")
     todo = []
@@ -86,72 +82,48 @@ def run_grid(
         if result_of(run, known) is None:
             todo.append(run)
         else:
-            endings.add(run, "", "done before")
-    together = grid.jobs > 1 or grid.on == "ray"
+            end(run, "", "done before")
     if grid.on == "ray":
         doing = on_ray(todo, grid)
     else:
-        doing = in_processes(todo, grid.jobs, tell) if together else in_this_process(todo, make_display)
+        doing = in_processes(todo, grid.jobs, tell) if grid.jobs > 1 else in_this_process(todo, make_display)
     try:
-        with endings.board.show(console) if console is not None and together else nullcontext(), closing(doing):
+        with closing(doing):
             for run, error in doing:
-                endings.add(run, error, "done")
-        for run in runs:  # what another bench in this folder was doing may be done by now
-            if endings.by_folder[run.folder].result is None and result_of(run, known) is not None:
-                endings.add(run, "", "done by another process")
+                end(run, error, "done")
+        for run in runs:  # another bench in this folder may have finished a run in the meantime
+            if outcomes[run.folder].result is None and result_of(run, known) is not None:
+                end(run, "", "done by another process")
     except KeyboardInterrupt as stop:
-        counts = f"stopped after {len(endings.by_folder)} of {len(runs)} runs"
+        counts = f"stopped after {len(outcomes)} of {len(runs)} runs"
         raise KeyboardInterrupt(f"{counts}; the same command continues") from stop
-    return [replace(endings.by_folder[each.folder], planned=each) for each in planned]
+    return [replace(outcomes[each.folder], planned=each) for each in planned]
 
 
-class _Endings:
-    """How the runs of a grid ended. Each ending is told, added to the log and shown on the board."""
-
-    def __init__(self, runs: Sequence[Planned], out: Path, known: FinishedRuns, tell: Callable[[str], None]) -> None:
-        self.board, self.by_folder = Board(runs), dict[Path, Finished]()
-        self._log, self._known, self._tell = ResultLog(out / RESULTS), known, tell
-
-    def add(self, run: Planned, error: str, state: str) -> None:
-        """A run has ended: with an error, or well, and then `state` says when."""
-        result = result_of(run, self._known) if not error else None
-        if result is None and not error:
-            error = "files that it names have changed since it was begun, or its results cannot be read; name another"
-            error += " folder with --out"
-        self.by_folder[run.folder] = Finished(run, result, error)
-        self.board.ended[run.folder] = "done" if result else "failed"
-        self._log.add(run, result, error)
-        if result is None:
-            self._tell(f"{self._name(run)}: FAILED: {error}")
-        else:
-            numbers = f"A_B {result.last:.2f}, Ā {result.average:.2f}, {result.seconds:.1f} s"
-            self._tell(f"{self._name(run)}: {numbers} ({state})")
-
-    def _name(self, run: Planned) -> str:
-        """Its place in the grid and what it is; class order and tasks only where the grid has several."""
-        runs, spec = self.board.runs, run.spec
-        order = f", {spec.order}" if len({each.spec.order for each in runs}) > 1 else ""
-        tasks = f" in {spec.tasks} tasks" if len({each.spec.tasks for each in runs}) > 1 else ""
-        return f"[{runs.index(run) + 1}/{len(runs)}] {run.label} on {spec.data}{tasks}{order}, seed {spec.seed}"
+def _name(run: PlannedRun, runs: Sequence[PlannedRun]) -> str:
+    """The label of a run, with class order and tasks only where the grid has several."""
+    order = f", {run.spec.order}" if len({each.spec.order for each in runs}) > 1 else ""
+    tasks = f" in {run.spec.tasks} tasks" if len({each.spec.tasks for each in runs}) > 1 else ""
+    return f"{run.label} on {run.spec.data}{tasks}{order}, seed {run.spec.seed}"
 
 
-def distinct(planned: Sequence[Planned]) -> list[Planned]:
+def distinct(planned: Sequence[PlannedRun]) -> list[PlannedRun]:
     """Each run once: two rows of a table may be the same run."""
-    found: dict[Path, Planned] = {}
+    found: dict[Path, PlannedRun] = {}
     for each in planned:
         found.setdefault(each.folder, each)
     return list(found.values())
 
 
-def result_of(planned: Planned, known: FinishedRuns) -> RunResult | None:
+def result_of(planned: PlannedRun, known: FinishedRuns) -> RunResult | None:
     """The results of a run that is finished; None where it is not, or cannot be run."""
     return None if planned.problem else known.find(planned.folder, planned.table)
 
 
-def on_other_devices(planned: Sequence[Planned], known: FinishedRuns) -> list[str]:
-    """A line for each device on which runs of the grid are kept that were asked for on another, and how to use them.
+def on_other_devices(planned: Sequence[PlannedRun], known: FinishedRuns) -> list[str]:
+    """A line for each other device that has finished runs of the grid, and the option that uses them.
 
-    The device is a part of what a run is: `auto` finds none of the runs of a CPU on a machine with a GPU.
+    The device is part of a run's identity: `auto` on a machine with a GPU does not find runs of a CPU.
     """
     runs = [each for each in distinct(planned) if not each.problem]
     found = Counter(known.other_device(each.folder, each.table) for each in runs)
@@ -164,8 +136,8 @@ def on_other_devices(planned: Sequence[Planned], known: FinishedRuns) -> list[st
     ]
 
 
-def states_of(planned: Sequence[Planned], known: FinishedRuns) -> dict[Key, Counter[str]]:
-    """How many runs of each label on each dataset are finished, begun, waiting, or cannot be run; nothing is run."""
+def states_of(planned: Sequence[PlannedRun], known: FinishedRuns) -> dict[Key, Counter[str]]:
+    """The number of runs of each label that are finished, begun, waiting, or cannot be run; nothing is run."""
     found: dict[Key, Counter[str]] = {}
     for each in planned:
         spec = each.spec
@@ -179,38 +151,21 @@ def states_of(planned: Sequence[Planned], known: FinishedRuns) -> dict[Key, Coun
     return found
 
 
-def lines_of(finished: Sequence[Finished], table: str = "") -> list[Line]:
-    """A line of the table for each label on each dataset, in the order of the grid."""
+def lines_of(outcomes: Sequence[RunOutcome], table: str = "") -> list[Line]:
+    """A line of the table for each label, dataset and number of tasks, in the order of the grid."""
+    members: dict[Key, list[RunOutcome]] = {}
+    for each in outcomes:
+        members.setdefault((each.planned.label, each.planned.spec.data, each.planned.spec.tasks), []).append(each)
     lines = []
-    for (label, data, _), members, group in _together(finished):
-        paper = None
-        if group is not None:
-            paper = group.paper_result(table if table != "sensitivity" else "") or group.paper_result()
-        tasks = group.first.tasks if group else members[0].planned.spec.tasks
-        lines.append(Line(label, data, tasks, group, paper, sum(member.result is None for member in members)))
+    for (label, data, tasks), own in members.items():
+        results = [each.result for each in own if each.result is not None]
+        if not results:
+            lines.append(Line(label, data, tasks, None, None, len(own)))
+            continue
+        group = Group(label, group_runs(results)[0].runs)
+        paper = group.paper_result(table if table != "sensitivity" else "") or group.paper_result()
+        lines.append(Line(label, data, group.first.tasks, group, paper, len(own) - len(results)))
     return lines
-
-
-def points_of(finished: Sequence[Finished]) -> list[Point]:
-    """A point for each dataset and value with at least one run that went well, in the order of the sweep."""
-    return [
-        Point(data, value, group.last, group.average, group.seconds, len(group.runs))
-        for (value, data, _), _, group in _together(finished)
-        if group is not None
-    ]
-
-
-def _together(finished: Sequence[Finished]) -> list[tuple[Key, list[Finished], Group | None]]:
-    """Runs of one label on one dataset in one number of tasks, and the group of those that went well."""
-    members: dict[Key, list[Finished]] = {}
-    for each in finished:
-        spec = each.planned.spec
-        members.setdefault((each.planned.label, spec.data, spec.tasks), []).append(each)
-    found = []
-    for key, runs in members.items():
-        results = [run.result for run in runs if run.result is not None]
-        found.append((key, runs, Group(key[0], group_runs(results)[0].runs) if results else None))
-    return found
 
 
 class ResultLog:
@@ -220,7 +175,7 @@ class ResultLog:
         self.path = path
         self._known = {line.get("run") for line in read_log(path) if line.get("status") == "done"}
 
-    def add(self, planned: Planned, result: RunResult | None, error: str = "") -> None:
+    def add(self, planned: PlannedRun, result: RunResult | None, error: str = "") -> None:
         """Add a line; a run that is in the log as done is not added again."""
         if result is not None and planned.folder.name in self._known:
             return

@@ -35,7 +35,7 @@ class Case:
 
 
 @dataclass(frozen=True)
-class Planned:
+class PlannedRun:
     """One run of a grid."""
 
     label: str
@@ -51,7 +51,7 @@ class Planned:
         return as_table(self.spec, self.config)
 
 
-def plan(grid: Grid) -> list[Planned]:
+def plan(grid: Grid) -> list[PlannedRun]:
     """Every run of a bench, dataset by dataset so that features are shared.
 
     Raises:
@@ -78,7 +78,7 @@ def plan(grid: Grid) -> list[Planned]:
     return _expand(cases, data, replace(grid, orders=orders), run)
 
 
-def plan_sweep(method: str, key: str, values: Sequence[str], grid: Grid) -> list[Planned]:
+def plan_sweep(method: str, key: str, values: Sequence[str], grid: Grid) -> list[PlannedRun]:
     """A run for each dataset, value and seed; the label of each is its value.
 
     Args:
@@ -130,7 +130,7 @@ def study_values(key: str) -> tuple[float, ...]:
     return next((sweep.values for sweep in read_table("sensitivity").sweeps if sweep.key == key), ())
 
 
-def _expand(cases: Sequence[Case], data: Sequence[str], grid: Grid, run: Mapping[str, Any]) -> list[Planned]:
+def _expand(cases: Sequence[Case], data: Sequence[str], grid: Grid, run: Mapping[str, Any]) -> list[PlannedRun]:
     check_settings(grid.set, [case.method for case in cases])
     roots, options = data_roots(grid.data_root, data), data_options(grid.data_options, data)
     planned = []
@@ -144,17 +144,17 @@ def _expand(cases: Sequence[Case], data: Sequence[str], grid: Grid, run: Mapping
     return planned
 
 
-def _resolve(case: Case, spec: RunSpec, grid: Grid) -> Planned:
+def _resolve(case: Case, spec: RunSpec, grid: Grid) -> PlannedRun:
     """The run with all its settings, and the folder that belongs to exactly them."""
     name = f"{spec.data}-{spec.method}-seed{spec.seed}"
     try:
         spec = resolved(spec)
         config = method_settings(spec, merge(parse_words(known_words(spec.method, grid.set)), case.settings))
     except UserError as error:
-        return Planned(case.label, spec, None, grid.out / f"{name}-refused", str(error))
+        return PlannedRun(case.label, spec, None, grid.out / f"{name}-refused", str(error))
     text = json.dumps(as_table(spec, config), sort_keys=True)
     digest = hashlib.sha256(text.encode()).hexdigest()[:8]
-    return Planned(case.label, spec, config, grid.out / f"{name}-{digest}")
+    return PlannedRun(case.label, spec, config, grid.out / f"{name}-{digest}")
 
 
 def check_settings(words: Sequence[str], names: Iterable[str]) -> None:

@@ -14,9 +14,9 @@ from clipcil.cluster import connect, need_ray
 from clipcil.errors import UserError, first_line
 from clipcil.experiment.display import Display
 from clipcil.experiment.experiment import LoadCache
-from clipcil.experiment.grid import Planned
+from clipcil.experiment.grid import PlannedRun
 from clipcil.experiment.spec import Grid
-from clipcil.experiment.workers import ATTEMPTS, Ended, attempt
+from clipcil.experiment.workers import ATTEMPTS, Ending, attempt
 from clipcil.files import InUseError
 from clipcil.tensor_store import SIZE, TensorStore
 
@@ -32,7 +32,7 @@ def _shared() -> LoadCache:
     return LoadCache(stages=TensorStore.of_user())
 
 
-def on_ray(todo: Sequence[Planned], grid: Grid) -> Generator[Ended]:
+def on_ray(todo: Sequence[PlannedRun], grid: Grid) -> Generator[Ending]:
     """Each run as a Ray task with the resources asked for. A run whose machine is lost continues on another.
 
     Raises:
@@ -61,7 +61,7 @@ def on_ray(todo: Sequence[Planned], grid: Grid) -> Generator[Ended]:
             ray.shutdown()
 
 
-def _attempt(planned: Planned, here: str) -> str:
+def _attempt(planned: PlannedRun, here: str) -> str:
     """A run, in a worker of Ray; returns why it failed."""
     os.chdir(here)
     until = time.monotonic() + PATIENCE

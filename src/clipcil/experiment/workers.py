@@ -16,7 +16,7 @@ from clipcil.errors import UserError, first_line
 from clipcil.experiment.display import Display
 from clipcil.experiment.experiment import Experiment, LoadCache
 from clipcil.experiment.folder import ERROR
-from clipcil.experiment.grid import Planned
+from clipcil.experiment.grid import PlannedRun
 from clipcil.files import write_text
 from clipcil.tensor_store import TensorStore
 from clipcil.training.cpu import prepare_process
@@ -24,11 +24,11 @@ from clipcil.training.cpu import prepare_process
 ATTEMPTS = 3
 """Maximum number of attempts at a run whose process dies, each from its last checkpoint."""
 
-Ended = tuple[Planned, str]
+Ending = tuple[PlannedRun, str]
 """A run that has ended, and why it failed; empty where it went well."""
 
 
-def attempt(planned: Planned, cache: LoadCache, display: Display, raises: type[UserError] | None = None) -> str:
+def attempt(planned: PlannedRun, cache: LoadCache, display: Display, raises: type[UserError] | None = None) -> str:
     """Do a run, or continue it from its checkpoint; returns why it failed, in one line.
 
     An error of the kind `raises` is raised instead.
@@ -49,14 +49,14 @@ def attempt(planned: Planned, cache: LoadCache, display: Display, raises: type[U
         return f"{type(error).__name__}: {first_line(error)} (see {planned.folder / ERROR})"
 
 
-def in_this_process(todo: Iterable[Planned], make_display: Callable[[], Display] = Display) -> Generator[Ended]:
+def in_this_process(todo: Iterable[PlannedRun], make_display: Callable[[], Display] = Display) -> Generator[Ending]:
     """One run after the other; backbones, datasets and features of towers that are not tuned are shared."""
     cache = LoadCache(stages=TensorStore.of_user())
     for each in todo:
         yield each, attempt(each, cache, make_display())
 
 
-def in_processes(todo: Sequence[Planned], jobs: int, tell: Callable[[str], None]) -> Generator[Ended]:
+def in_processes(todo: Sequence[PlannedRun], jobs: int, tell: Callable[[str], None]) -> Generator[Ending]:
     """`jobs` runs at a time, each in a process with one thread. A run whose process dies is continued by another."""
     TensorStore.of_user()  # a bound that is no number is refused here, not in every process
     waiting, begun = deque(todo), dict.fromkeys((each.folder for each in todo), 0)
@@ -88,7 +88,7 @@ def in_processes(todo: Sequence[Planned], jobs: int, tell: Callable[[str], None]
 class _Process:
     """A process that does one run after the other, and the pipe to it."""
 
-    run: Planned
+    run: PlannedRun
 
     def __init__(self) -> None:
         context = multiprocessing.get_context("spawn")
@@ -104,7 +104,7 @@ class _Process:
                 os.environ["OMP_NUM_THREADS"] = threads
         other.close()
 
-    def give(self, run: Planned) -> bool:
+    def give(self, run: PlannedRun) -> bool:
         """Hand over a run; False where the process has died."""
         self.run = run
         try:
