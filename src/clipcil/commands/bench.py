@@ -24,7 +24,8 @@ def bench(options: BenchOptions, run: GridRunOptions, quiet: Flag = False, dry_r
     Finished runs are not repeated and stopped runs are continued, so the same command can be given again. A run that
     fails is reported while the others go on. TABLE is a table of the paper: table1 (10 tasks), table2 (20 tasks),
     table3 (two stages), table4 (optimal transport), table5 (task prompt) or sensitivity (M, β, λ); or claims, the runs
-    that `clipcil claims` judges, in three class orders. It sets the backbone, the class orders and the number of tasks
+    that test the claims of the paper, in three class orders. It sets the backbone, the class orders and the number of
+    tasks
     where they are not given.
 
     For example:
@@ -32,7 +33,7 @@ def bench(options: BenchOptions, run: GridRunOptions, quiet: Flag = False, dry_r
       clipcil bench table1 --only 'dmc*' cifar100 --shots 50
       clipcil bench table4 --data emoji --backbone mini
       clipcil bench --data emoji --methods all --jobs 2
-      clipcil bench claims --data-root DIR --kept results/ --dry-run
+      clipcil bench claims --data-root DIR --kept reproduce/evidence --dry-run
 
     Args:
         quiet: Print the closing table only.
