@@ -14,10 +14,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from clipcil.errors import UserError
-from clipcil.experiment.claims import since_then
 from clipcil.paper import Row, read_table
 from clipcil.report.compare import group_runs
 from clipcil.report.runs import RunResult, find_runs
+from reproduce.judge import since_then
 
 Stream = tuple[str, int]
 Scores = dict[tuple[str, int], float]

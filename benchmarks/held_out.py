@@ -34,7 +34,7 @@ from clipcil.heads.lda import LDA, fit_rows
 from clipcil.heads.stacked import Head, fit_ridge, mix
 from clipcil.methods.strata import Strata
 from clipcil.reading import read_text
-from clipcil.report.claims_text import markdown_table
+from reproduce.claims import markdown_table
 
 RANDOM = (1024, 2048, 4096)
 OWN_SHARES = (0.25, 0.5)

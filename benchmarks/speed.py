@@ -13,7 +13,7 @@ from typing import Any
 from benchmarks.harness import Row
 from clipcil.errors import UserError
 from clipcil.reading import read_json
-from clipcil.report.claims_text import markdown_table
+from reproduce.claims import markdown_table
 
 HEAD = ("", "step", "peers' way", "ours", "result", "goal")
 

@@ -10,6 +10,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: tests run in seve
 
 import pytest
 
+sys.path.insert(0, str(Path(__file__).parents[1]))  # for `benchmarks` and `reproduce`
 for folder in ("clip", "devices", "faults", "report"):
     sys.path.insert(0, str(Path(__file__).parent / folder))
 

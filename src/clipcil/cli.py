@@ -13,7 +13,6 @@ from cyclopts import App, CycloptsError, Parameter
 from clipcil import __version__
 from clipcil.commands.bench import bench, sweep
 from clipcil.commands.change import forget, rename, undo
-from clipcil.commands.claims import claims
 from clipcil.commands.describe import describe
 from clipcil.commands.export import export
 from clipcil.commands.info import datasets, methods
@@ -42,7 +41,6 @@ COMMANDS: dict[str, Callable[..., Any]] = {
     "bench": bench,
     "sweep": sweep,
     "report": report,
-    "claims": claims,
     "methods": methods,
     "datasets": datasets,
     "describe": describe,

@@ -6,8 +6,8 @@ import math
 from pathlib import Path
 
 import pytest
-from benchmarks.beyond import above, collect, table
 
+from benchmarks.beyond import above, collect, table
 from clipcil.errors import UserError
 from clipcil.report.runs import find_runs
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 import torch
+from feature_helpers import WORDS, draw, make_tasks
+
 from benchmarks.fidelity.__main__ import PUBLISHED, Line
 from benchmarks.fidelity.proof import Attention
 from benchmarks.fidelity.stream import Features, Part, accuracy
-from feature_helpers import WORDS, draw, make_tasks
-
 from clipcil.clip import CLIP
 from clipcil.experiment.spec import RunSpec, method_settings
 from clipcil.methods.registry import find_method

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 import torch
+
 from benchmarks.p4_tower_passes import count_passes
 from benchmarks.p7_growth import Growth
 from benchmarks.shapes import SMALL_TEXT, SMALL_VISION, random_clip
-
 from clipcil.clip import CLIP
 from clipcil.experiment.spec import RunSpec
 

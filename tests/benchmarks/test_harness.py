@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+
 from benchmarks.harness import Row, alternate, difference, table, versus
 
 

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 import torch
-from benchmarks.held_out import Fold, auc, combined, heads, novelty, quadratic
 from sklearn.metrics import roc_auc_score
 
+from benchmarks.held_out import Fold, auc, combined, heads, novelty, quadratic
 from clipcil.clip import load_clip
 from clipcil.data.dataset import open_dataset
 

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
+
 from benchmarks.p2_features_once import OneTask
 from benchmarks.p7_growth import Growth
 from benchmarks.shapes import SMALL_TEXT, SMALL_VISION, random_clip
-from torch import Tensor
-
 from clipcil.calibration import bures_map
 from clipcil.clip import CLIP
 from clipcil.clip.text import padded

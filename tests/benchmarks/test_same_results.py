@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
+
+from benchmarks import p1_prompt_step, p3_memory, s2_herding, s4_decode_ahead, s5_text_batches
 from benchmarks.harness import difference
 from benchmarks.live import Live
 from benchmarks.p2_features_once import METHODS, OneTask
 from benchmarks.shapes import SMALL_TEXT, SMALL_VISION, names, random_clip
-
-from benchmarks import p1_prompt_step, p3_memory, s2_herding, s4_decode_ahead, s5_text_batches
 from clipcil.clip import CLIP
 from clipcil.memory.exemplars import herd
 

@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 
 import pytest
+
 from benchmarks.harness import Row
 from benchmarks.speed import speed_table
-
 from clipcil.errors import UserError
 
 MACHINE = {"cores": 2, "threads": 2, "torch": "2.9.0", "instructions": "AVX2", "load before": 0.1, "quick": False}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import gzip
 import io
 import json
 import re
@@ -19,7 +18,7 @@ from PIL import Image
 
 from clipcil.errors import UserError
 from clipcil.report import figures
-from clipcil.report.answers import confused_pairs, read_predictions, write_packed
+from clipcil.report.answers import confused_pairs, read_predictions
 from clipcil.report.compare import finding, group_runs, rank_groups
 from clipcil.report.page import OWN_FIGURE, write_report
 from clipcil.report.pictures import Thumbnails, evenly_spaced
@@ -241,57 +240,29 @@ def test_columns_that_say_more_are_shown(tmp_path: Path) -> None:
     assert "over pictures" in text and "12.34" in text and "Backward transfer" in text and "5.67" in text
 
 
-def test_confused_pairs_are_counted_from_the_predictions_packed_or_not(tmp_path: Path) -> None:
+def test_confused_pairs_are_counted_from_the_predictions(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "a", right=0.5, tasks=20)
     plain = read_predictions(folder)
     pairs = confused_pairs(plain)
     top = pairs[0]
     assert top.times == sum((each.true, each.guess) == (top.true, top.guess) for each in plain) > 0
     assert [pair.times for pair in pairs] == sorted((pair.times for pair in pairs), reverse=True)
-    write_packed(plain, folder / "predictions.csv.gz")
-    (folder / "predictions.csv").unlink()
-    assert confused_pairs(read_predictions(folder)) == pairs
-    found, expected = (
-        [(each.task, each.row, each.true, each.guess) for each in sorted(some, key=lambda each: (each.task, each.row))]
-        for some in (read_predictions(folder), plain)
-    )
-    assert found == expected and len({each.task for each in plain}) == 20
-
-
-def test_packed_predictions_hold_rows_or_what_differs_from_the_line_before(tmp_path: Path) -> None:
-    """Steps begin anew with every class; runs kept by earlier versions have rows."""
-    for text in (
-        b"task,row,class,predicted\n1,5,a,a\n1,7,a,b\n2,3,c,c\n",
-        b"task,step,class,predicted\n1,5,a,a\n1,2,a,b\n2,3,c,c\n",
-        b"task,class,step,predicted\n1,a,5,\n,,2,b\n2,c,3,\n",
-    ):
-        (tmp_path / "predictions.csv.gz").write_bytes(gzip.compress(text, mtime=0))
-        assert [(each.task, each.row, each.guess) for each in read_predictions(tmp_path)] == [
-            (1, 5, "a"),
-            (1, 7, "b"),
-            (2, 3, "c"),
-        ]
-    mixed = b"task,step,class,predicted\n1,5,a,a\n1,2,b,b\n1,1,a,b\n"  # steps by task, from class to class
-    (tmp_path / "predictions.csv.gz").write_bytes(gzip.compress(mixed, mtime=0))
-    assert [each.row for each in read_predictions(tmp_path)] == [5, 7, 8]
 
 
 @pytest.mark.parametrize(
     "content",
     [
         b"",
-        b"\x1f\x8b",
-        b"no gzip",
-        gzip.compress(b"task,row\n1,x\n", mtime=0),
-        gzip.compress(b"task,row,class,predicted\n99999999999,0,a,a\n", mtime=0),
-        gzip.compress(b"task,class,step,predicted\n1,a,-3,\n", mtime=0),
-        gzip.compress(b"task,class,step,predicted\n1,a,9,\n1\n", mtime=0),
-        gzip.compress(b"task,class,step,predicted\n,a,9,\n", mtime=0),
+        b"no table",
+        b"task,row\n1,x\n",
+        b"task,row,class,predicted\n99999999999,0,a,a\n",
+        b"task,row,class,predicted\n1,-3,a,a\n",
+        b"task,row,class,predicted\n1\n",
     ],
 )
-def test_packed_predictions_that_are_damaged_are_named(tmp_path: Path, content: bytes) -> None:
-    (tmp_path / "predictions.csv.gz").write_bytes(content)
-    with pytest.raises(UserError, match=r"predictions\.csv\.gz cannot be read"):
+def test_predictions_that_are_damaged_are_named(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "predictions.csv").write_bytes(content)
+    with pytest.raises(UserError, match=r"predictions\.csv cannot be read"):
         read_predictions(tmp_path)
 
 

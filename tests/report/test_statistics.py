@@ -10,11 +10,11 @@ import pytest
 from finished_runs import write_run
 
 from clipcil.intervals import t_interval, t_quantile
-from clipcil.report.runs import RunResult, find_runs
+from clipcil.report.runs import RunRecord, find_runs
 from clipcil.report.statistics import Bootstrap, paired
 
 
-def run_of(folder: Path, tasks: list[int], right: list[bool], order: str = "seed:1", last: float = 0.0) -> RunResult:
+def run_of(folder: Path, tasks: list[int], right: list[bool], order: str = "seed:1", last: float = 0.0) -> RunRecord:
     """A run with these answers; picture i is of task `tasks[i]`."""
     folder.mkdir(parents=True)
     with (folder / "predictions.csv").open("w", newline="") as file:
@@ -22,7 +22,8 @@ def run_of(folder: Path, tasks: list[int], right: list[bool], order: str = "seed
         writer.writerow(["task", "row", "picture", "class", "predicted", "probability"])
         for row, (task, is_right) in enumerate(zip(tasks, right, strict=True)):
             writer.writerow([task, row, "", "a", "a" if is_right else "b", "0.5"])
-    return RunResult(folder, {"config": {"run": {"order": order, "seed": 0}, "method": {}}, "last": last}, {})
+    config = {"run": {"order": order, "seed": 0}, "method": {}}
+    return RunRecord.model_construct(folder=folder, config=config, last=last)
 
 
 def test_the_measured_mean_is_the_run_s_own_a_b(tmp_path: Path) -> None:
@@ -78,7 +79,7 @@ def test_only_runs_of_the_same_order_and_seed_are_pairs(tmp_path: Path) -> None:
 def test_other_pictures_and_missing_predictions_give_no_interval(tmp_path: Path) -> None:
     one, other = run_of(tmp_path / "a", [1, 1], [True, False]), run_of(tmp_path / "b", [1], [True])
     (tmp_path / "c").mkdir()
-    empty = RunResult(tmp_path / "c", one.values, {})
+    empty = one.model_copy(update={"folder": tmp_path / "c"})
     bootstrap = Bootstrap([one, other, empty])
     assert bootstrap.mean([one]) is not None
     assert bootstrap.mean([other]) is None and bootstrap.mean([one, empty]) is None

@@ -16,9 +16,9 @@ import sys
 from pathlib import Path
 
 import torch
-from tools.train_mini import steps
 
 from clipcil.errors import UserError
+from tools.train_mini import steps
 
 torch.set_num_threads(1)
 

@@ -13,11 +13,11 @@ from pathlib import Path
 import numpy as np
 import torch
 from PIL import Image
-from tools.train_mini.lite import Lite
-from tools.train_mini.pictures import Picture, views
 from torch import Tensor
 
 from clipcil.clip.preprocess import Preprocess, Steps
+from tools.train_mini.lite import Lite
+from tools.train_mini.pictures import Picture, views
 
 SHARD = 512
 _AT_ONCE = 32

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
+
 from tools.train_mini.measure import Figures, line
 from tools.train_mini.sources import NPM, PYPI
 

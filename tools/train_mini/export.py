@@ -11,12 +11,12 @@ import numpy as np
 import torch
 from PIL import Image
 from safetensors.torch import save_file
-from tools.train_mini.lite import Lite
-from tools.train_mini.vision import SCALE
 from torch import Tensor
 
 from clipcil.clip import CLIP
 from clipcil.clip.config import TextConfig, VisionConfig
+from tools.train_mini.lite import Lite
+from tools.train_mini.vision import SCALE
 
 TOKENIZER = ("tokenizer.json", "tokenizer_config.json")
 _REFERENCE_TEXTS = [

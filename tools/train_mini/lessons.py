@@ -8,12 +8,13 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.nn.functional as F
+from torch import Tensor
+
 from tools.train_mini.cache import SHARD, head
 from tools.train_mini.lite import Lite
 from tools.train_mini.pictures import Picture
 from tools.train_mini.texts import Corpus
 from tools.train_mini.vision import Lessons
-from torch import Tensor
 
 
 def reduction(lite: Lite, shards: Sequence[Path], width: int) -> tuple[Tensor, Tensor]:

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from tools.train_mini.schedule import Average, optimiser, warm_cosine
-from tools.train_mini.texts import TEMPLATES, Corpus
 from torch import Tensor
 
 from clipcil.clip.config import TextConfig
 from clipcil.clip.text import TextTower
 from clipcil.clip.tokenizer import Tokenizer
 from clipcil.errors import UserError
+from tools.train_mini.schedule import Average, optimiser, warm_cosine
+from tools.train_mini.texts import TEMPLATES, Corpus
 
 CONFIG = TextConfig(192, 4, 3, 768, "gelu", vocab=8192, context=48, bos=0, eos=1, pad=1)
 BATCH = 256

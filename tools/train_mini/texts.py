@@ -16,9 +16,10 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
+
 from tools.train_mini.pictures import Picture
 from tools.train_mini.wordnet import PERSON, VISIBLE, Synset, WordNet
-from torch import Tensor
 
 WORDNET_NAMES = 16_000
 CAPTIONS = 8_000

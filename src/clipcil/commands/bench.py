@@ -27,7 +27,8 @@ def bench(table: str | None = None, /, *, quiet: Flag = False, dry_run: Flag = F
     Finished runs are not repeated and stopped runs are continued, so the same command can be given again. A run that
     fails is reported while the others go on. TABLE is a table of the paper: table1 (10 tasks), table2 (20 tasks),
     table3 (two stages), table4 (optimal transport), table5 (task prompt) or sensitivity (M, β, λ); or claims, the runs
-    that `clipcil claims` judges, in three class orders. It sets the backbone, the class orders and the number of tasks
+    that test the claims of the paper, in three class orders. It sets the backbone, the class orders and the number of
+    tasks
     where they are not given.
 
     For example:
@@ -35,7 +36,7 @@ def bench(table: str | None = None, /, *, quiet: Flag = False, dry_run: Flag = F
       clipcil bench table1 --only 'dmc*' cifar100 --shots 50
       clipcil bench table4 --data emoji --backbone mini
       clipcil bench --data emoji --methods all --jobs 2
-      clipcil bench claims --data-root DIR --kept results/ --dry-run
+      clipcil bench claims --data-root DIR --kept reproduce/evidence --dry-run
 
     Args:
         table: A table of the paper. Default: none, but the methods and datasets named, on the embedded backbone.

@@ -36,9 +36,7 @@ def report(
     """
     from clipcil.classifier.model_folder import MODEL
     from clipcil.errors import UserError, printable
-    from clipcil.experiment.claims import judge_claims
     from clipcil.network import allow_downloads
-    from clipcil.report.claims_text import section
     from clipcil.report.compare import group_runs
     from clipcil.report.page import write_report
     from clipcil.report.runs import find_runs
@@ -51,7 +49,7 @@ def report(
     found = find_runs(runs)
     path = out or (runs[0] / "report.html" if len(runs) == 1 else Path("report.html"))
     with allow_downloads(allow_download):
-        figures = write_report(found, path, section(judge_claims(found)))
+        figures = write_report(found, path)
     where = path.with_name(f"{path.stem}-figures")
     number = sum(len(group.runs) for group in group_runs(found))  # a run that stands in two folders counts once
     counts = f"{number} run{'s' * (number != 1)}, {len(figures)} figure{'s' * (len(figures) != 1)}"

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from clipcil.experiment.evaluate import Record
 from clipcil.report.metrics import Metrics, compute_metrics
+from clipcil.report.runs import RunRecord
 
 if TYPE_CHECKING:
     import pandas
@@ -109,18 +110,20 @@ class Results:
 
     def as_dict(self) -> dict[str, Any]:
         """The contents of `results.json`."""
-        return {
-            **{key: round(getattr(self.metrics, key), 4) for key in NUMBERS},
-            "after": [round(value, 4) for value in self.after],
-            "after_weighted": [_rounded(value) for value in self.metrics.after_weighted],
-            "matrix": [[_rounded(value) for value in row] for row in self.matrix.tolist()],
-            "per_class": {name: _rounded(value) for name, value in self.per_class.items()},
-            "sizes": self.sizes,
-            "drift": self.drift,
-            "between_tasks": self.records[-1].between_tasks,
-            "notes": self.notes,
-            "config": self.config,
-        }
+        metrics = self.metrics
+        record = RunRecord(
+            **{key: round(getattr(metrics, key), 4) for key in NUMBERS},
+            after=[round(value, 4) for value in self.after],
+            after_weighted=[_rounded(value) for value in metrics.after_weighted],
+            matrix=[[_rounded(value) for value in row] for row in self.matrix.tolist()],
+            per_class={name: _rounded(value) for name, value in self.per_class.items()},
+            sizes=self.sizes,
+            drift=self.drift,
+            between_tasks=self.records[-1].between_tasks,
+            notes=self.notes,
+            config=self.config,
+        )
+        return record.values
 
     def matrix_csv(self) -> str:
         """The contents of `matrix.csv`."""

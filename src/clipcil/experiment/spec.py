@@ -111,7 +111,7 @@ class Grid:
     out: Path = Path("runs/bench")
     """Folder that holds a folder for each run, and results.jsonl."""
     kept: tuple[Path, ...] = ()
-    """Folders of kept runs, such as results/ (`clipcil claims --keep` makes them): a run that is there with the same
+    """Folders of runs or of evidence, such as reproduce/evidence: a run that is there with the same
     settings, data options and device is not repeated."""
     jobs: UpTo1000 = 1
     """Runs at the same time, each in a process of its own with one thread; 1: one after the other in this process."""

@@ -1,5 +1,5 @@
-"""The paper's tables as data, with names: what it printed, and how to ask for the same here."""
+"""The paper's tables as data: the printed numbers, and the settings of the same runs here."""
 
-from clipcil.paper.tables import Claim, PaperResult, PaperTable, Row, Sweep, paper_result, read_table, table_names
+from clipcil.paper.tables import PaperResult, PaperTable, Row, Sweep, paper_result, read_table, table_names
 
-__all__ = ["Claim", "PaperResult", "PaperTable", "Row", "Sweep", "paper_result", "read_table", "table_names"]
+__all__ = ["PaperResult", "PaperTable", "Row", "Sweep", "paper_result", "read_table", "table_names"]

@@ -8,6 +8,8 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
+from pydantic import TypeAdapter
+
 from clipcil.errors import UserError, nearest
 from clipcil.settings import read_toml
 
@@ -49,26 +51,9 @@ class Sweep:
     symbol: str
     method: str
     key: str
-    values: tuple[float, ...]
+    values: tuple[int | float, ...]
     tasks: tuple[int, ...] = ()
     """As of a row."""
-
-
-@dataclass(frozen=True)
-class Claim:
-    """A sentence of the paper as comparisons of rows: `better` against each of `worse`."""
-
-    says: str
-    better: str
-    worse: tuple[str, ...]
-    tasks: tuple[int, ...] = (10,)
-    """The numbers of tasks it is judged with."""
-    margin: float | None = None
-    """None: `better` has the higher A_B. A number: the two differ by no more than this."""
-    datasets: tuple[str, ...] = ()
-    """The datasets it is about; empty: all."""
-    paper_datasets: tuple[str, ...] = ()
-    """The datasets for which the paper says it; empty: all of the paper's."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +68,6 @@ class PaperTable:
     note: str = ""
     orders: tuple[str, ...] = ()
     """Class orders that each row is measured with; empty: the one that is asked for."""
-    claims: tuple[Claim, ...] = ()
 
     def all_rows(self) -> tuple[Row, ...]:
         """The rows; those of a sensitivity study are its sweeps, a row for each value."""
@@ -116,24 +100,7 @@ def read_table(name: str) -> PaperTable:
         raise UserError(f"the paper has no table '{name}'{nearest(name, table_names())}")
     with resources.as_file(resources.files("clipcil") / "paper" / f"{name}.toml") as path:
         values = read_toml(path)
-    rows = tuple(_row(row) for row in values.pop("rows", []))
-    sweeps = tuple(Sweep(**{**sweep, **_tuples(sweep, "values", "tasks")}) for sweep in values.pop("sweeps", []))
-    claims = tuple(_claim(claim) for claim in values.pop("claims", []))
-    return PaperTable(
-        name=name, rows=rows, sweeps=sweeps, claims=claims, **{**values, **_tuples(values, "datasets", "orders")}
-    )
-
-
-def _tuples(values: dict[str, Any], *keys: str) -> dict[str, tuple[Any, ...]]:
-    return {key: tuple(values[key]) for key in keys if key in values}
-
-
-def _claim(values: dict[str, Any]) -> Claim:
-    return Claim(**{**values, **_tuples(values, "worse", "datasets", "paper_datasets", "tasks")})
-
-
-def _row(values: dict[str, Any]) -> Row:
-    return Row(**{**values, **_tuples(values, "last", "average", "tasks")})
+    return TypeAdapter(PaperTable).validate_python({"name": name, **values})
 
 
 def paper_result(method: str, settings: Mapping[str, Any], data: str, tasks: int, only: str = "") -> PaperResult | None:

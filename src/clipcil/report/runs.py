@@ -1,189 +1,256 @@
-"""Finished runs, read back from their folders."""
+"""The schema of a run's results, and finished runs read back from run folders and from evidence."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, NotRequired, TypedDict
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from clipcil.data.names import ANYTHING
 from clipcil.errors import UserError
-from clipcil.reading import Between, Count, MissingFileError, Text, read_json, typed
+from clipcil.report.evidence import find_evidence, read_rows
+from clipcil.storage import MissingFileError, read_json
 
 WHOLE = ("loading", "learning", "evaluation", "drift")
-"""The phases that follow each other; the others lie inside `learning`."""
+"""The phases that follow each other; the other phases lie inside `learning`."""
+
+Text = Annotated[str, Field(max_length=10_000)]
+Count = Annotated[int, Field(ge=0, le=2**53)]
+Percent = Annotated[float, Field(ge=-100, le=100)]
+Percents = Annotated[list[Percent | None], Field(min_length=1, max_length=10_000)]
 
 
-@dataclass(frozen=True)
-class RunResult:
-    """What `results.json` and `timing.json` of a run folder hold."""
+class _Strict(BaseModel):
+    model_config = ConfigDict(strict=True, frozen=True, allow_inf_nan=False)
 
-    folder: Path
-    values: dict[str, Any]
-    timing: dict[str, Any]
+
+class _Choices(_Strict):
+    """The options of a run that reports use; more are allowed."""
+
+    method: Text
+    data: Text
+    backbone: Text
+    seed: Annotated[int, Field(ge=0, le=2**63 - 1)]
+    data_root: Text | None = None
+    data_options: dict[str, Any] = {}
+    hold_out: Annotated[int, Field(ge=1, le=10**9)] | None = None
+
+
+class _Config(_Strict):
+    run: _Choices
+    method: dict[str, Any]
+
+
+def _config(table: dict[str, Any]) -> dict[str, Any]:
+    """Check the config and return the same object, so that no option is lost or moved."""
+    _Config.model_validate(table)
+    return table
+
+
+class Timing(_Strict):
+    """The contents of `timing.json`."""
+
+    finished: Text = ""
+    """The day the run ended, such as 2026-01-31."""
+    seconds: dict[str, Annotated[float, Field(ge=0, le=1e12)]] = {}
+    """Seconds of each phase."""
+    peak_megabytes: Any = None
+    """One number; a table of phases in runs of version 0.1."""
+
+
+class RunRecord(_Strict):
+    """Results of a run: the contents of `results.json` and `timing.json`. Accuracies are in percent."""
+
+    last: Percent
+    """A_B: mean accuracy over the tasks after the last task."""
+    average: Percent
+    """Ā: mean of A_k over all tasks."""
+    last_weighted: Percent
+    average_weighted: Percent
+    forgetting: Percent
+    backward_transfer: Percent
+    after: Annotated[list[Percent], Field(min_length=1, max_length=10_000)]
+    """A_k after each task."""
+    after_weighted: Percents | None = None
+    matrix: list[Percents]
+    """R[k][i]: accuracy on task i after task k; None where i > k."""
+    per_class: dict[str, Percent | None] = {}
+    """Accuracy of each class at the end, in the order in which classes were learnt."""
+    sizes: Annotated[list[Annotated[int, Field(ge=1, le=10**6)]], Field(min_length=1, max_length=10_000)]
+    """Number of classes of each task."""
+    drift: list[dict[str, Annotated[float, Field(ge=-1e12, le=1e12)]] | None] = []
+    """Distance of the stored class Gaussians from the features of old training pictures after each task."""
+    between_tasks: list[list[Count]]
+    """[i][j]: test pictures of task i that were predicted as a class of task j at the end."""
+    notes: list[Text]
+    config: Annotated[dict[str, Any], AfterValidator(_config)]
+    """Every option (`run`) and setting (`method`), as in `config.toml`."""
+    timing: Timing = Field(default=Timing(), exclude=True)
+    folder: Path = Field(default=Path(), exclude=True)
+    """Where the run is; in evidence the path of its table with the id of the run behind it."""
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """The contents of `results.json`."""
+        return self.model_dump(exclude_unset=True)
 
     @property
     def run(self) -> dict[str, Any]:
-        """The choices outside the method, such as `data` and `seed`."""
-        return dict(self.values["config"]["run"])
+        """The options outside the method, such as `data` and `seed`."""
+        return dict(self.config["run"])
 
     @property
     def settings(self) -> dict[str, Any]:
         """The method's own settings."""
-        return dict(self.values["config"]["method"])
+        return dict(self.config["method"])
 
     @property
     def method(self) -> str:
-        return str(self.run["method"])
+        return str(self.config["run"]["method"])
 
     @property
     def data(self) -> str:
-        return str(self.run["data"])
+        return str(self.config["run"]["data"])
 
     @property
     def backbone(self) -> str:
-        return str(self.run["backbone"])
+        return str(self.config["run"]["backbone"])
 
     @property
     def seed(self) -> int:
-        return int(self.run["seed"])
+        return int(self.config["run"]["seed"])
 
     @property
     def order(self) -> str:
         """The class order, such as `seed:1993`."""
-        return str(self.run.get("order", ""))
+        return str(self.config["run"].get("order", ""))
 
     @property
     def tasks(self) -> int:
-        return len(self.values["sizes"])
-
-    @property
-    def last(self) -> float:
-        return float(self.values["last"])
-
-    @property
-    def average(self) -> float:
-        return float(self.values["average"])
+        return len(self.sizes)
 
     @cached_property
     def test_pictures(self) -> int:
-        """How many test pictures the run was measured on at the end."""
-        return int(sum(sum(row) for row in self.values["between_tasks"]))
+        """Number of test pictures at the end."""
+        return sum(sum(row) for row in self.between_tasks)
 
     @property
     def finished(self) -> str:
-        """The day the run ended, such as 2026-01-31; empty where it was not written down."""
-        return str(self.timing.get("finished", ""))[:10]
+        """The day the run ended, such as 2026-01-31; empty where unknown."""
+        return self.timing.finished[:10]
 
     @cached_property
     def seconds(self) -> float:
-        """From loading to the last measurement."""
-        phases = self.timing.get("seconds", {})
-        return float(sum(phases.get(name, 0.0) for name in WHOLE))
+        """Seconds from loading to the last measurement."""
+        return float(sum(self.timing.seconds.get(name, 0.0) for name in WHOLE))
 
     @cached_property
     def stream(self) -> tuple[str, int, str, str]:
-        """What has to be equal for two runs to stand in one figure: data, tasks, backbone, and the rest.
+        """Data, number of tasks, backbone, and all other options of the stream of tasks as JSON.
 
-        Class order and seed are not among it: runs that differ in these are repetitions.
+        Runs with equal streams can be compared. Class order and seed are no part of it: runs that differ only in these
+        are repetitions.
         """
         ignored = ["method", "data", "backbone", "tasks", "seed", "order", "device", "precision"]
         ignored += [] if self.data in ANYTHING else ["data_root"]
         rest = {key: value for key, value in self.run.items() if key not in ignored}
-        if self.data in ANYTHING and not self.run.get("data_root"):  # a kept run: its folder was left out
-            names = sorted(self.values.get("per_class", {}))
+        if self.data in ANYTHING and not self.run.get("data_root"):  # evidence, which has no folder of data
+            names = sorted(self.per_class)
             rest["classes"] = f"{names[0]} to {names[-1]} ({len(names)})" if names else None
         return self.data, self.tasks, self.backbone, json.dumps(rest, sort_keys=True)
 
     @cached_property
     def key(self) -> str:
-        """The same for runs that differ in class order and seed alone."""
+        """A text that is equal for runs that differ only in class order and seed."""
         run = [self.method, self.run.get("device"), self.run.get("precision")]
         return json.dumps([self.stream, run, self.settings], sort_keys=True)
 
 
-class _Choices(TypedDict):
-    """The table `run` of a config: those that are used here."""
-
-    method: Text
-    data: Text
-    backbone: Text
-    seed: Annotated[int, Between(0, 2**63 - 1)]
-    data_root: NotRequired[Text | None]
-    data_options: NotRequired[dict[str, Any]]
-    hold_out: NotRequired[Annotated[int, Between(1, 10**9)] | None]
+RunResult = RunRecord
 
 
-class _Config(TypedDict):
-    run: _Choices
-    method: dict[str, Any]
+def read_run(folder: Path) -> RunRecord:
+    """The finished run in `folder`.
 
-
-Percent = Annotated[float, Between(-100, 100)]
-Percents = Annotated[list[Percent | None], Between(1, 10_000)]
-
-
-class _Results(TypedDict):
-    """What `results.json` must hold; more is allowed."""
-
-    last: Percent
-    average: Percent
-    last_weighted: Percent
-    average_weighted: Percent
-    forgetting: Percent
-    backward_transfer: Percent
-    after: Annotated[list[Percent], Between(1, 10_000)]
-    after_weighted: NotRequired[Percents]
-    matrix: list[Percents]
-    per_class: NotRequired[dict[str, Percent | None]]
-    sizes: Annotated[list[Annotated[int, Between(1, 10**6)]], Between(1, 10_000)]
-    drift: NotRequired[list[dict[str, Annotated[float, Between(-1e12, 1e12)]] | None]]
-    between_tasks: list[list[Count]]
-    notes: list[Text]
-    config: _Config
-
-
-class _Timing(TypedDict, total=False):
-    finished: Text
-    seconds: dict[str, Annotated[float, Between(0, 1e12)]]
-    peak_megabytes: Any
-    """One number; a table of phases in runs of version 0.1."""
-
-
-def read_run(folder: Path) -> RunResult:
-    """The finished run in `folder`; one line says what is wrong with it where there is none."""
+    Raises:
+        UserError: There is no `results.json`, or it is damaged.
+    """
     path = folder / "results.json"
     try:
-        values = typed(read_json(path), _Results)
-        tasks = len(values["sizes"])
-        square = [values["after"], values["matrix"], *values["matrix"]]
-        square += [values["between_tasks"], *values["between_tasks"]]
-        if any(len(part) != tasks for part in [*square, values.get("drift", square[0])]):
-            raise UserError(f"its tables are not all of {tasks} tasks")
+        values = read_json(path)
     except MissingFileError as error:
         raise UserError(f"{folder} holds no finished run (there is no results.json)") from error
-    except UserError as error:
-        reason = str(error).removeprefix(f"{path} ")
-        raise UserError(f"{path} is not the results of a run ({reason}); remove or redo it") from error
-    return RunResult(folder, values, _timing(folder))
+    return _record(values, _timing(folder / "timing.json"), folder, path)
 
 
-def find_runs(places: Iterable[Path]) -> list[RunResult]:
-    """Every finished run in or under these folders, each once, in the order of their paths."""
-    found: dict[Path, RunResult] = {}
+def _record(values: Any, timing: Timing, folder: Path, path: Path) -> RunRecord:
+    try:
+        record = RunRecord.model_validate({**values, "timing": timing, "folder": folder})
+    except (ValidationError, TypeError) as error:
+        raise UserError(f"{path} is not the results of a run ({_reason(error)}); remove or redo it") from error
+    tables = [record.after, record.matrix, *record.matrix, record.between_tasks, *record.between_tasks]
+    if any(len(table) != record.tasks for table in [*tables, record.drift or record.sizes]):
+        reason = f"its tables are not all of {record.tasks} tasks"
+        raise UserError(f"{path} is not the results of a run ({reason}); remove or redo it")
+    return record
+
+
+def _timing(path: Path) -> Timing:
+    try:
+        return Timing.model_validate(read_json(path))
+    except MissingFileError:
+        return Timing()
+    except ValidationError as error:
+        raise UserError(f"{path} is not the times of a run ({_reason(error)}); remove it") from error
+
+
+def _reason(error: Exception) -> str:
+    """The first thing that is wrong, with its place."""
+    if not isinstance(error, ValidationError):
+        return "it is not a table"
+    first = error.errors(include_url=False, include_context=False)[0]
+    return f"'{'.'.join(map(str, first['loc']))}': {first['msg']}"
+
+
+def find_runs(places: Iterable[Path]) -> list[RunRecord]:
+    """Every finished run in or under these folders, each once, in the order of their paths.
+
+    Args:
+        places: Folders of runs, or folders that hold them. A folder with evidence (`runs.parquet`) is read like a
+            folder of runs, and `EVIDENCE/PART` is the part of its runs whose ids begin with `PART/`.
+
+    Raises:
+        UserError: A place holds no finished run.
+    """
+    found: dict[Path, RunRecord] = {}
     for place in places:
-        if not place.is_dir():
-            raise UserError(f"{place} is not a folder; name run folders, or the folder of a bench")
-        whole = (place / "results.json").is_file()
-        folders = [place] if whole else sorted(_below(place))
-        if not folders:
-            raise UserError(f"{place} holds no finished run (there is no results.json in it or below)")
-        for folder in folders:
-            found.setdefault(folder.resolve(), read_run(folder))
+        for run in _runs_in(place):
+            found.setdefault(run.folder.resolve(), run)
     return list(found.values())
+
+
+def _runs_in(place: Path) -> list[RunRecord]:
+    if (evidence := find_evidence(place)) is not None:
+        folder, part = evidence
+        runs = [_kept(folder, row) for row in read_rows(folder) if not part or f"{row['id']}/".startswith(f"{part}/")]
+    elif not place.is_dir():
+        raise UserError(f"{place} is not a folder; name run folders, or the folder of a bench")
+    else:
+        whole = (place / "results.json").is_file()
+        runs = [read_run(folder) for folder in ([place] if whole else sorted(_below(place)))]
+    if not runs:
+        raise UserError(f"{place} holds no finished run (there is no results.json in it or below)")
+    return runs
+
+
+def _kept(folder: Path, row: dict[str, Any]) -> RunRecord:
+    values = {key: value for key, value in row.items() if key in RunRecord.model_fields and value is not None}
+    timing = Timing.model_validate(values.pop("timing"))
+    return _record(values, timing, folder / row["id"], folder / "runs.parquet")
 
 
 def _below(place: Path) -> Iterator[Path]:
@@ -193,20 +260,8 @@ def _below(place: Path) -> Iterator[Path]:
         folder = waiting.pop()
         try:
             entries = list(folder.iterdir())
-        except OSError:  # one that may not be looked into, or whose path has become too long
+        except OSError:  # a folder that may not be read, or whose path is too long
             continue
         waiting += [path for path in entries if path.is_dir() and not path.is_symlink()]
         if any(path.name == "results.json" for path in entries):
             yield folder
-
-
-def _timing(folder: Path) -> dict[str, Any]:
-    path = folder / "timing.json"
-    try:
-        timing: dict[str, Any] = typed(read_json(path), _Timing)
-    except MissingFileError:
-        return {}
-    except UserError as error:
-        reason = str(error).removeprefix(f"{path} ")
-        raise UserError(f"{path} is not the times of a run ({reason}); remove it") from error
-    return timing

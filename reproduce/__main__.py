@@ -1,0 +1,69 @@
+"""`python -m reproduce COMMAND`: the paper's claims, the kept evidence, and the tables made from it.
+
+python -m reproduce claims                          # judge the paper's claims by the evidence
+python -m reproduce claims runs/bench               # by other runs
+python -m reproduce tables [--check]                # rewrite docs/claims.md and the tables in README.md and docs/
+python -m reproduce keep runs/bench --part claims   # add finished runs to the evidence
+clipcil bench claims --data-root DIR --kept reproduce/evidence --dry-run   # the runs of the grid that are missing
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from clipcil.errors import UserError
+
+
+def parser() -> argparse.ArgumentParser:
+    """The commands and their options."""
+    whole = argparse.ArgumentParser(
+        prog="python -m reproduce", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    commands = whole.add_subparsers(dest="command", required=True)
+    claims = commands.add_parser("claims", help="judge the paper's claims: holds, does not hold, or cannot be told")
+    claims.add_argument("runs", nargs="*", type=Path, help="folders of runs; default: the evidence")
+    tables = commands.add_parser("tables", help="rewrite docs/claims.md and the tables made from evidence")
+    tables.add_argument("--check", action="store_true", help="write nothing; exit code 1 where a page is not current")
+    keep = commands.add_parser("keep", help="add finished runs to the evidence")
+    keep.add_argument("runs", nargs="+", type=Path, help="folders of runs, or folders that hold them")
+    keep.add_argument("--part", default="claims", help="part of the evidence; default: claims")
+    keep.add_argument("--evidence", type=Path, help="folder of the evidence; default: reproduce/evidence")
+    return whole
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit code."""
+    options = parser().parse_args(words)
+    try:
+        return run(options)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+
+
+def run(options: argparse.Namespace) -> int:
+    """Run the command that was parsed; returns the exit code."""
+    if options.command == "claims":
+        from reproduce.claims import print_claims
+        from reproduce.keep import EVIDENCE
+
+        print_claims(options.runs or [EVIDENCE / "claims"])
+    elif options.command == "keep":
+        from reproduce.keep import EVIDENCE, keep
+
+        print(f"{keep(options.runs, options.part, options.evidence or EVIDENCE)} runs added to the evidence")
+    else:
+        from reproduce.tables import ROOT, update
+
+        stale = update(options.check)
+        for path in stale:
+            print(f"{path.relative_to(ROOT)} {'is not current' if options.check else 'was written'}")
+        return 1 if stale and options.check else 0
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

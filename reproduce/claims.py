@@ -1,0 +1,138 @@
+"""`python -m reproduce claims`: the judged claims on a terminal and as the page `docs/claims.md`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from clipcil.errors import UserError, printable
+from clipcil.paper.tables import BACKBONE
+from clipcil.report.compare import stream_titles
+from clipcil.report.runs import RunRecord, find_runs
+from clipcil.report.statistics import order_means
+from reproduce.judge import Judged, Part, Stream, judge_claims, outdated, read_claims
+
+HOW = """Each comparison is the mean over class orders of A_B of the first − A_B of the second, run on the same order
+with the same seed, in percentage points. **95 %** is its interval over class orders and test pictures: pictures are
+resampled (bootstrap, 2,000 draws), and because three orders are too few for that, what their mean may be off by is
+drawn from Student's t. **t** is Student's interval over the orders alone, as if there were any number of pictures.
+A claim of the form "A beats B" *holds* where the 95 % interval lies above 0, *does not hold* where it lies below
+0, and *cannot be told* otherwise, or with fewer than 3 class orders. A claim of stability holds where the interval lies
+within the margin named. A claim with several parts holds where all hold, and does not hold where one does not. No
+correction is made for the number of comparisons. `tests/report/test_statistics.py` simulates three orders that differ
+by 0, 2 or 5 points (standard deviation) and asserts that the 95 % interval contains the true difference as often as it
+should."""
+DASH = "–"
+
+
+def markdown(judged: Sequence[Judged], runs: Sequence[RunRecord], note: str = "") -> str:
+    """The page `docs/claims.md`.
+
+    Args:
+        judged: The judged claims.
+        runs: The runs they rest on.
+        note: Markdown to put below the summary, such as what was cut and why.
+    """
+    streams = sorted({each.stream for each in judged})
+    name = stream_namer(streams)
+    counts = {stream: next(run.test_pictures for run in runs if run.stream == stream) for stream in streams}
+    minutes = sum(run.seconds for run in runs) / 60
+    used = _one_line(", ".join(dict.fromkeys(stream[2] for stream in streams)))
+    backbones = f"backbone {used}, where the paper has {BACKBONE}"
+    parts = [
+        "# The paper's claims, measured",
+        "Written by `python -m reproduce tables`; do not edit by hand. "
+        f"{len(runs)} runs, {minutes:.0f} minutes in all; {backbones}.",
+        HOW,
+        markdown_table(["claim", *(name(stream) for stream in streams)], _verdicts(judged, streams)),
+    ]
+    parts += [note.strip()] if note.strip() else []
+    for number, claim in enumerate(read_claims(), start=1):
+        parts.append(f"## {number}. {claim.says}")
+        if claim.margin is not None:
+            parts.append(f"Margin: ± {claim.margin:g} points (ours; the paper gives none).")
+        lines = []
+        for each in (one for one in judged if one.claim == claim):
+            where = f"{name(each.stream)} ({counts[each.stream]:,} pictures)"
+            lines += [[where, f"{claim.better} − {part.worse}", *_cells(part)] for part in each.parts]
+        head = ["on", "difference", "mean", "95 %", "t", "by order", "paper", "verdict"]
+        parts.append(markdown_table(head, lines) if lines else "Not measured.")
+    return "\n\n".join(parts) + "\n"
+
+
+def _verdicts(judged: Sequence[Judged], streams: Sequence[Stream]) -> list[list[str]]:
+    rows = []
+    for number, claim in enumerate(read_claims(), start=1):
+        own = {each.stream: each for each in judged if each.claim == claim}
+        cells = [own[stream].verdict if stream in own else DASH for stream in streams]
+        rows.append([f"{number}. {claim.says}", *cells])
+    return rows
+
+
+def _cells(part: Part) -> list[str]:
+    """Mean, interval, t interval, the differences by order, the paper's number, verdict."""
+    interval, over = part.difference, part.over_orders
+    values, means = [value for _, value in part.by_order], order_means(part.by_order)
+    mean = f"{sum(means) / len(means):+.2f}" if means else DASH
+    own = f"{interval.low:+.2f} to {interval.high:+.2f}" if interval else DASH
+    by_t = f"{over.low:+.2f} to {over.high:+.2f}" if over else DASH
+    paper = DASH if part.paper is None else f"{part.paper:+.2f}{' (mean)' * part.is_paper_mean}"
+    cells = [mean, own, by_t, ", ".join(f"{value:+.1f}" for value in values) or DASH, paper]
+    return [*(cell.replace("-", "−") for cell in cells), part.verdict]
+
+
+def markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table in Markdown; a name may hold what would end a cell, or be read as HTML.
+
+    Example:
+        >>> print(markdown_table(["a", "b"], [["1", "2"]]))
+        | a | b |
+        | --- | --- |
+        | 1 | 2 |
+    """
+    lines = [[_one_line(cell).replace("|", "\\|") for cell in line] for line in (head, *rows)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in (lines[0], ["---"] * len(head), *lines[1:]))
+
+
+def _one_line(text: str) -> str:
+    """Text for Markdown without line breaks and tags; `<180 s` is no tag."""
+    return re.sub(r"<(?=[A-Za-z/!?])", "&lt;", " ".join(text.split()))
+
+
+def stream_namer(streams: Sequence[Stream]) -> Callable[[Stream], str]:
+    """A short name for each stream: `emoji, 10 tasks`, with what else tells two of them apart."""
+    titles = dict(zip(streams, stream_titles(streams), strict=True))
+    same = len({stream[2] for stream in streams}) == 1
+    return lambda stream: titles[stream].replace(f", {stream[2]}", "", 1) if same else titles[stream]
+
+
+def summary(judged: Sequence[Judged], name: Callable[[Stream], str]) -> list[tuple[str, str]]:
+    """For each claim its sentence and its verdicts, such as `holds (emoji, 10 tasks)`; each claim has a line."""
+    lines = []
+    for claim in read_claims():
+        own = [each for each in judged if each.claim == claim]
+        said = [f"{each.verdict} ({name(each.stream)})" for each in own if each.verdict != "not measured"]
+        lines.append((claim.says, "; ".join(said) or "not measured"))
+    return lines
+
+
+def print_claims(places: Sequence[Path]) -> None:
+    """Print each claim with its verdicts, judged by the runs in these folders.
+
+    Raises:
+        UserError: None of the runs belongs to a claim.
+    """
+    runs = find_runs(places)
+    judged = judge_claims(runs)
+    if not judged:
+        raise UserError("none of these runs belongs to a claim; clipcil bench claims makes those that do")
+    table = Table("claim", "verdict", box=None, pad_edge=False, header_style="bold")
+    for row in summary(judged, stream_namer(list(dict.fromkeys(each.stream for each in judged)))):
+        table.add_row(*map(printable, row))
+    Console(highlight=False, markup=False).print(table)
+    for line in outdated(runs):
+        print(printable(f"note: {line}"))

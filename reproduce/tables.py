@@ -1,0 +1,198 @@
+"""`python -m reproduce tables`: rewrite the tables of the documents that are made from evidence.
+
+A table stands between the lines `<!-- results:NAME -->` and `<!-- /results -->` and is made from the claims' runs.
+`<!-- results:NAME PLACE -->` makes the table from another part of the evidence, or from a folder of measurements.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from clipcil.errors import UserError
+from clipcil.paper import Row, read_table
+from clipcil.report.compare import Group, flatten, group_runs, method_title, show
+from clipcil.report.runs import RunRecord, find_runs
+from clipcil.storage import MissingFileError, read_text, write_text
+from reproduce.claims import DASH, markdown, markdown_table, stream_namer
+from reproduce.judge import Claim, Judged, Stream, find_rows, judge_claims, read_claims
+from reproduce.keep import NOTES
+
+ROOT = Path(__file__).resolve().parents[1]
+EVIDENCE, CLAIMS = "reproduce/evidence", "reproduce/evidence/claims"
+MARKED = re.compile(r"<!-- results:(\w+)(?: ([\w/-]+))? -->\n.*?<!-- /results -->", re.DOTALL)
+
+
+def methods_table(runs: Sequence[RunRecord]) -> str:
+    """A_B and Ā of each method with its own settings on each stream of tasks."""
+    rows: dict[str, Row] = {}
+    for row in read_table("claims").rows:
+        rows.setdefault(row.method, row)  # the first of a method; the others are its parts
+    groups = group_runs(runs)
+    others = {
+        method: Row(method_title(method), method) for group in groups if (method := group.first.method) not in rows
+    }
+    return _accuracies([*rows.values(), *others.values()], groups)
+
+
+def ablations_table(runs: Sequence[RunRecord]) -> str:
+    """The same for the parts of DMC and DMC-OT, on the streams where one of the parts was measured."""
+    rows = [row for row in read_table("claims").rows if row.method.startswith("dmc")]
+    groups = group_runs(runs)
+    parts = {stream for stream, _ in find_rows([row for row in rows if row.label not in ("DMC", "DMC-OT")], groups)}
+    return _accuracies(rows, [group for group in groups if group.stream in parts])
+
+
+def _accuracies(rows: Sequence[Row], groups: Sequence[Group]) -> str:
+    """A table for each dataset, with a column for each of its streams; all in one could not be read for its width."""
+    found = find_rows(rows, groups)
+    streams = sorted({stream for stream, _ in found})
+    name = stream_namer(streams)
+    tables = []
+    for data in dict.fromkeys(stream[0] for stream in streams):
+        own = [stream for stream in streams if stream[0] == data]
+        head = ["A_B ± s (Ā), %", *(f"{name(stream)}{_orders(found, stream)}" for stream in own)]
+        lines = [[row.label, *(_cell(found.get((stream, row.label))) for stream in own)] for row in rows]
+        tables.append(markdown_table(head, [line for line in lines if {*line[1:]} != {DASH}]))
+    return "\n\n".join(tables)
+
+
+def _cell(group: Group | None) -> str:
+    if group is None:
+        return DASH
+    return f"{_accuracy(group)} ({group.average.mean:.1f})"
+
+
+def _accuracy(group: Group) -> str:
+    spread = f" ± {group.last.std:.1f}" if group.last.std is not None else ""
+    return f"{group.last.mean:.1f}{spread}"
+
+
+def _orders(found: dict[tuple[Stream, str], Group], stream: Stream) -> str:
+    counts = {len({run.order for run in group.runs}) for (own, _), group in found.items() if own == stream}
+    low, high = min(counts), max(counts)
+    return f"; {low}–{high} orders" if low < high else f"; {low} order{'s' * (low > 1)}"
+
+
+def claims_table(runs: Sequence[RunRecord]) -> str:
+    """Each claim with its verdict on each dataset and number of training pictures.
+
+    A claim that is judged with several numbers of tasks has one verdict where they agree.
+    """
+    judged = [each for each in judge_claims(runs) if each.verdict != "not measured"]
+    name = stream_namer(sorted({each.stream for each in judged}))
+    column = {each.stream: name(each.stream).replace(f", {each.stream[1]} tasks", "") for each in judged}
+    columns = list(dict.fromkeys(column[stream] for stream in sorted(column)))
+    lines = []
+    for number, claim in enumerate(read_claims(), start=1):
+        own = {each: [one for one in judged if one.claim == claim and column[one.stream] == each] for each in columns}
+        lines.append([f"{number}. {claim.says}", *(_verdict(claim, own[each]) for each in columns)])
+    return markdown_table(["claim of the paper", *columns], lines)
+
+
+def _verdict(claim: Claim, judged: Sequence[Judged]) -> str:
+    """One cell: the verdict, with the number of tasks where it is not that of every number the claim is judged with."""
+    said = {each.stream[1]: each.verdict for each in judged}
+    if len({*said.values()}) == 1 and {*said} == {*claim.tasks}:
+        return judged[0].verdict
+    return "; ".join(f"{verdict} ({tasks} tasks)" for tasks, verdict in said.items()) or DASH
+
+
+def beyond_table(runs: Sequence[RunRecord]) -> str:
+    """Strata beside every other method, paired by class order and seed."""
+    from benchmarks.beyond import collect, table
+
+    return table(collect(runs), "strata")
+
+
+def held_out_table(folder: Path, what: str) -> str:
+    """What `python -m benchmarks.held_out --keep` measured on held-out training pictures."""
+    from benchmarks.held_out import combined, read_kept
+
+    return combined(read_kept(folder), what)
+
+
+def choice_table(runs: Sequence[RunRecord]) -> str:
+    """Runs on held-out training pictures that differ in settings: a line for each choice, the best of a method last."""
+    lines = []
+    for method in sorted({run.method for run in runs}):
+        groups = sorted(group_runs([run for run in runs if run.method == method]), key=lambda group: group.last.mean)
+        own = [flatten(group.first.settings) for group in groups]
+        keys = [key for key in own[0] if len({repr(each.get(key)) for each in own}) > 1]
+        for group, each in zip(groups, own, strict=True):
+            chosen = ", ".join(f"`{key}={show(each.get(key))}`" for key in keys)
+            lines.append([method_title(method), chosen, str(len(group.runs)), _accuracy(group)])
+    return markdown_table(["method", "settings", "folds", "accuracy"], lines)
+
+
+def speed_table(folder: Path, what: str) -> str:
+    """What `python -m benchmarks --json` measured; `ratios`: what has a goal and is compared with the peers' way."""
+    from benchmarks.speed import speed_table as table
+
+    return table(folder, compared=what == "ratios")
+
+
+HELD_OUT = ("heads", "novelty")
+SPEED = ("speed", "ratios")
+TABLES: dict[str, Callable[[Sequence[RunRecord]], str]] = {
+    "methods": methods_table,
+    "ablations": ablations_table,
+    "claims": claims_table,
+    "beyond": beyond_table,
+    "choice": choice_table,
+}
+
+
+def updated(text: str, root: Path) -> str:
+    """The text with every marked table made anew from the claims' runs, or from the place that its marker names.
+
+    Raises:
+        UserError: A marker names a table that there is not.
+    """
+
+    def table(found: re.Match[str]) -> str:
+        folder = root / (found[2] or CLAIMS)
+        if found[1] in HELD_OUT:
+            made = held_out_table(folder, found[1])
+        elif found[1] in SPEED:
+            made = speed_table(folder, found[1])
+        elif found[1] in TABLES:
+            made = TABLES[found[1]](find_runs([folder]))
+        else:
+            known = ", ".join([*TABLES, *HELD_OUT, *SPEED])
+            raise UserError(f"there is no table '{found[1]}' of results; known: {known}")
+        return f"{found[0].splitlines()[0]}\n\n{made}\n\n<!-- /results -->"
+
+    return MARKED.sub(table, text)
+
+
+def pages(root: Path) -> dict[Path, str]:
+    """The README, the pages with tables, and that of claims, as they should be."""
+    runs = find_runs([root / CLAIMS])
+    try:
+        note = read_text(root / EVIDENCE / NOTES)
+    except MissingFileError:
+        note = ""
+    marked = [root / "README.md", *(root / "docs" / f"{name}.md" for name in ("baselines", "beyond", "speed"))]
+    return {
+        **{path: updated(read_text(path), root) for path in marked},
+        root / "docs" / "claims.md": markdown(judge_claims(runs), runs, note),
+    }
+
+
+def update(check: bool, root: Path = ROOT) -> list[Path]:
+    """Write every page that differs from the evidence.
+
+    Args:
+        check: Write nothing.
+        root: The repository.
+
+    Returns:
+        The pages that differ.
+    """
+    made = pages(root)
+    stale = [path for path, text in made.items() if not path.is_file() or read_text(path) != text]
+    for path in stale if not check else ():
+        write_text(path, made[path])
+    return stale

@@ -1,0 +1,82 @@
+"""Every number of the README's tables, and the page of claims, come from the evidence."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from clipcil.errors import UserError
+from clipcil.report.runs import find_runs
+from reproduce import tables
+from reproduce.judge import Claim, Judged, Part, Verdict
+
+ROOT = Path(__file__).resolve().parents[2]
+EVIDENCE = ROOT / tables.EVIDENCE
+MARKED = ("README.md", "docs/beyond.md", "docs/baselines.md", "docs/speed.md")
+OTHER = EVIDENCE / "grocery-store"
+
+
+def test_the_readme_and_the_claims_are_what_results_says() -> None:
+    for path, text in tables.pages(ROOT).items():
+        assert path.read_text(encoding="utf-8") == text, f"{path.name} is stale; run python -m reproduce tables"
+    marked = "".join((ROOT / name).read_text(encoding="utf-8") for name in MARKED)
+    of_folders = {"choice", *tables.HELD_OUT, *tables.SPEED}
+    assert sorted(re.findall(r"<!-- results:(\w+) -->", marked)) == sorted({*tables.TABLES} - of_folders)
+    assert set(re.findall(r"<!-- results:(\w+) [\w/-]+ -->", marked)) == {"beyond", *of_folders}
+    assert marked.count("<!-- results:") == marked.count("<!-- /results -->")
+
+
+def test_a_changed_result_changes_the_table() -> None:
+    runs = find_runs([ROOT / tables.CLAIMS])
+    before = tables.methods_table(runs)
+    assert tables.updated("a\n<!-- results:methods -->\nold\n<!-- /results -->\nb", ROOT) == (
+        f"a\n<!-- results:methods -->\n\n{before}\n\n<!-- /results -->\nb"
+    )
+    changed = [run.model_copy(update={"last": run.last / 2}) for run in runs]
+    assert tables.methods_table(changed) != before
+
+
+def test_a_table_can_be_that_of_a_folder() -> None:
+    marker = f"<!-- results:beyond {OTHER.relative_to(ROOT)} -->"
+    text = tables.updated(f"{marker}\n<!-- /results -->", ROOT)
+    assert text.startswith(f"{marker}\n\n|")
+    assert tables.beyond_table(find_runs([OTHER])) in text and "cifar100" not in text
+
+
+def test_a_table_of_speed_can_be_made_of_what_was_measured(tmp_path: Path) -> None:
+    machine = {"cores": 2, "threads": 2, "torch": "2.9", "instructions": "AVX2", "load before": 0.1, "quick": False}
+    row = {"name": "P1", "step": "prompts", "theirs": "9 s", "ours": "1 s", "result": "9.0×"}
+    (tmp_path / "speed").mkdir()
+    (tmp_path / "speed" / "here.json").write_text(json.dumps({"machine": machine, "rows": [row]}))
+    text = tables.updated("<!-- results:speed speed -->\n<!-- /results -->", tmp_path)
+    assert "| P1 | prompts | 9 s | 1 s | 9.0× |  |" in text
+    (tmp_path / "speed" / "there.json").write_text(json.dumps({"machine": machine, "rows": [row | {"goal": "≥5×"}]}))
+    text = tables.updated("<!-- results:ratios speed -->\n<!-- /results -->", tmp_path)
+    assert text.count("| P1 |") == 1 and "| 9.0× | ≥5× |" in text
+
+
+def test_an_unknown_table_is_named() -> None:
+    with pytest.raises(UserError, match="no table 'nothing'"):
+        tables.updated("<!-- results:nothing -->\n<!-- /results -->", ROOT)
+
+
+def test_the_evidence_names_no_folder_of_a_machine() -> None:
+    runs = find_runs([EVIDENCE])
+    assert len(runs) > 900 and not [run.folder for run in runs if "data_root" in run.run]
+
+
+def test_a_cell_of_the_claims_names_the_tasks_where_verdicts_differ_or_one_is_missing() -> None:
+    both = Claim("A beats B", "A", ("B",), tasks=(10, 20))
+
+    def judged(tasks: int, verdict: Verdict) -> Judged:
+        return Judged(both, ("emoji", tasks, "mini", ""), (Part("B", None, None, (), None, False, verdict),))
+
+    ten, twenty = judged(10, "holds"), judged(20, "holds")
+    assert tables._verdict(both, [ten, twenty]) == "holds"
+    assert tables._verdict(both, [ten]) == "holds (10 tasks)"
+    other = judged(20, "cannot be told")
+    assert tables._verdict(both, [ten, other]) == "holds (10 tasks); cannot be told (20 tasks)"
+    assert tables._verdict(both, []) == "–"
