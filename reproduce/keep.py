@@ -105,7 +105,7 @@ def write(folder: Path, runs: Mapping[str, RunRecord], predictions: Predictions)
 
 
 def _row(name: str, run: RunRecord) -> dict[str, Any]:
-    values = {**run.values, "config": _config(run), "timing": run.timing.model_dump(exclude_unset=True)}
+    values = {**run.values, "config": _config(run), "timing": run.timing}
     texts = {key: json.dumps(values[key], ensure_ascii=False) for key in AS_JSON if key in values}
     seen = {key: getattr(run, key) for key in ("method", "data", "order", "tasks", "seed")}
     return {"id": name, **seen, **values, **texts}

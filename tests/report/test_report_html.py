@@ -319,7 +319,7 @@ def test_numbers_that_no_axis_has_are_refused(tmp_path: Path) -> None:
     values = json.loads((folder / "results.json").read_text())
     values["drift"][1]["w2_before"] = 1.7e308
     (folder / "results.json").write_text(json.dumps(values))
-    with pytest.raises(UserError, match=r"drift\[1\]\.w2_before"):
+    with pytest.raises(UserError, match=r"drift\.1\.w2_before"):
         find_runs([folder])
 
 

@@ -89,7 +89,8 @@ class RunRecord(_Strict):
     notes: list[Text]
     config: Annotated[dict[str, Any], AfterValidator(_config)]
     """Every option (`run`) and setting (`method`), as in `config.toml`."""
-    timing: Timing = Field(default=Timing(), exclude=True)
+    timing: dict[str, Any] = Field(default={}, exclude=True)
+    """The contents of `timing.json`, as `Timing` has checked them; empty where unknown."""
     folder: Path = Field(default=Path(), exclude=True)
     """Where the run is; in evidence the path of its table with the id of the run behind it."""
 
@@ -141,12 +142,13 @@ class RunRecord(_Strict):
     @property
     def finished(self) -> str:
         """The day the run ended, such as 2026-01-31; empty where unknown."""
-        return self.timing.finished[:10]
+        return str(self.timing.get("finished", ""))[:10]
 
     @cached_property
     def seconds(self) -> float:
         """Seconds from loading to the last measurement."""
-        return float(sum(self.timing.seconds.get(name, 0.0) for name in WHOLE))
+        phases = self.timing.get("seconds", {})
+        return float(sum(phases.get(name, 0.0) for name in WHOLE))
 
     @cached_property
     def stream(self) -> tuple[str, int, str, str]:
@@ -184,36 +186,38 @@ def read_run(folder: Path) -> RunRecord:
         values = read_json(path)
     except MissingFileError as error:
         raise UserError(f"{folder} holds no finished run (there is no results.json)") from error
+    except UserError as error:
+        raise _damaged(path, "results", error) from error
     return _record(values, _timing(folder / "timing.json"), folder, path)
 
 
-def _record(values: Any, timing: Timing, folder: Path, path: Path) -> RunRecord:
+def _record(values: Any, timing: dict[str, Any], folder: Path, path: Path) -> RunRecord:
     try:
         record = RunRecord.model_validate({**values, "timing": timing, "folder": folder})
-    except (ValidationError, TypeError) as error:
-        raise UserError(f"{path} is not the results of a run ({_reason(error)}); remove or redo it") from error
-    tables = [record.after, record.matrix, *record.matrix, record.between_tasks, *record.between_tasks]
-    if any(len(table) != record.tasks for table in [*tables, record.drift or record.sizes]):
-        reason = f"its tables are not all of {record.tasks} tasks"
-        raise UserError(f"{path} is not the results of a run ({reason}); remove or redo it")
+        tables = [record.after, record.matrix, *record.matrix, record.between_tasks, *record.between_tasks]
+        if any(len(table) != record.tasks for table in [*tables, record.drift or record.sizes]):
+            raise UserError(f"its tables are not all of {record.tasks} tasks")
+    except (ValidationError, TypeError, UserError) as error:
+        raise _damaged(path, "results", error) from error
     return record
 
 
-def _timing(path: Path) -> Timing:
+def _timing(path: Path) -> dict[str, Any]:
     try:
-        return Timing.model_validate(read_json(path))
+        return Timing.model_validate(read_json(path)).model_dump(exclude_unset=True)
     except MissingFileError:
-        return Timing()
-    except ValidationError as error:
-        raise UserError(f"{path} is not the times of a run ({_reason(error)}); remove it") from error
+        return {}
+    except (ValidationError, UserError) as error:
+        raise _damaged(path, "times", error) from error
 
 
-def _reason(error: Exception) -> str:
-    """The first thing that is wrong, with its place."""
-    if not isinstance(error, ValidationError):
-        return "it is not a table"
-    first = error.errors(include_url=False, include_context=False)[0]
-    return f"'{'.'.join(map(str, first['loc']))}': {first['msg']}"
+def _damaged(path: Path, what: str, error: Exception) -> UserError:
+    """An error that names the file and the first thing that is wrong in it."""
+    reason = str(error).removeprefix(f"{path} ")
+    if isinstance(error, ValidationError):
+        first = error.errors(include_url=False, include_context=False)[0]
+        reason = f"'{'.'.join(map(str, first['loc']))}': {first['msg']}"
+    return UserError(f"{path} is not the {what} of a run ({reason}); remove or redo it")
 
 
 def find_runs(places: Iterable[Path]) -> list[RunRecord]:
@@ -249,7 +253,7 @@ def _runs_in(place: Path) -> list[RunRecord]:
 
 def _kept(folder: Path, row: dict[str, Any]) -> RunRecord:
     values = {key: value for key, value in row.items() if key in RunRecord.model_fields and value is not None}
-    timing = Timing.model_validate(values.pop("timing"))
+    timing = values.pop("timing")
     return _record(values, timing, folder / row["id"], folder / "runs.parquet")
 
 
