@@ -21,7 +21,6 @@ from clipcil.data.dataset import datasets
 from clipcil.errors import UserError, printable, quoted
 from clipcil.experiment.display import Display
 from clipcil.experiment.evaluate import Record
-from clipcil.experiment.finished import is_kept
 from clipcil.experiment.inputs import environment, inputs, write_inputs
 from clipcil.experiment.monitor import StepLog, peak_megabytes
 from clipcil.experiment.spec import PROCESSES, RunSpec, as_table, method_settings, resolved
@@ -101,8 +100,6 @@ class RunFolder:
         if not (self.folder / "config.toml").exists():
             return
         check_same(self.folder, read_toml(self.folder / "config.toml"), self.table)
-        if is_kept(self.folder):  # evidence, which this run would replace
-            raise UserError(f"{self.folder} holds a kept run, which cannot be continued; name another folder with --out")
         if not self.resume:
             raise UserError(
                 f"{self.folder} holds this run already; continue it with --resume {quoted(self.folder)} (in Python"

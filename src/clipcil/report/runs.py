@@ -194,7 +194,7 @@ def read_run(folder: Path) -> RunRecord:
 def _record(values: Any, timing: dict[str, Any], folder: Path, path: Path) -> RunRecord:
     try:
         record = RunRecord.model_validate({**values, "timing": timing, "folder": folder})
-        tables = [record.after, record.matrix, *record.matrix, record.between_tasks, *record.between_tasks]
+        tables: list[Any] = [record.after, record.matrix, *record.matrix, record.between_tasks, *record.between_tasks]
         if any(len(table) != record.tasks for table in [*tables, record.drift or record.sizes]):
             raise UserError(f"its tables are not all of {record.tasks} tasks")
     except (ValidationError, TypeError, UserError) as error:
