@@ -29,7 +29,7 @@ from clipcil.data.stream import Task
 from clipcil.memory.gaussians import GaussianMemory
 from clipcil.methods.dmc import DMCOT, DMCOTConfig
 from clipcil.training.augment import TowerTraining
-from clipcil.training.trainer import Monitor, Trainer, Training
+from clipcil.training.trainer import Callback, Trainer, Training
 
 
 class MadeUp:
@@ -51,7 +51,7 @@ class MadeUp:
         return len(self.labels)
 
 
-class Phases(Monitor):
+class Phases(Callback):
     """Seconds by phase."""
 
     def __init__(self) -> None:
@@ -73,7 +73,7 @@ class Growth:
         config = DMCOTConfig(
             stage1=TowerTraining(epochs=0), stage2=Training(epochs=1, lr=2e-3), train_old_prompts=False
         )
-        self.method = DMCOT(config, clip, Trainer(monitor=Phases()))
+        self.method = DMCOT(config, clip, Trainer(callbacks=[Phases()]))
         self.transports: dict[int, float] = {}
         """Seconds of one transport by the number of spaces it carried."""
 
@@ -103,7 +103,7 @@ class Growth:
         start = time.perf_counter()
         method.learn(task)
         total = time.perf_counter() - start
-        calibration = method.trainer.monitor.seconds.get("calibration", 0.0)  # type: ignore[attr-defined]
+        calibration = method.trainer.callbacks[0].seconds.get("calibration", 0.0)  # type: ignore[attr-defined]
         return total - calibration, calibration
 
     def bytes(self) -> int:

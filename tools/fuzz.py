@@ -255,8 +255,8 @@ def make_stock(stock: Path) -> None:
     from clipcil.cli import main as command
     from clipcil.clip import load_clip
     from clipcil.descriptions import client
-    from clipcil.experiment import checkpoint
-    from clipcil.experiment import loading as engine
+    from clipcil.experiment import experiment as engine
+    from clipcil.tensor_store import TensorStore
     from clipcil.training.device import make_fabric
 
     torch.set_num_threads(1)
@@ -294,25 +294,26 @@ def make_stock(stock: Path) -> None:
     (stock / "server").write_text(fuzz_server.start())
     words = ["run", "rapf", "--quiet", "--data", "folder", "--data-root", str(stock / "pictures"), "--increment", "1"]
     words += ["--set", "adapter.epochs=2"]
-    save = checkpoint.save_tensors
+    save = TensorStore.save
     written = 0
 
-    def stop_late(path: Path, *args: object) -> None:
+    def stop_late(store: TensorStore, *args: object) -> Path:
         nonlocal written
-        save(path, *args)  # type: ignore[arg-type]
+        path = save(store, *args)  # type: ignore[arg-type]
         written += 1
-        if written == 7:  # two tasks of three epochs' and tasks' writes, and one epoch of the third
+        if written == 5:  # a stage and a checkpoint of two tasks, and the stage of the third
             os._exit(0)
+        return path
 
     for name, more, stop in (("whole", [], False), ("other", ["--seed", "5"], False), ("stopped", [], True)):
         process = os.fork()
         if process == 0:
             if stop:
-                checkpoint.save_tensors = stop_late
+                TensorStore.save = stop_late  # type: ignore[method-assign]
             child(stock, [*words, *more, "--out", str(stock / name)])
         if os.waitpid(process, 0)[1]:
             sys.exit(f"the run '{name}' failed: {(stock / 'stderr').read_text()}")
-    assert list((stock / "stopped").rglob("stages-0002/*.safetensors")), "the stopped run has no stage under way"
+    assert list((stock / "stopped").rglob("stages/*.safetensors")), "the stopped run has no stage under way"
 
 
 def write_backbone(folder: Path) -> CLIP:

@@ -103,7 +103,7 @@ class TensorStore:
         for name, value in tensors.items():
             if value.is_floating_point() and not bool(torch.isfinite(value).all()):
                 raise UserError(f"training diverged: '{name}' holds a NaN or an infinity; try a lower learning rate")
-        plain = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
+        plain = {name: value.detach().cpu().contiguous().clone() for name, value in tensors.items()}
         content = save(plain, {"facts": json.dumps(facts, allow_nan=False)} if facts is not None else None)
         path = self.folder / f"{key}-{hashlib.sha256(content).hexdigest()}.safetensors"
         if len(content) > self.most_bytes:

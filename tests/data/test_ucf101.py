@@ -129,7 +129,7 @@ def test_what_is_wrong_is_said_in_one_line(tmp_path: Path) -> None:
     root = frames_tree(tmp_path)
     with pytest.raises(UserError, match="has 80 clips of 4 classes, but UCF-101 has 13320 of 101"):
         open_dataset("ucf101", root)
-    with pytest.raises(UserError, match="'frames' is 0"):
+    with pytest.raises(UserError, match="'frames' is '0'"):
         opened(root, frames=0)
     for folder in ("a", "b"):
         (tmp_path / "twice" / folder).mkdir(parents=True)

@@ -240,14 +240,17 @@ class Experiment:
         """
         self._check_whole()
         method = self.method
+        learnt = len(method.sizes)
+        if task.index != learnt:
+            raise UserError(f"task {task.index + 1} is not the next one: {learnt} tasks are learnt")
         task.pictures.check()
         if self._newest is None or not task.pictures.of_one_task(self._newest.pictures):
             raise UserError("this task is of another experiment; learn the tasks that iterating over this one gives")
-        if method.sizes and task.index == len(method.sizes):
+        if method.sizes:
             self.evaluate()
         method.trainer.begin_task(f"{self.mark}-{task.index:04d}")
         self._memory_before = copy_memory(method)
-        self._interrupted = task.index if task.index == len(method.sizes) else None
+        self._interrupted = task.index
         with self._computing("learning"), self.random.active():
             method.learn(task)
         self._interrupted = None

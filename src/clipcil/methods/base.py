@@ -173,13 +173,7 @@ class Method(nn.Module, ABC):
         return range(self.old, self.seen)
 
     def learn(self, task: Task) -> None:
-        """Learn a task: grow and `learn_task` for new classes, `learn_again` for a task without new classes.
-
-        Raises:
-            UserError: It is not the next task.
-        """
-        if task.names and task.index != len(self.sizes):
-            raise UserError(f"task {task.index + 1} is not the next one: {len(self.sizes)} tasks are learnt")
+        """Learn a task: grow and `learn_task` for new classes, `learn_again` for a task without new classes."""
         if task.names:
             self.grow(task.names)
         self.train()
