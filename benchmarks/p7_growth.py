@@ -91,7 +91,7 @@ class Growth:
             start = time.perf_counter()
             method.memory.transport(map)
             self.transports[len(method.memory.matrices)] = time.perf_counter() - start
-        method.memory.add(method.class_features(task.pictures))
+        method.memory.add(method.class_features(task.pictures, "after"))
         method.classifier = normalize(torch.randn_like(method.classifier), dim=-1)
         method.task_texts = normalize(torch.randn_like(method.task_texts), dim=-1)
 
