@@ -101,6 +101,7 @@ def _dispatch(words: list[str]) -> None:
         version=f"clipcil {__version__}",
         default_parameter=Parameter(negative_iterable=(), consume_multiple=True, allow_repeating=True),
         result_action="return_value",
+        suppress_keyboard_interrupt=False,  # _run prints how to continue
     )
     if words and words[0] in COMMANDS:
         declare_options(COMMANDS[words[0]])

@@ -112,7 +112,7 @@ def test_the_command_reads_names_from_a_file_and_the_key_from_a_variable(
     names, out = tmp_path / "names.txt", tmp_path / "d.json"
     names.write_text("\ufefflynx\n wolf \n\ncrow\nfire engine\n", encoding="utf-8")
     monkeypatch.setenv("SOME_KEY", f"{KEY}\n")
-    command(str(names), server.url, "some-model", out, key_from="SOME_KEY", jobs=2)
+    command(str(names), endpoint=server.url, model="some-model", out=out, key_from="SOME_KEY", jobs=2)
     check_whole(out)
     assert {headers["Authorization"] for _, _, headers in server.requests} == {f"Bearer {KEY}"}
     printed = capsys.readouterr()
@@ -120,7 +120,7 @@ def test_the_command_reads_names_from_a_file_and_the_key_from_a_variable(
     assert KEY not in printed.out + printed.err + out.read_text(encoding="utf-8")
     monkeypatch.delenv("SOME_KEY")
     with pytest.raises(UserError, match="SOME_KEY"):
-        command(str(names), server.url, "some-model", out, key_from="SOME_KEY")
+        command(str(names), endpoint=server.url, model="some-model", out=out, key_from="SOME_KEY")
 
 
 def test_errors_that_pass_are_tried_again(server: StandIn, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import httpx
-from tenacity import AsyncRetrying, RetryCallState, retry_if_not_exception_type, stop_after_attempt
+from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, stop_after_attempt
 
 from clipcil.data.names import clean_name
 from clipcil.descriptions.file import Table, read_table
@@ -99,7 +99,7 @@ class Endpoint:
         retrying = AsyncRetrying(
             stop=stop_after_attempt(self.attempts),
             wait=self._wait,
-            retry=retry_if_not_exception_type(UserError),
+            retry=retry_if_exception_type((AnswerError, _BusyError)),  # a cancelled question is not asked again
             reraise=True,
         )
         try:
