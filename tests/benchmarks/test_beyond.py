@@ -50,6 +50,7 @@ def test_runs_count_that_have_the_settings_of_their_number_of_tasks() -> None:
     assert {stream: len(scores["coda-prompt"]) for stream, scores in found.items()} == {
         ("emoji", 10): 3,
         ("emoji", 20): 3,
+        ("emoji (held out)", 10): 3,
     }
 
 
