@@ -10,6 +10,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from clipcil.data.dataset import open_dataset
+from clipcil.errors import UserError
+
 SHARED = Path(__file__).resolve().parents[2] / "../shared/data"
 
 
@@ -86,3 +89,11 @@ def make_tar(path: Path, members: list[tarfile.TarInfo | tuple[str, bytes]], how
                 info.size = len(member[1])
                 tar.addfile(info, io.BytesIO(member[1]))
     return path
+
+
+def refused(dataset: str, words: str, root: Path | None, **options: object) -> None:
+    """Opening the dataset ends in an error of one line that has `words` in it."""
+    with pytest.raises(UserError) as caught:
+        open_dataset(dataset, root, options)
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)

@@ -8,10 +8,8 @@ from pathlib import Path
 import pytest
 from made_up import make_tar
 
-from clipcil.data import archives
 from clipcil.data.archives import unpack
 from clipcil.errors import UserError
-from clipcil.files import run_lock
 
 
 def test_unpacked_once_with_the_archives_times(tmp_path: Path, own_cache: Path) -> None:
@@ -26,50 +24,37 @@ def test_unpacked_once_with_the_archives_times(tmp_path: Path, own_cache: Path) 
     assert (unpack(archive) / "mark").exists()
     os.utime(archive, (5, 5))
     assert unpack(archive) != folder, "a changed archive is another archive"
-    assert [path.name for path in folder.parent.iterdir() if path.name.startswith(".")] == []
+    assert not (folder.parent / ".tmp").exists()
 
 
 def test_what_a_killed_process_had_unpacked_is_deleted(tmp_path: Path, own_cache: Path) -> None:
-    archive, folder = make_tar(tmp_path / "a.tgz", [("x.txt", b"hello")]), own_cache / "unpacked"
-    for name in ("killed", "at-it", "just-begun"):
-        (folder / f".unpack-{name}" / "all").mkdir(parents=True)
-        os.utime(folder / f".unpack-{name}", (5, 5) if name != "just-begun" else None)
-    (folder / ".unpack-link").symlink_to(tmp_path)
-    with run_lock(folder / ".unpack-at-it"):
-        os.utime(folder / ".unpack-at-it", (5, 5))
-        made = unpack(archive)
-    assert {path.name for path in folder.iterdir()} == {
-        made.name, ".unpack-at-it", ".unpack-just-begun", ".unpack-link"
-    }  # fmt: skip
-    assert archive.exists()
+    (own_cache / "unpacked" / ".tmp").mkdir(parents=True)
+    (own_cache / "unpacked" / ".tmp" / "half.txt").touch()
+    folder = unpack(make_tar(tmp_path / "a.tgz", [("x.txt", b"hello")]))
+    assert [path.name for path in folder.iterdir()] == ["x.txt"]
 
 
-@pytest.mark.parametrize("name", ["../evil", "a/../../evil", "/tmp/evil", "a\\..\\evil", "C:/evil"])
-def test_paths_that_climb_out_are_refused(tmp_path: Path, own_cache: Path, name: str) -> None:
-    archive = make_tar(tmp_path / "a.tar.gz", [("good.txt", b"x"), (name, b"evil")])
-    with pytest.raises(UserError, match="leads out of the archive"):
-        unpack(archive)
-    assert list((own_cache / "unpacked").iterdir()) == [], "nothing is left of it"
-    assert not any("evil" in path.name for path in tmp_path.rglob("*"))
-
-
-@pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.CHRTYPE, tarfile.FIFOTYPE])
-def test_links_and_devices_are_refused(tmp_path: Path, kind: bytes) -> None:
-    info = tarfile.TarInfo("x")
+def member(name: str, kind: bytes) -> tarfile.TarInfo:
+    info = tarfile.TarInfo(name)
     info.type, info.linkname = kind, "/etc/passwd"
-    with pytest.raises(UserError, match="link or a device"):
-        unpack(make_tar(tmp_path / "a.tgz", [info]))
+    return info
 
 
-def test_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    archive = make_tar(tmp_path / "a.tgz", [("a", b"x" * 60), ("b", b"x" * 60)])
-    monkeypatch.setattr(archives, "MAX_BYTES", 100)
-    with pytest.raises(UserError, match="unpack it by hand"):
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        ("../evil", b"evil"),
+        ("a/../../evil", b"evil"),
+        member("evil", tarfile.SYMTYPE),
+        member("evil", tarfile.LNKTYPE),
+        member("evil", tarfile.FIFOTYPE),
+    ],
+)
+def test_members_that_lead_out_are_refused(tmp_path: Path, wrong: tarfile.TarInfo | tuple[str, bytes]) -> None:
+    archive = make_tar(tmp_path / "a.tar.gz", [("good.txt", b"x"), wrong])
+    with pytest.raises(UserError, match=archive.name):
         unpack(archive)
-    monkeypatch.setattr(archives, "MAX_BYTES", 1000)
-    monkeypatch.setattr(archives, "MAX_FILES", 1)
-    with pytest.raises(UserError, match="unpack it by hand"):
-        unpack(archive)
+    assert not any("evil" in path.name for path in tmp_path.rglob("*"))
 
 
 @pytest.mark.parametrize("how", ["gz", "bz2", "xz"])
@@ -81,7 +66,7 @@ def test_damaged_archives(tmp_path: Path, how: str) -> None:
     ):
         path = tmp_path / f"cut{number}.tgz"
         path.write_bytes(content)
-        with pytest.raises(UserError, match="not a complete archive"):
+        with pytest.raises(UserError, match=path.name):
             unpack(path)
 
 

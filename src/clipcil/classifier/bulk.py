@@ -19,7 +19,7 @@ from typing import Any
 
 from clipcil.classifier.predicting import Prediction
 from clipcil.cluster import connect
-from clipcil.data.parquet import holds_pictures, open_parquet
+from clipcil.data.parquet import ROWS, holds_pictures, open_parquet
 from clipcil.data.tree import list_files, no_pictures
 from clipcil.errors import UserError, printable
 from clipcil.files import run_lock, sha256, whole_file, write_json
@@ -139,9 +139,9 @@ class _Predictor:
 
 def read_part(part: Part) -> Iterator[tuple[str, Any]]:
     """Name and picture (a path, or the bytes of an encoded picture) of every row of a part."""
-    with open_parquet(Path(part.file)) as opened:
-        place, row = _picture_column(opened.reader.schema_arrow), 0
-        for batch in opened.batches([part.group]):
+    with open_parquet(Path(part.file)) as reader:
+        place, row = _picture_column(reader.schema_arrow), 0
+        for batch in reader.iter_batches(ROWS, row_groups=[part.group]):
             for value in batch.column(place).to_pylist():
                 name = f"{part.file}#{part.group}.{row}"
                 if isinstance(value, str):
@@ -228,8 +228,8 @@ def _parquet_files(source: Path) -> list[Path]:
 
 def _groups(files: Sequence[Path]) -> Iterator[tuple[Path, int]]:
     for file in files:
-        with open_parquet(file) as opened:
-            count = opened.reader.num_row_groups
+        with open_parquet(file) as reader:
+            count = reader.num_row_groups
         yield from ((file, group) for group in range(count))
 
 

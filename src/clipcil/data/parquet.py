@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,20 +13,12 @@ import numpy as np
 import torch
 
 from clipcil.data.names import clean_name
-from clipcil.data.parquet_pages import DICTIONARY, PageError, pages
 from clipcil.data.pictures import PictureSet
 from clipcil.errors import UserError, first_line
-from clipcil.files import sha256
-from clipcil.reading import open_regular, parse_json
+from clipcil.storage import open_regular, parse_json, sha256
 
-MOST_GROWTH = 50
-"""How many times its own size a file may grow when it is read: pictures are compressed already."""
 ROWS = 64
-"""Rows read at a time, so that a file that grows too much is noticed before it has grown."""
-MAX_PAGE = 2**30
-"""Bytes of a page without compression. Writers cut pages at a megabyte or at a thousand rows."""
-MAX_BATCH = 2**28
-"""Bytes that a batch may have where its rows refer to one large value again and again."""
+"""Rows read at a time. Arrow cannot read more than 2 GiB of {bytes, path} in one piece."""
 
 
 class ArrowPictures(Sequence[bytes]):
@@ -98,59 +89,26 @@ def read_parquet(
 def _read(file: Path) -> Any:
     import pyarrow as pa
 
-    with open_parquet(file) as opened:
-        batches, total = [], 0
-        for batch in opened.batches():
-            total += batch.nbytes
-            if total > opened.most:
-                raise _too_large(file, opened.most)
-            batches.append(batch)
-        return pa.Table.from_batches(batches, opened.reader.schema_arrow)
-
-
-@dataclass(frozen=True)
-class OpenParquet:
-    """A parquet file whose pages claim no more than pictures can need."""
-
-    reader: Any
-    """`pyarrow.parquet.ParquetFile`."""
-    most: int
-    """Bytes that all of its rows may take."""
-    rows: int
-    """Rows that may be read at a time."""
-
-    def batches(self, groups: list[int] | None = None) -> Iterator[Any]:
-        """Record batches of these row groups; None: of all."""
-        yield from self.reader.iter_batches(batch_size=self.rows, row_groups=groups)
+    with open_parquet(file) as reader:
+        return pa.Table.from_batches(list(reader.iter_batches(ROWS)), reader.schema_arrow)
 
 
 @contextmanager
-def open_parquet(file: Path) -> Iterator[OpenParquet]:
-    """Open a parquet file from an untrusted source.
+def open_parquet(file: Path) -> Iterator[Any]:
+    """Open a parquet file as a `pyarrow.parquet.ParquetFile`.
 
     Raises:
-        UserError: It is not a parquet file, or it would unpack to far more than pictures need.
+        UserError: The file is damaged, or in another format.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     try:
-        # ParquetFile, not read_table: that would take a folder such as split=train/ for a column.
+        # ParquetFile, because read_table would take a folder such as split=train/ for a column.
         with open_regular(file, links=True) as raw, pq.ParquetFile(raw) as reader:
-            most = max(MOST_GROWTH * os.fstat(raw.fileno()).st_size, 2**28)
-            total = largest = 0
-            for page in pages(raw, reader.metadata):
-                total += page.unpacked
-                if total > most or page.unpacked > MAX_PAGE:
-                    raise _too_large(file, min(most, MAX_PAGE))
-                largest = max(largest, page.unpacked if page.kind == DICTIONARY else 0)
-            yield OpenParquet(reader, most, max(1, min(ROWS, MAX_BATCH // max(1, largest))))
-    except (OSError, pa.ArrowException, PageError, UnicodeDecodeError) as error:
+            yield reader
+    except (OSError, pa.ArrowException, UnicodeDecodeError) as error:
         raise UserError(f"{file} is not a parquet file that can be read ({first_line(error)})") from error
-
-
-def _too_large(file: Path, most: int) -> UserError:
-    return UserError(f"{file} unpacks to more than {most / 2**20:.0f} MiB, far more than pictures need; it is not read")
 
 
 def identity_of_tables(files: Sequence[Path]) -> str:

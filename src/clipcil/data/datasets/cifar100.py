@@ -1,13 +1,26 @@
-"""`cifar100`: 100 classes of 32×32 pictures, 50,000 for training and 10,000 for the test (Krizhevsky 2009)."""
+"""`cifar100`: 100 classes of 32×32 pictures, 50,000 for training and 10,000 for the test (Krizhevsky 2009).
+
+The authors' "python version" consists of pickles. A pickle can run any code, so a file is read only if its MD5 is the
+one that its authors published.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import pickle
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any, overload
 
-from clipcil.data.cifar_pickle import find_python_version, read_python_version
+import numpy as np
+import torch
+from PIL import Image
+
 from clipcil.data.dataset import Dataset, NoOptions, register
+from clipcil.data.datasets.official import Official
 from clipcil.data.names import clean_name
 from clipcil.data.parquet import read_parquet
+from clipcil.data.pictures import PictureSet
 from clipcil.errors import UserError
 
 _KINDS = ("", "blurry ", "black and white ", "low contrast ", "high contrast ", "bad ", "good ")
@@ -21,21 +34,30 @@ TEMPLATES = tuple(
     )
 )
 """The 18 sentences that OpenAI published for CIFAR, which PROOF, ENGINE and CLAP4CLIP average over."""
+OFFICIAL = Official(
+    title="CIFAR-100",
+    mark="meta",
+    archive="cifar-100-python.tar.gz",
+    advice="put cifar-100-python.tar.gz, or train-*.parquet and test-*.parquet of uoft-cs/cifar100 on Hugging Face,",
+    classes=100,
+    pictures=60_000,
+)
 COUNTS = {"train": 50_000, "test": 10_000}
+MD5 = {
+    "train": "16019d7e3df5f24257cddd939b257f8d",
+    "test": "f0ef6b0ae62326f3e7ffdfab6717acfc",
+    "meta": "7973b15100ade9c7d40fb424638fde48",
+}
+"""As published with the dataset."""
 
 
 @register("cifar100", "CIFAR-100, 100 classes, 32×32", "cifar-100-python(.tar.gz) or the Hugging Face parquet files")
 def open_cifar100(root: Path | None, options: NoOptions) -> Dataset:
     folder = root or Path("data/cifar100")
-    if (source := find_python_version(folder)) is not None:
-        names, (learn, check) = read_python_version(source)
-        return Dataset("cifar100", [clean_name(name) for name in names], learn, check, TEMPLATES)
-    train, test = sorted(folder.glob("**/train-*.parquet")), sorted(folder.glob("**/test-*.parquet"))
-    if not train or not test:
-        raise UserError(
-            f"CIFAR-100 is not in {folder}: put cifar-100-python.tar.gz there, or train-*.parquet and test-*.parquet"
-            " of the Hugging Face dataset uoft-cs/cifar100, or name their folder with --data-root"
-        )
+    train, test = (sorted(folder.glob(f"**/{part}-*.parquet")) for part in COUNTS)
+    home = OFFICIAL.find(folder) if train and test else OFFICIAL.need(folder)
+    if home is not None:
+        return _python_version(home)
     tables = {"train": read_parquet(train, name="cifar100 train"), "test": read_parquet(test, name="cifar100 test")}
     for part, table in tables.items():
         if len(table.pictures) != COUNTS[part]:
@@ -47,3 +69,48 @@ def open_cifar100(root: Path | None, options: NoOptions) -> Dataset:
     if classes is None or len(classes) != 100 or tables["test"].names != classes:
         raise UserError(f"{train[0]} does not name the 100 classes of CIFAR-100 in its metadata")
     return Dataset("cifar100", classes, tables["train"].pictures, tables["test"].pictures, TEMPLATES)
+
+
+def _python_version(folder: Path) -> Dataset:
+    meta, train, test = (_load(folder / name) for name in ("meta", "train", "test"))
+    classes = [clean_name(name.decode()) for name in meta[b"fine_label_names"]]
+    return Dataset("cifar100", classes, _pictures("train", train), _pictures("test", test), TEMPLATES)
+
+
+def _pictures(part: str, table: dict[bytes, Any]) -> PictureSet:
+    labels = torch.tensor(table[b"fine_labels"], dtype=torch.int64)
+    return PictureSet(f"cifar100 {part}", ArrayPictures(table[b"data"]), labels, f"cifar100-{MD5[part][:16]}")
+
+
+def _load(path: Path) -> dict[bytes, Any]:
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror or error}") from error
+    found = hashlib.md5(content, usedforsecurity=False).hexdigest()
+    if found != MD5[path.name]:
+        raise UserError(
+            f"{path} is not the official file of CIFAR-100 (MD5 {found}, not {MD5[path.name]}) and is not opened;"
+            " download it again"
+        )
+    table: dict[bytes, Any] = pickle.loads(content, encoding="bytes")
+    return table
+
+
+class ArrayPictures(Sequence[Image.Image]):
+    """Rows of 3,072 bytes (red, green, blue planes of 32×32), made into pictures one at a time."""
+
+    def __init__(self, rows: np.ndarray) -> None:
+        self.rows = rows
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @overload
+    def __getitem__(self, index: int) -> Image.Image: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Image.Image]: ...
+    def __getitem__(self, index: int | slice) -> Image.Image | Sequence[Image.Image]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        return Image.fromarray(np.ascontiguousarray(self.rows[index].reshape(3, 32, 32).transpose(1, 2, 0)))

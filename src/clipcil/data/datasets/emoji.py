@@ -22,8 +22,8 @@ def open_emoji(root: Path | None, options: NoOptions) -> Dataset:
     return Dataset(
         name="emoji",
         classes=table.names,
-        train=table.pictures.subset(torch.nonzero(~is_test).flatten()),
-        test=table.pictures.subset(torch.nonzero(is_test).flatten()),
+        train=table.pictures.subset(~is_test),
+        test=table.pictures.subset(is_test),
         # Ours: there is no published list for drawings of emoji.
         templates=("a photo of a {}.", "a drawing of a {}.", "an icon of a {}.", "a picture of a {}."),
     )

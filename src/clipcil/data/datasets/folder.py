@@ -54,8 +54,7 @@ def open_folder(root: Path | None, options: FolderOptions) -> Dataset:
     is_test = split_by_class(
         [path.relative_to(root).as_posix() for path in files], labels, options.test_share, options.split_seed
     )
-    learn, check = (pictures.subset(torch.nonzero(rows).flatten()) for rows in (~is_test, is_test))
-    return Dataset("folder", names, learn, check, (options.template,))
+    return Dataset("folder", names, pictures.subset(~is_test), pictures.subset(is_test), (options.template,))
 
 
 def _given_split(root: Path, train: Path, test: Path, options: FolderOptions) -> Dataset:
@@ -81,16 +80,19 @@ def read_tree(root: Path) -> tuple[list[str], list[Path], torch.Tensor]:
     folders = list_folders(root)
     if not folders:
         raise UserError(f"{root} has no folders; put the pictures of each class into a folder with its name")
-    files: list[Path] = []
-    labels: list[int] = []
-    for label, folder in enumerate(folders):
-        inside = list_files(folder)
-        if not inside:
+    inside = [list_files(folder) for folder in folders]
+    for folder, found in zip(folders, inside, strict=True):
+        if not found:
             raise no_pictures(folder, "; put some there or remove the folder")
-        files += inside
-        labels += [label] * len(inside)
-    return [clean_name(folder.name) for folder in folders], files, torch.tensor(labels, dtype=torch.int64)
+    return [clean_name(folder.name) for folder in folders], *label_files(inside)
+
+
+def label_files(classes: Sequence[Sequence[Path]]) -> tuple[list[Path], torch.Tensor]:
+    """The files of all classes in one list, and the class index of each."""
+    files = [path for inside in classes for path in inside]
+    return files, torch.arange(len(classes)).repeat_interleave(torch.tensor([len(inside) for inside in classes]))
 
 
 def picture_files(name: str, root: Path, files: Sequence[Path], labels: torch.Tensor) -> PictureSet:
+    """A set of picture files below `root`."""
     return PictureSet(name, list(files), labels, identity_of_files(files, root))

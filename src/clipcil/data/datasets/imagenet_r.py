@@ -11,15 +11,15 @@ from pathlib import Path
 
 import torch
 
-from clipcil.data.archives import find_archive, is_archive, unpack
 from clipcil.data.dataset import Dataset, register
-from clipcil.data.datasets.folder import picture_files
+from clipcil.data.datasets.folder import label_files, picture_files
+from clipcil.data.datasets.official import Official
 from clipcil.data.names import clean_name
 from clipcil.data.splits import split_whole
 from clipcil.data.tree import SUFFIXES, list_files, list_folders
 from clipcil.errors import UserError
-from clipcil.reading import read_bytes, read_text
 from clipcil.settings import options
+from clipcil.storage import read_bytes, read_text
 
 TEMPLATES = (
     "itap of a {}.",
@@ -32,8 +32,14 @@ TEMPLATES = (
 )
 """The seven sentences that OpenAI published as the best few of its 80 for ImageNet ("itap": I took a picture of).
 PROOF and ENGINE train with the first and average over all; CLAP4CLIP averages over the 80, of which these are part."""
-CLASSES, PICTURES = 200, 30_000
-_PUT = "put the official imagenet-r.tar there, or the folder imagenet-r unpacked from it"
+OFFICIAL = Official(
+    title="ImageNet-R",
+    mark="n" + "[0-9]" * 8,
+    archive="imagenet-r*",
+    advice="put the official imagenet-r.tar or the folder imagenet-r unpacked from it",
+    classes=200,
+    pictures=30_000,
+)
 _WNID = re.compile(r"n\d{8}")
 _ENTRY = re.compile(r"(n\d{8})/([^\s/'\",\]]+)")
 _SECTION = re.compile(r"^[\s\-#\[]*(train|test|val)(?:ing)?[\s:\]]*$", re.IGNORECASE)
@@ -68,100 +74,74 @@ class ImageNetROptions:
     ImageNetROptions,
 )
 def open_imagenet_r(root: Path | None, options: ImageNetROptions) -> Dataset:
-    home = _find(root or Path("data/imagenet-r"))
+    home = OFFICIAL.need(root or Path("data/imagenet-r"))
     folders = [folder for folder in list_folders(home) if _WNID.fullmatch(folder.name)]
     said = _read_names(home / "README.txt")
     if unknown := [folder.name for folder in folders if folder.name not in said]:
         raise UserError(
             f"{home / 'README.txt'} has no name for the folder {unknown[0]}; take the README.txt of ImageNet-R"
         )
-    files: list[Path] = []
-    labels: list[int] = []
-    for label, folder in enumerate(folders):
-        inside = list_files(folder)
-        files += inside
-        labels += [label] * len(inside)
-    if options.check and (len(folders), len(files)) != (CLASSES, PICTURES):
-        raise UserError(
-            f"{home} has {len(folders)} classes and {len(files)} pictures, but ImageNet-R has {CLASSES} and {PICTURES};"
-            " unpack it again, or set the data option check=no to use it all the same"
-        )
-    pictures = picture_files("imagenet-r", home, files, torch.tensor(labels))
+    files, labels = label_files([list_files(folder) for folder in folders])
+    if options.check:
+        OFFICIAL.check(home, len(folders), len(files))
+    pictures = picture_files("imagenet-r", home, files, labels)
     keys = [path.relative_to(home).as_posix() for path in files]
     notes: tuple[str, ...] = ()
     if options.split_list or options.train_list:
         train, test, notes = _read_split(options, keys)
     else:
         is_test = split_whole(keys, options.test_share, options.split_seed)
-        train, test = (torch.nonzero(rows).flatten() for rows in (~is_test, is_test))
+        train, test = ~is_test, is_test
     names = [clean_name(said[folder.name]) for folder in folders]
     return Dataset("imagenet-r", names, pictures.subset(train), pictures.subset(test), TEMPLATES, notes)
-
-
-def _find(root: Path) -> Path:
-    if is_archive(root):
-        root = unpack(root)
-    elif not root.is_dir():
-        raise UserError(f"ImageNet-R is not in {root}: {_PUT}, or name another place with --data-root")
-    elif not _has_classes(root) and not _has_classes(root / "imagenet-r"):
-        archive = find_archive(root, "imagenet-r*")
-        root = unpack(archive) if archive else root
-    home = next((folder for folder in (root, root / "imagenet-r") if _has_classes(folder)), None)
-    if home is None:
-        raise UserError(f"{root} has no folders such as n01443537: {_PUT}, or name another place with --data-root")
-    return home
-
-
-def _has_classes(folder: Path) -> bool:
-    return folder.is_dir() and any(_WNID.fullmatch(path.name) for path in folder.iterdir())
 
 
 def _read_names(path: Path) -> dict[str, str]:
     """`n01443537 goldfish` lines of the dataset's own README; the rest of it is prose."""
     if not path.is_file():
-        raise UserError(f"{path} is missing: it has the class names of ImageNet-R; {_PUT}")
+        raise UserError(f"{path} is missing: it has the class names of ImageNet-R; unpack the archive again")
     text = read_bytes(path, links=True).decode(errors="replace")
     return {wnid: name.strip() for wnid, name in re.findall(r"^[ \t]*(n\d{8})[ \t]+(\S[^\n]*)$", text, re.MULTILINE)}
 
 
 def _read_split(options: ImageNetROptions, keys: list[str]) -> tuple[torch.Tensor, torch.Tensor, tuple[str, ...]]:
-    """Rows of the training and the test pictures, and what to say about lines that are neither."""
+    """Rows of the training and the test pictures, and a remark on lines and pictures that are not used."""
     if options.split_list is not None:
-        listed, stray = _sections(options.split_list)
+        source, texts = options.split_list, _sections(options.split_list)
     else:
         assert options.train_list is not None and options.test_list is not None
-        train, stray_train = _entries(options.train_list, _text(options.train_list))
-        test, stray_test = _entries(options.test_list, _text(options.test_list))
-        listed, stray = {"train": train, "test": test}, stray_train + stray_test
-    source = options.split_list or options.train_list
+        source = options.train_list
+        texts = {"train": read_text(source, links=True), "test": read_text(options.test_list, links=True)}
     place = {key: row for row, key in enumerate(keys)}
-    for part, entries in listed.items():
+    rows: dict[str, list[int]] = {}
+    notes: list[str] = []
+    for part, text in texts.items():
+        entries, stray = _entries(source, text)
+        notes += [f"{source}: skipped '{entry}', which is not a picture" for entry in stray]
         if not entries:
             raise UserError(f"{source} names no {part} pictures; entries look like n01443537/art_0.jpg")
         if missing := [entry for entry in entries if entry not in place]:
             raise UserError(f"{source}: {len(missing)} {part} pictures are not there, the first is {missing[0]}")
-    if both := listed["train"].keys() & listed["test"].keys():
-        raise UserError(f"{source}: {len(both)} pictures are in both parts, such as {min(both)}")
-    rows = {part: torch.tensor(sorted(place[entry] for entry in entries)) for part, entries in listed.items()}
-    notes = [f"{source}: skipped '{entry}', which is not a picture" for entry in stray]
+        rows[part] = sorted(place[entry] for entry in entries)
+    if both := set(rows["train"]) & set(rows["test"]):
+        raise UserError(f"{source}: {len(both)} pictures are in both parts, such as {keys[min(both)]}")
     if left := len(keys) - len(rows["train"]) - len(rows["test"]):
         notes.append(f"{source}: {left} pictures of the folder are in neither part and are not used")
-    return rows["train"], rows["test"], tuple(notes)
+    return torch.tensor(rows["train"]), torch.tensor(rows["test"]), tuple(notes)
 
 
-def _sections(path: Path) -> tuple[dict[str, dict[str, None]], list[str]]:
+def _sections(path: Path) -> dict[str, str]:
+    """The text below the lines `train` and below the lines `test`."""
     parts: dict[str, list[str]] = {"train": [], "test": []}
     part = None
-    for line in _text(path).splitlines():
+    for line in read_text(path, links=True).splitlines():
         if found := _SECTION.match(line):
             part = "train" if found[1].lower() == "train" else "test"
         elif part is not None:
             parts[part].append(line)
         elif _ENTRY.search(line):
             raise UserError(f"{path}: '{line.strip()[:60]}' comes before any line 'train' or 'test'")
-    train, stray_train = _entries(path, "\n".join(parts["train"]))
-    test, stray_test = _entries(path, "\n".join(parts["test"]))
-    return {"train": train, "test": test}, stray_train + stray_test
+    return {name: "\n".join(lines) for name, lines in parts.items()}
 
 
 def _entries(path: Path, text: str) -> tuple[dict[str, None], list[str]]:
@@ -180,7 +160,3 @@ def _entries(path: Path, text: str) -> tuple[dict[str, None], list[str]]:
         else:
             entries[key] = None
     return entries, stray
-
-
-def _text(path: Path) -> str:
-    return read_text(path, links=True)

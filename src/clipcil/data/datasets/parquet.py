@@ -16,8 +16,8 @@ from clipcil.data.pictures import PictureSet
 from clipcil.data.splits import split_by_class
 from clipcil.data.tree import list_files
 from clipcil.errors import UserError
-from clipcil.reading import read_text
 from clipcil.settings import options
+from clipcil.storage import read_text
 
 TRAIN, TEST = ("train",), ("test", "validation", "valid", "val")
 
@@ -63,8 +63,7 @@ def from_files(name: str, root: Path, files: Sequence[Path], options: ParquetOpt
             [str(row) for row in range(len(pictures))], pictures.labels, options.test_share, options.split_seed
         )
         is_train = ~is_test
-    learn, check = (pictures.subset(torch.nonzero(rows).flatten()) for rows in (is_train, is_test))
-    return Dataset(name, names, learn, check, (options.template,))
+    return Dataset(name, names, pictures.subset(is_train), pictures.subset(is_test), (options.template,))
 
 
 def _part(root: Path, files: Sequence[Path], words: Sequence[str]) -> list[Path]:

@@ -10,14 +10,15 @@ import torch
 from pydantic import Field
 
 from clipcil.data.dataset import Dataset, register
+from clipcil.data.datasets.official import Official
 from clipcil.data.names import clean_name
 from clipcil.data.pictures import PictureSet, identity_of_files
 from clipcil.data.splits import split_by_group, split_whole
 from clipcil.data.tree import SUFFIXES, list_files
 from clipcil.data.video import VIDEO, ClipPictures, VideoClip
 from clipcil.errors import UserError
-from clipcil.reading import read_text
 from clipcil.settings import options
+from clipcil.storage import read_text
 
 TEMPLATES = tuple(
     f"a {kind} of {article} person {verb}{{}}."
@@ -26,11 +27,18 @@ TEMPLATES = tuple(
     for kind in ("photo", "video", "example", "demonstration")
 )
 """The 48 sentences that OpenAI published for UCF-101, which PROOF and ENGINE average over."""
-CLASSES, CLIPS = 101, 13_320
+OFFICIAL = Official(
+    title="UCF-101",
+    mark="*",
+    archive="",
+    advice="put the folder UCF-101 with its clips (or pictures called like them, v_ApplyEyeMakeup_g01_c01.jpg)",
+    classes=101,
+    pictures=13_320,
+    unit="clips",
+)
 _CLIP = re.compile(r"v_([A-Za-z]+)_g(\d+)_c(\d+)")
 _SPELLING = {"handstandpushups": "HandstandPushups"}
 """The clips of this class are called HandStandPushups; its folder and the class list spell it like this."""
-_PUT = "put the folder UCF-101 with its clips there (or pictures called like them, v_ApplyEyeMakeup_g01_c01.jpg)"
 
 
 @options
@@ -63,16 +71,11 @@ class UcfOptions:
     UcfOptions,
 )
 def open_ucf101(root: Path | None, options: UcfOptions) -> Dataset:
-    home = root or Path("data/ucf101")
-    if not home.is_dir():
-        raise UserError(f"UCF-101 is not in {home}: {_PUT}, or name another place with --data-root")
+    home = OFFICIAL.need(root or Path("data/ucf101"))
     clips = find_clips(home)
     names = sorted({clip.label for clip in clips}, key=str.lower)  # the order of the official class list
-    if options.check and (len(names), len(clips)) != (CLASSES, CLIPS):
-        raise UserError(
-            f"{home} has {len(clips)} clips of {len(names)} classes, but UCF-101 has {CLIPS} of {CLASSES};"
-            " unpack it again, or set the data option check=no to use it all the same"
-        )
+    if options.check:
+        OFFICIAL.check(home, len(names), len(clips))
     if options.classes == "100":
         names = [name for name in names if name != "YoYo"]
         clips = [clip for clip in clips if clip.label != "YoYo"]
@@ -80,19 +83,16 @@ def open_ucf101(root: Path | None, options: UcfOptions) -> Dataset:
     labels = torch.tensor([place[clip.label] for clip in clips])
     if options.split == "random":
         is_test = split_whole([clip.name for clip in clips], options.test_share, options.split_seed)
-        is_train = ~is_test
     elif options.split == "groups":
         is_test = split_by_group([clip.group for clip in clips], labels, options.test_share, options.split_seed)
-        is_train = ~is_test
     else:
-        is_train, is_test = (_listed(clips, home, options, part) for part in ("train", "test"))
+        is_test = _listed(clips, home, options, "test")
+    is_train = _listed(clips, home, options, "train") if options.split in ("1", "2", "3") else ~is_test
     files = [file for clip in clips for file in clip.files]
     identity = identity_of_files(files, home) + f"-{options.frames}{options.pool}"
     pictures = ClipPictures(clips, options.frames, options.pool == "mean", identity)
     whole = PictureSet("ucf101", pictures, labels.repeat_interleave(pictures.each), identity)
-    learn, check = (
-        whole.subset(torch.nonzero(rows.repeat_interleave(pictures.each)).flatten()) for rows in (is_train, is_test)
-    )
+    learn, check = (whole.subset(rows.repeat_interleave(pictures.each)) for rows in (is_train, is_test))
     return Dataset("ucf101", [clean_name(name, camel=True) for name in names], learn, check, TEMPLATES)
 
 
@@ -108,7 +108,7 @@ def find_clips(home: Path) -> list[VideoClip]:
         if found:
             break
     if not found:
-        raise UserError(f"{home} has no clips of UCF-101: {_PUT}")
+        raise UserError(f"{home} has no clips of UCF-101: {OFFICIAL.advice} there")
     clips = []
     for name in sorted(found, key=str.lower):
         label, group, _ = _CLIP.findall(name)[0]
