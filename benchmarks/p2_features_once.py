@@ -28,10 +28,9 @@ from benchmarks.shapes import B16_TEXT, SMALL_TEXT, SMALL_VISION, random_clip
 from clipcil.clip import CLIP
 from clipcil.clip.config import VisionConfig
 from clipcil.data.dataset import open_dataset
-from clipcil.data.orders import class_order
 from clipcil.data.pictures import PictureSet
 from clipcil.data.reader import Pictures, Reader
-from clipcil.data.stream import Task, TaskStream, task_sizes
+from clipcil.data.tasks import Task, TaskStream, class_order, task_sizes
 from clipcil.experiment.evaluate import BATCH
 from clipcil.experiment.spec import RunSpec, method_settings
 from clipcil.memory.exemplars import ExemplarMemory

@@ -25,7 +25,7 @@ from benchmarks.harness import Row, duration, stopwatch
 from benchmarks.p3_memory import near_identity
 from benchmarks.shapes import B16_TEXT, MINI_TEXT, SMALL_TEXT, SMALL_VISION, names, random_clip
 from clipcil.clip import CLIP
-from clipcil.data.stream import Task
+from clipcil.data.tasks import Task
 from clipcil.memory.gaussians import GaussianMemory
 from clipcil.methods.dmc import DMCOT, DMCOTConfig
 from clipcil.training.augment import TowerTraining

@@ -20,7 +20,7 @@ ORDER = (
 )  # fmt: skip
 USED = {  # what the names above hand to a caller or to the author of a method
     "Lesson": "classifier.lesson", "LessonStoppedError": "classifier.lesson", "Evaluation": "classifier.evaluation",
-    "Task": "data.stream", "Pictures": "data.reader", "Batch": "data.batch", "Trainer": "training.trainer",
+    "Task": "data.tasks", "Pictures": "data.reader", "Batch": "data.reader", "Trainer": "training.trainer",
     "TowerTraining": "training.augment", "tuned": "training.tuning",
 }  # fmt: skip
 HEAD = """# The Python API

@@ -22,9 +22,8 @@ from benchmarks.fidelity import clap4clip, engine, proof, rapf
 from benchmarks.fidelity.stream import Features, Part, accuracy
 from clipcil.clip import load_clip
 from clipcil.data.dataset import Dataset, open_dataset
-from clipcil.data.orders import class_order
 from clipcil.data.reader import Reader
-from clipcil.data.stream import TaskStream, task_sizes
+from clipcil.data.tasks import TaskStream, class_order, task_sizes
 from clipcil.experiment.spec import RunSpec, method_settings
 from clipcil.files import cache_folder
 from clipcil.methods.registry import find_method

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from clipcil.clip import CLIP
 from clipcil.data.reader import Pictures
-from clipcil.data.stream import TaskStream
+from clipcil.data.tasks import TaskStream
 from clipcil.prompts.templates import fill
 
 

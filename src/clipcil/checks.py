@@ -16,11 +16,10 @@ import torch
 from torch import Tensor
 
 from clipcil.clip import CLIP, load_clip
-from clipcil.data.batch import TensorBatch
 from clipcil.data.dataset import Dataset, open_dataset
 from clipcil.data.pictures import PictureSet
-from clipcil.data.reader import Reader
-from clipcil.data.stream import TaskStream
+from clipcil.data.reader import Reader, TensorBatch
+from clipcil.data.tasks import TaskStream
 from clipcil.methods.base import Method, method_state, restore_method
 from clipcil.tensor_store import TensorStore, read_entry
 from clipcil.training.trainer import Trainer, Training

@@ -20,9 +20,9 @@ from clipcil.classifier import layout
 from clipcil.classifier.layout import check_layout, describe_skipped, skipped_files
 from clipcil.classifier.sources import as_list, expand, read_source
 from clipcil.data import pictures as data_pictures
-from clipcil.data import tree as data_tree
+from clipcil.data import sources as data_sources
 from clipcil.data.pictures import decode
-from clipcil.data.tree import SUFFIXES
+from clipcil.data.sources import SUFFIXES
 from clipcil.errors import UserError
 
 
@@ -86,8 +86,8 @@ def test_what_is_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 def test_pictures_of_a_phone_without_the_extra_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Somebody whose every picture is of this kind is not told that there are no pictures."""
     without = SUFFIXES - {".heic", ".heif"}
-    monkeypatch.setattr(data_tree, "SUFFIXES", without)
-    monkeypatch.setattr(data_tree.list_files, "__defaults__", (without,))
+    monkeypatch.setattr(data_sources, "SUFFIXES", without)
+    monkeypatch.setattr(data_sources.list_files, "__defaults__", (without,))
     monkeypatch.setattr(data_pictures, "readable_formats", lambda: ["JPEG", "PNG"])
     root = tree(tmp_path / "photos", "ant/1.heic", "bee/2.HEIC")
     (root / "ant" / "1.heic").write_bytes(b"\0\0\0\x18ftypheic\0\0\0\0")

@@ -11,8 +11,8 @@ from torch.nn.functional import normalize, one_hot
 
 from clipcil import checks
 from clipcil.clip import CLIP
-from clipcil.data.batch import Batch
-from clipcil.data.stream import Task
+from clipcil.data.reader import Batch
+from clipcil.data.tasks import Task
 from clipcil.methods.base import Method
 
 

@@ -10,10 +10,9 @@ from made_up import encoded
 
 from clipcil.clip import CLIP
 from clipcil.data.dataset import Dataset
-from clipcil.data.orders import ICARL, class_order
 from clipcil.data.pictures import PictureSet
 from clipcil.data.reader import Reader
-from clipcil.data.stream import TaskStream, task_sizes
+from clipcil.data.tasks import ICARL, TaskStream, class_order, task_sizes
 from clipcil.errors import UserError
 
 HUNDRED = [f"class {i}" for i in range(100)]

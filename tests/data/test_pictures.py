@@ -18,10 +18,9 @@ from hypothesis import strategies as st
 from made_up import encoded, picture, pixels
 from PIL import Image
 
-from clipcil.data.broken import drop_broken
-from clipcil.data.dataset import Dataset
+from clipcil.data.dataset import Dataset, drop_broken
 from clipcil.data.pictures import PictureSet, decode, decoding_pool, identity_of_files, identity_of_pictures
-from clipcil.data.tree import list_files, walk
+from clipcil.data.sources import list_files, walk
 from clipcil.errors import UserError
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # PIL's, about damaged metadata

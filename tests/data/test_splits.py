@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clipcil.data.splits import split_by_class, split_by_group, split_whole
+from clipcil.data.tasks import split_by_class, split_by_group, split_whole
 from clipcil.errors import UserError
 
 NAMES = [f"n{i % 7:08}/art_{i}.jpg" for i in range(100)]

@@ -14,7 +14,7 @@ from torch import Tensor
 from clipcil import checks
 from clipcil.clip import CLIP
 from clipcil.data.reader import Reader
-from clipcil.data.stream import TaskStream
+from clipcil.data.tasks import TaskStream
 from clipcil.methods.base import Method
 from clipcil.methods.registry import methods
 from clipcil.training.trainer import Trainer

@@ -16,7 +16,7 @@ from short_runs import SAME
 
 from clipcil.clip import CLIP
 from clipcil.data.dataset import Dataset
-from clipcil.data.stream import Task
+from clipcil.data.tasks import Task
 from clipcil.errors import UserError
 from clipcil.experiment.experiment import Experiment, LoadCache
 from clipcil.methods.simplecil import SimpleCIL

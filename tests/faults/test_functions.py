@@ -15,8 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from clipcil.cli import main
-from clipcil.data.orders import class_order
-from clipcil.data.stream import task_sizes
+from clipcil.data.tasks import class_order, task_sizes
 from clipcil.errors import UserError
 from clipcil.experiment.folder import first_difference
 from clipcil.methods.registry import methods

@@ -20,7 +20,7 @@ from small_models import plain, refused
 
 import clipcil
 from clipcil.classifier.model_folder import load_model, read_model, write_model
-from clipcil.data.tree import list_files
+from clipcil.data.sources import list_files
 from clipcil.descriptions.file import read_table
 from clipcil.errors import UserError
 from clipcil.reading import open_regular, parse_json, parse_toml, read_bytes, read_json, read_tensors

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from clipcil.clip import CLIP
-from clipcil.data.stream import Task
+from clipcil.data.tasks import Task
 from clipcil.methods.base import Method
 
 WORDS = ["dog", "cat", "fire engine", "tree", "house", "boat", "apple", "key", "moon", "shoe", "chair", "bird"]

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from clipcil.clip import CLIP
-from clipcil.data.batch import Batch
-from clipcil.data.stream import Task
+from clipcil.data.reader import Batch
+from clipcil.data.tasks import Task
 from clipcil.errors import UserError
 from clipcil.methods.base import Method, NoConfig
 from clipcil.training.trainer import Trainer

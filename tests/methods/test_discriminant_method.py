@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from clipcil.clip import CLIP
-from clipcil.data.stream import Task
+from clipcil.data.tasks import Task
 from clipcil.methods.base import NoConfig
 from clipcil.methods.discriminant import Discriminant
 from clipcil.training.trainer import Trainer

@@ -15,7 +15,7 @@ from torch.nn.functional import normalize
 from visual_stream import FAST, Recorder, all_tests, assert_rows_stand_alone, learnt, stream, tower
 
 from clipcil.clip import CLIP
-from clipcil.data.stream import TaskStream
+from clipcil.data.tasks import TaskStream
 from clipcil.errors import UserError
 from clipcil.methods.engine import ENGINE, ENGINEConfig, info_nce, rerank, summed
 from clipcil.training.trainer import Trainer, Training

@@ -15,7 +15,7 @@ from torch.nn.functional import cross_entropy, normalize, one_hot
 from clipcil.clip import CLIP
 from clipcil.data.dataset import Dataset, open_dataset
 from clipcil.data.reader import Reader
-from clipcil.data.stream import Task, TaskStream
+from clipcil.data.tasks import Task, TaskStream
 from clipcil.errors import UserError
 from clipcil.heads.stacked import spreads
 from clipcil.methods.ranpac import PENALTIES, SHARPNESS, RanPAC, RanPACAdapted, RanPACAdaptedConfig, RanPACConfig

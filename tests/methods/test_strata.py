@@ -12,7 +12,7 @@ import torch
 from clipcil.checks import Fixture, set_up
 from clipcil.clip import CLIP
 from clipcil.data.dataset import Dataset, open_dataset
-from clipcil.data.stream import Task
+from clipcil.data.tasks import Task
 from clipcil.experiment.experiment import Experiment
 from clipcil.heads.stacked import fit_ridge
 from clipcil.methods.dmc import DMCOT

@@ -14,7 +14,7 @@ from clipcil.clip import CLIP
 from clipcil.data.dataset import Dataset
 from clipcil.data.pictures import PictureSet
 from clipcil.data.reader import Pictures, Reader
-from clipcil.data.stream import TaskStream
+from clipcil.data.tasks import TaskStream
 from clipcil.methods.base import Method
 from clipcil.training.augment import TowerTraining
 from clipcil.training.trainer import Trainer, Training

@@ -14,7 +14,7 @@ from torch.nn.functional import normalize
 from clipcil.clip import CLIP
 from clipcil.data.dataset import open_dataset
 from clipcil.data.reader import Reader
-from clipcil.data.stream import TaskStream
+from clipcil.data.tasks import TaskStream
 from clipcil.methods.dmc import DMC, DMCConfig, DMCOTConfig
 from clipcil.training.augment import TowerTraining
 from clipcil.training.losses import clip_loss, orthogonality

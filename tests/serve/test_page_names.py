@@ -12,7 +12,7 @@ import pytest
 
 from clipcil.data import reader
 from clipcil.data.names import same_name
-from clipcil.data.tree import SUFFIXES
+from clipcil.data.sources import SUFFIXES
 from clipcil.serve.server import STATIC
 
 NODE = shutil.which("node")

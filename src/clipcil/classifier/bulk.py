@@ -20,7 +20,7 @@ from typing import Any
 from clipcil.classifier.predicting import Prediction
 from clipcil.cluster import connect
 from clipcil.data.parquet import ROWS, holds_pictures, open_parquet
-from clipcil.data.tree import list_files, no_pictures
+from clipcil.data.sources import list_files, no_pictures
 from clipcil.errors import UserError, printable
 from clipcil.files import run_lock, sha256, whole_file, write_json
 from clipcil.reading import read_json, typed

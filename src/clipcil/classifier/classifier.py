@@ -24,7 +24,7 @@ from clipcil.classifier.sources import Source, as_list, read_source
 from clipcil.classifier.unknown import probabilities
 from clipcil.clip import CLIP, load_clip
 from clipcil.clip.loading import backbone_name
-from clipcil.data.broken import drop_broken
+from clipcil.data.dataset import drop_broken
 from clipcil.data.names import check_names, clean_name
 from clipcil.errors import UserError
 from clipcil.experiment.spec import RunSpec, method_settings

@@ -28,7 +28,7 @@ from torch import Tensor, nn
 
 import clipcil
 from clipcil.classifier.classifier import Classifier
-from clipcil.data.batch import TensorBatch
+from clipcil.data.reader import TensorBatch
 from clipcil.errors import UserError
 from clipcil.files import refuse_links, sweep_parts, uninterrupted, write_bytes, write_json
 from clipcil.reading import read_json

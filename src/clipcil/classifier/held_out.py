@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from clipcil.data.batch import Batch
-from clipcil.data.reader import Pictures
+from clipcil.data.reader import Batch, Pictures
 from clipcil.errors import UserError
 from clipcil.memory.gaussians import AffineMap
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from clipcil.classifier.model_folder import MODEL
 from clipcil.classifier.wording import counted
 from clipcil.data.datasets.folder import TEST, TRAIN
-from clipcil.data.tree import HEIC, SUFFIXES, list_folders, walk
+from clipcil.data.sources import HEIC, SUFFIXES, list_folders, walk
 from clipcil.errors import UserError, quoted
 
 NAMED = 3

@@ -25,12 +25,11 @@ from clipcil.classifier.unknown import Calibration, calibrate
 from clipcil.classifier.wording import counted
 from clipcil.clip import CLIP, load_clip
 from clipcil.clip.loading import MINI_1
-from clipcil.data.batch import TensorBatch
 from clipcil.data.dataset import Dataset
 from clipcil.data.names import need_text, same_name
 from clipcil.data.pictures import PictureSet
-from clipcil.data.reader import Pictures, Reader
-from clipcil.data.stream import Task
+from clipcil.data.reader import Pictures, Reader, TensorBatch
+from clipcil.data.tasks import Task
 from clipcil.errors import UserError, nearest
 from clipcil.methods.base import Method, build_method, method_state
 from clipcil.methods.registry import find_method

@@ -12,9 +12,8 @@ from clipcil.classifier.classifier import Classifier
 from clipcil.classifier.evaluation import Answer, Evaluation
 from clipcil.classifier.facts import KnownClass
 from clipcil.classifier.wording import counted
-from clipcil.data.given import as_picture
-from clipcil.data.pictures import decode
-from clipcil.data.thumbnails import thumbnail
+from clipcil.data.pictures import decode, thumbnail
+from clipcil.data.sources import as_picture
 from clipcil.errors import UserError
 from clipcil.intervals import wilson_interval
 from clipcil.report import html

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from clipcil.classifier.unknown import Calibration, probabilities
 from clipcil.clip import CLIP
-from clipcil.data.batch import Batch, TensorBatch
-from clipcil.data.given import as_picture
 from clipcil.data.pictures import decoded, decoding_pool
+from clipcil.data.reader import Batch, TensorBatch
+from clipcil.data.sources import as_picture
 from clipcil.errors import UserError
 from clipcil.methods.base import Method
 

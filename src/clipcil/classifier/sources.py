@@ -16,10 +16,9 @@ from torch import Tensor
 from clipcil.classifier.layout import check_layout
 from clipcil.data.dataset import Dataset
 from clipcil.data.datasets.folder import picture_files, read_tree
-from clipcil.data.given import as_picture
 from clipcil.data.names import clean_name, need_text
 from clipcil.data.pictures import Picture, PictureSet
-from clipcil.data.tree import list_files, no_pictures
+from clipcil.data.sources import as_picture, list_files, no_pictures
 from clipcil.errors import UserError
 from clipcil.reading import is_folder
 

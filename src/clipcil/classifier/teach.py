@@ -27,8 +27,7 @@ from clipcil.classifier.wording import (
     say,
     unknown_sentence,
 )
-from clipcil.data.broken import drop_broken
-from clipcil.data.dataset import Dataset
+from clipcil.data.dataset import Dataset, drop_broken
 from clipcil.data.names import same_name
 from clipcil.data.pictures import BrokenPictureError
 from clipcil.errors import UserError, printable, quoted

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from clipcil.data.tree import list_files
+from clipcil.data.sources import list_files
 from clipcil.errors import UserError
 
 PAUSE = 1.0

@@ -13,12 +13,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from clipcil.data.given import as_picture
 from clipcil.data.names import ANYTHING, check_names, need_text
-from clipcil.data.pictures import PictureSet, identity_of_pictures
+from clipcil.data.pictures import PictureSet, decoding_pool, identity_of_pictures
+from clipcil.data.sources import as_picture
 from clipcil.errors import UserError, nearest
 from clipcil.plugins import plugins
 from clipcil.settings import build, options, to_dict
+
+CHECK_BATCH = 1024
+"""Pictures decoded between two reports of progress of `drop_broken`."""
 
 
 @dataclass(frozen=True)
@@ -255,3 +258,43 @@ def own_folder(name: str, root: Path | None) -> Path | None:
     if root is None or name in ANYTHING or not (root / name).is_dir():
         return root
     return root / name
+
+
+def drop_broken(
+    dataset: Dataset, on_progress: Callable[[str, int, int], None] = lambda what, done, total: None
+) -> tuple[Dataset, list[str]]:
+    """The dataset without the pictures that cannot be decoded, and a line for each of them.
+
+    Every picture is decoded once to find out (and again when it is preprocessed for the first time). Labels and class
+    names stay as they are; a class that loses its last training picture is reported when the stream is made.
+    """
+    total = len(dataset.train) + len(dataset.test)
+    lines: list[str] = []
+    kept: list[PictureSet] = []
+    for before, pictures in ((0, dataset.train), (len(dataset.train), dataset.test)):
+        broken = _broken(pictures, lambda done, start=before: on_progress("check", start + done, total))  # type: ignore[misc]
+        lines += broken.values()
+        if broken:
+            whole = [row for row in range(len(pictures)) if row not in broken]
+            pictures = pictures.subset(torch.tensor(whole, dtype=torch.int64))
+        kept.append(pictures)
+    return replace(dataset, train=kept[0], test=kept[1]), lines
+
+
+def _broken(pictures: PictureSet, on_progress: Callable[[int], None]) -> dict[int, str]:
+    def attempt(row: int) -> str | None:
+        try:
+            pictures.image(row)
+        except UserError as error:
+            return str(error)
+        return None
+
+    found: dict[int, str] = {}
+    with decoding_pool() as pool:
+        for start in range(0, len(pictures), CHECK_BATCH):
+            rows = range(start, min(start + CHECK_BATCH, len(pictures)))
+            for row, line in zip(rows, pool.map(attempt, rows), strict=True):
+                if line is not None:
+                    found[row] = line
+            on_progress(rows.stop)
+    return found

@@ -11,7 +11,6 @@ import warnings
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
 from functools import cache, cached_property
 from importlib.util import find_spec
 from pathlib import Path
@@ -66,24 +65,24 @@ class BrokenPictureError(UserError):
     """A picture that cannot be decoded, or must not be."""
 
 
-@dataclass(frozen=True, eq=False)
 class PictureSet:
-    """A fixed list of pictures and the class index of each. `subset` shares the list, so caches are shared too."""
+    """A fixed list of pictures and the class index of each. `subset` shares the list, so caches are shared too.
 
-    name: str
-    pictures: Sequence[Picture]
-    labels: Tensor
-    """(N,) int64, one class index for each row."""
-    identity: str
-    """Fingerprint of the whole list of pictures; the key of what is cached about them."""
-    rows: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
-    """(N,) int64: which pictures of the list these are."""
+    Args:
+        name: Name of the set in messages.
+        pictures: The list of pictures.
+        labels: (N,) int64, one class index for each row.
+        identity: Fingerprint of the whole list of pictures; the key of what is cached about them.
+        rows: (N,) int64, which pictures of the list the rows are; None: all of them.
+    """
 
-    def __post_init__(self) -> None:
-        if len(self.rows) == 0 and len(self.labels) > 0:
-            object.__setattr__(self, "rows", torch.arange(len(self.pictures)))
-        if len(self.rows) != len(self.labels):
-            raise UserError(f"{self.name}: {len(self.rows)} pictures but {len(self.labels)} labels")
+    def __init__(
+        self, name: str, pictures: Sequence[Picture], labels: Tensor, identity: str, rows: Tensor | None = None
+    ) -> None:
+        self.name, self.pictures, self.labels, self.identity = name, pictures, labels, identity
+        self.rows = torch.arange(len(pictures)) if rows is None else rows
+        if len(self.rows) != len(labels):
+            raise UserError(f"{name}: {len(self.rows)} pictures but {len(labels)} labels")
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -94,17 +93,21 @@ class PictureSet:
         return f"{self.identity}:{hashlib.sha256(self.rows.numpy().tobytes()).hexdigest()[:16]}"
 
     def subset(self, keep: Tensor, labels: Tensor | None = None) -> PictureSet:
-        """The rows `keep` (indices into this set), with new labels where they are given."""
+        """The rows `keep` (indices into this set, or a mask), with new labels where they are given."""
         labels = self.labels[keep] if labels is None else labels
         return PictureSet(self.name, self.pictures, labels, self.identity, self.rows[keep])
 
     def describe(self, index: int) -> str:
-        """The name of picture `index` in messages: its file, or its place in the set."""
-        picture = self.pictures[int(self.rows[index])]
-        return str(picture) if isinstance(picture, Path) else f"picture {int(self.rows[index])} of {self.name}"
+        """The name of row `index` in messages: its file, or its place in the list."""
+        return self.describe_place(int(self.rows[index]))
+
+    def describe_place(self, place: int) -> str:
+        """The name of picture `place` of the whole list."""
+        picture = self.pictures[place]
+        return str(picture) if isinstance(picture, Path) else f"picture {place} of {self.name}"
 
     def image(self, index: int) -> Image.Image:
-        """Picture `index`, decoded, upright, RGB on white."""
+        """Row `index`, decoded, upright, RGB on white."""
         return decode(self.pictures[int(self.rows[index])], self.describe(index))
 
 
@@ -249,6 +252,15 @@ def _short(error: BaseException) -> str:
         return "its format is unknown"
     kind, text = type(error).__name__, first_line(error).split(" <_io")[0].split(" '")[0]
     return kind if text == kind else f"{kind}: {text}"[:120]
+
+
+def thumbnail(image: Image.Image, side: int) -> bytes:
+    """A small copy of an RGB picture as a JPEG file, its longest side at most `side` pixels."""
+    small = image.copy()
+    small.thumbnail((side, side))
+    out = io.BytesIO()
+    small.save(out, "JPEG", quality=85)
+    return out.getvalue()
 
 
 def identity_of_pictures(pictures: Sequence[Picture]) -> str:

@@ -81,10 +81,9 @@ class PixelStore:
     ) -> dict[int, np.ndarray]:
         """Preprocess the pictures at `places` and keep them; returns them."""
         made: dict[int, np.ndarray] = {}
-        whole = PictureSet(pictures.name, pictures.pictures, torch.zeros(len(pictures.pictures)), pictures.identity)
 
         def decode(place: int) -> Tensor:
-            with decoded(whole.pictures[place], whole.describe(place)) as image:
+            with decoded(pictures.pictures[place], pictures.describe_place(place)) as image:
                 return self.preprocess.picture(image)
 
         chunks = [places[start : start + CHUNK] for start in range(0, len(places), CHUNK)]

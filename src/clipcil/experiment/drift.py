@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.functional import cosine_similarity, normalize
 
 from clipcil.calibration import wasserstein2_to_samples
-from clipcil.data.stream import TaskStream
+from clipcil.data.tasks import TaskStream
 from clipcil.memory.gaussians import GaussianMemory
 from clipcil.memory.ledoit_wolf import fit_gaussian
 from clipcil.methods.base import Method

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from clipcil.data.reader import Pictures
-from clipcil.data.stream import TaskStream
+from clipcil.data.tasks import TaskStream
 from clipcil.distributed import gather, rank, share_bounds, world_size
 from clipcil.methods.base import Method
 

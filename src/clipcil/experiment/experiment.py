@@ -10,11 +10,9 @@ from typing import Any
 
 from clipcil.clip import CLIP, load_clip
 from clipcil.clip.loading import backbone_name
-from clipcil.data.broken import drop_broken
-from clipcil.data.dataset import Dataset, open_dataset
-from clipcil.data.orders import class_order
+from clipcil.data.dataset import Dataset, drop_broken, open_dataset
 from clipcil.data.reader import Reader
-from clipcil.data.stream import Task, TaskStream, task_sizes
+from clipcil.data.tasks import Task, TaskStream, class_order, task_sizes
 from clipcil.errors import UserError
 from clipcil.experiment.display import Display, default_display
 from clipcil.experiment.drift import copy_memory, measure_drift

@@ -20,7 +20,7 @@ from clipcil.report.runs import RunRecord
 if TYPE_CHECKING:
     import pandas
 
-    from clipcil.data.stream import TaskStream
+    from clipcil.data.tasks import TaskStream
 
 NUMBERS = ("last", "average", "last_weighted", "average_weighted", "forgetting", "backward_transfer")
 

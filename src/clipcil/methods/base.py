@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from clipcil.clip import CLIP
-from clipcil.data.batch import Batch
-from clipcil.data.stream import Task
+from clipcil.data.reader import Batch
+from clipcil.data.tasks import Task
 from clipcil.errors import UserError, first_line
 from clipcil.settings import options
 from clipcil.training.trainer import Trainer

@@ -20,8 +20,8 @@ from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, gelu, linear, normalize, softplus
 
-from clipcil.data.batch import Batch
-from clipcil.data.stream import Task
+from clipcil.data.reader import Batch
+from clipcil.data.tasks import Task
 from clipcil.memory.exemplars import Budget, ExemplarMemory
 from clipcil.methods.base import LARGEST_TENSOR, Method
 from clipcil.methods.registry import register

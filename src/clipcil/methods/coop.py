@@ -18,8 +18,8 @@ from pydantic import NonNegativeFloat, PositiveInt
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, normalize
 
-from clipcil.data.batch import Batch
-from clipcil.data.stream import Task
+from clipcil.data.reader import Batch
+from clipcil.data.tasks import Task
 from clipcil.memory.exemplars import Budget, ExemplarMemory
 from clipcil.methods.base import Method
 from clipcil.methods.registry import register

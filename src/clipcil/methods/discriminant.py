@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from clipcil.data.batch import Batch
-from clipcil.data.stream import Task
+from clipcil.data.reader import Batch
+from clipcil.data.tasks import Task
 from clipcil.heads.lda import Statistics
 from clipcil.memory.rows import check_rows
 from clipcil.methods.base import Method

@@ -17,9 +17,8 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize
 
 from clipcil.calibration import CALIBRATIONS, CalibrationName
-from clipcil.data.batch import Batch
-from clipcil.data.reader import Pictures
-from clipcil.data.stream import Task
+from clipcil.data.reader import Batch, Pictures
+from clipcil.data.tasks import Task
 from clipcil.distributed import spread
 from clipcil.memory.gaussians import GaussianMemory
 from clipcil.methods.base import Method

@@ -31,9 +31,8 @@ from pydantic import NonNegativeFloat, NonNegativeInt, PositiveInt
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from clipcil.data.batch import Batch
-from clipcil.data.reader import Pictures
-from clipcil.data.stream import Task
+from clipcil.data.reader import Batch, Pictures
+from clipcil.data.tasks import Task
 from clipcil.distributed import spread
 from clipcil.heads.linear import GrowingHead
 from clipcil.methods.base import Method

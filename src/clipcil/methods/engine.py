@@ -23,9 +23,8 @@ from pydantic import Field, NonNegativeFloat, PositiveInt
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, linear, normalize
 
-from clipcil.data.batch import Batch
-from clipcil.data.reader import Pictures
-from clipcil.data.stream import Task
+from clipcil.data.reader import Batch, Pictures
+from clipcil.data.tasks import Task
 from clipcil.descriptions.file import Descriptions, average_by_owner, encode_descriptions
 from clipcil.heads.lda import RunningHead
 from clipcil.methods.base import Method

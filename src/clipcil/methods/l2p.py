@@ -29,9 +29,8 @@ from pydantic import NonNegativeFloat, PositiveInt
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from clipcil.data.batch import Batch
-from clipcil.data.reader import Pictures
-from clipcil.data.stream import Task
+from clipcil.data.reader import Batch, Pictures
+from clipcil.data.tasks import Task
 from clipcil.distributed import spread
 from clipcil.errors import UserError
 from clipcil.heads.linear import GrowingHead

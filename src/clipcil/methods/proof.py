@@ -22,8 +22,8 @@ from pydantic import Field, NonNegativeInt
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, linear, normalize
 
-from clipcil.data.batch import Batch
-from clipcil.data.stream import Task
+from clipcil.data.reader import Batch
+from clipcil.data.tasks import Task
 from clipcil.memory.exemplars import Budget, ExemplarMemory
 from clipcil.methods.base import LARGEST_TENSOR, Method
 from clipcil.methods.registry import register

@@ -19,9 +19,8 @@ from pydantic import Field, NonNegativeInt, PositiveInt
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, normalize, one_hot
 
-from clipcil.data.batch import Batch
-from clipcil.data.reader import Pictures
-from clipcil.data.stream import Task
+from clipcil.data.reader import Batch, Pictures
+from clipcil.data.tasks import Task
 from clipcil.distributed import spread
 from clipcil.errors import UserError
 from clipcil.heads.stacked import mix

@@ -20,9 +20,8 @@ from pydantic import NonNegativeFloat, NonNegativeInt, PositiveInt
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, normalize
 
-from clipcil.data.batch import Batch
-from clipcil.data.reader import Pictures
-from clipcil.data.stream import Task
+from clipcil.data.reader import Batch, Pictures
+from clipcil.data.tasks import Task
 from clipcil.memory.gaussians import GaussianMemory
 from clipcil.methods.base import Method
 from clipcil.methods.registry import register

@@ -22,8 +22,8 @@ from pydantic import PositiveInt
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from clipcil.data.batch import Batch
-from clipcil.data.stream import Task
+from clipcil.data.reader import Batch
+from clipcil.data.tasks import Task
 from clipcil.heads.lda import LDA, fit_rows
 from clipcil.heads.novelty import Background, relative_distance
 from clipcil.heads.stacked import Head, fit_ridge, mix, spreads

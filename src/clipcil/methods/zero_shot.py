@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from clipcil.data.batch import Batch
-from clipcil.data.stream import Task
+from clipcil.data.reader import Batch
+from clipcil.data.tasks import Task
 from clipcil.methods.base import Method
 from clipcil.methods.registry import register
 from clipcil.prompts.templates import check_sentences, encode_classes

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from clipcil.data.thumbnails import thumbnail
+from clipcil.data.pictures import thumbnail
 from clipcil.errors import UserError
 from clipcil.network import on_behalf_of_a_folder
 from clipcil.report.answers import TestAnswer, confident_mistakes, read_predictions

@@ -16,8 +16,7 @@ from functools import cached_property
 from pathlib import Path
 
 from clipcil.data.names import LONGEST, clean_name, same_name, shorten
-from clipcil.data.pictures import decode
-from clipcil.data.thumbnails import thumbnail
+from clipcil.data.pictures import decode, thumbnail
 from clipcil.errors import UserError
 from clipcil.serve.guard import Limits
 from clipcil.storage import cache_folder

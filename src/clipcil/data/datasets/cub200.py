@@ -12,7 +12,7 @@ from clipcil.data.dataset import Dataset, register
 from clipcil.data.datasets.folder import picture_files
 from clipcil.data.datasets.official import Official
 from clipcil.data.names import clean_name
-from clipcil.data.splits import split_whole
+from clipcil.data.tasks import split_whole
 from clipcil.errors import UserError, first_line
 from clipcil.settings import options
 from clipcil.storage import read_text

@@ -12,8 +12,8 @@ from pydantic import Field
 from clipcil.data.dataset import Dataset, register
 from clipcil.data.names import check_template, clean_name
 from clipcil.data.pictures import PictureSet, identity_of_files
-from clipcil.data.splits import split_by_class
-from clipcil.data.tree import list_files, list_folders, need_folder, no_pictures
+from clipcil.data.sources import list_files, list_folders, need_folder, no_pictures
+from clipcil.data.tasks import split_by_class
 from clipcil.errors import UserError
 from clipcil.settings import options
 

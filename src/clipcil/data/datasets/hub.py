@@ -7,7 +7,7 @@ from typing import Any
 
 from clipcil.data.dataset import Dataset, register
 from clipcil.data.datasets.parquet import ParquetOptions, from_files
-from clipcil.data.tree import list_files
+from clipcil.data.sources import list_files
 from clipcil.errors import UserError, first_line
 from clipcil.network import downloads_allowed
 from clipcil.settings import options

@@ -15,8 +15,8 @@ from clipcil.data.dataset import Dataset, register
 from clipcil.data.datasets.folder import label_files, picture_files
 from clipcil.data.datasets.official import Official
 from clipcil.data.names import clean_name
-from clipcil.data.splits import split_whole
-from clipcil.data.tree import SUFFIXES, list_files, list_folders
+from clipcil.data.sources import SUFFIXES, list_files, list_folders
+from clipcil.data.tasks import split_whole
 from clipcil.errors import UserError
 from clipcil.settings import options
 from clipcil.storage import read_bytes, read_text

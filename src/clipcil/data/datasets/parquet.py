@@ -13,8 +13,8 @@ from clipcil.data.datasets.folder import FolderOptions
 from clipcil.data.names import clean_name
 from clipcil.data.parquet import ParquetTable, read_parquet
 from clipcil.data.pictures import PictureSet
-from clipcil.data.splits import split_by_class
-from clipcil.data.tree import list_files
+from clipcil.data.sources import list_files
+from clipcil.data.tasks import split_by_class
 from clipcil.errors import UserError
 from clipcil.settings import options
 from clipcil.storage import read_text

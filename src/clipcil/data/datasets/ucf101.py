@@ -13,8 +13,8 @@ from clipcil.data.dataset import Dataset, register
 from clipcil.data.datasets.official import Official
 from clipcil.data.names import clean_name
 from clipcil.data.pictures import PictureSet, identity_of_files
-from clipcil.data.splits import split_by_group, split_whole
-from clipcil.data.tree import SUFFIXES, list_files
+from clipcil.data.sources import SUFFIXES, list_files
+from clipcil.data.tasks import split_by_group, split_whole
 from clipcil.data.video import VIDEO, ClipPictures, VideoClip
 from clipcil.errors import UserError
 from clipcil.settings import options

@@ -1,18 +1,24 @@
-"""A stream of tasks: new classes arrive a few at a time, and a task that has ended cannot be read again."""
+"""From a dataset to tasks: splits into training and test pictures, class orders, and the stream of tasks."""
 
 from __future__ import annotations
 
+import hashlib
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
+from pathlib import Path
 
+import numpy as np
 import torch
+from torch import Tensor
 
 from clipcil.data.dataset import Dataset
 from clipcil.data.pictures import PictureSet
 from clipcil.data.reader import Gate, Pictures, Reader
 from clipcil.errors import UserError
+from clipcil.storage import read_text
 
 
 @dataclass(frozen=True)
@@ -130,3 +136,106 @@ def _by_task(pictures: PictureSet, order: Sequence[int], bounds: Sequence[int]) 
         keep = keep[torch.argsort(labels[keep], stable=True)]
         tasks.append(pictures.subset(keep, labels[keep]))
     return tasks
+
+
+def class_order(spec: str, classes: list[str]) -> list[int]:
+    """The order in which classes arrive, as indices into `classes`.
+
+    `natural`: the dataset's own; `seed:N`: numpy's legacy permutation by seed N (`seed:1993` is the order most of the
+    field uses: 68, 56, 78, … for 100 classes); `icarl`: the list of iCaRL for CIFAR-100; otherwise the path of a text
+    file with one class per line, by index or by name.
+    """
+    count = len(classes)
+    if spec == "natural":
+        return list(range(count))
+    if spec.startswith("seed:"):
+        if not (_is_number(spec[5:]) and int(spec[5:]) < 2**32):
+            raise UserError(f"class order '{spec}': write seed:N with a whole number N below 2^32, such as seed:1993")
+        # The legacy generator, on purpose: its permutations are what published class orders are.
+        return [int(i) for i in np.random.RandomState(int(spec[5:])).permutation(count)]
+    if spec == "icarl":
+        if count != len(ICARL):
+            raise UserError(f"class order 'icarl' is a list of {len(ICARL)} classes; this dataset has {count}")
+        return list(ICARL)
+    return _order_from_file(Path(spec), classes)
+
+
+def _order_from_file(path: Path, classes: list[str]) -> list[int]:
+    if not path.is_file():
+        raise UserError(f"class order '{path}' is neither natural, seed:N, icarl nor an existing file")
+    text = read_text(path, links=True)
+    place = {name: index for index, name in enumerate(classes)}
+    order: list[int] = []
+    for line in text.splitlines():
+        # A whole line may be a name with a comma or a hyphen in it; else it is a list, also as YAML and JSON write it.
+        words = [line.strip()] if line.strip() in place else re.split(r"[,\[\]]|^\s*-\s+", line)
+        for word in filter(None, (word.strip().strip("'\"") for word in words)):
+            index = place.get(word, int(word) if _is_number(word) else -1)
+            if not 0 <= index < len(classes):
+                raise UserError(f"{path}: '{word[:60]}' is neither a class name nor an index below {len(classes)}")
+            order.append(index)
+    if sorted(order) != list(range(len(classes))):
+        wrong = next(i for i in range(len(classes)) if order.count(i) != 1)
+        times = f"'{classes[wrong]}' ({wrong}) occurs {order.count(wrong)} times"
+        raise UserError(f"{path}: every one of the {len(classes)} classes must occur once; {times}")
+    return order
+
+
+def _is_number(word: str) -> bool:
+    """Whether `word` is a whole number; one of more than 20 digits is none here, and Python would not read any."""
+    return word.isascii() and word.isdigit() and len(word) <= 20
+
+
+ICARL = (
+    87, 0, 52, 58, 44, 91, 68, 97, 51, 15, 94, 92, 10, 72, 49, 78, 61, 14, 8, 86,
+    84, 96, 18, 24, 32, 45, 88, 11, 4, 67, 69, 66, 77, 47, 79, 93, 29, 50, 57, 83,
+    17, 81, 41, 12, 37, 59, 25, 20, 80, 73, 1, 28, 6, 46, 62, 82, 53, 9, 31, 75,
+    38, 63, 33, 74, 27, 22, 36, 3, 16, 21, 60, 19, 70, 90, 89, 43, 5, 42, 65, 76,
+    40, 30, 23, 85, 2, 95, 56, 48, 71, 64, 98, 13, 99, 7, 34, 55, 54, 26, 35, 39,
+)  # fmt: skip
+
+
+def _rank(seed: int, name: str) -> bytes:
+    """A number for each name, the same on every machine. No random generator, library or folder listing takes part."""
+    return hashlib.sha256(f"{seed}/{name}".encode("utf-8", "surrogateescape")).digest()
+
+
+def split_whole(names: Sequence[str], share: float, seed: int) -> Tensor:
+    """(N,) bool, True for test: the `share` with the lowest ranks, whatever their classes.
+
+    The lists that circulate for ImageNet-R, and the field's split of CUB, are drawn like this: classes get between
+    8 % and 28 % of test pictures. 30,000 pictures give exactly 24,000 and 6,000.
+    """
+    _check_share(share)
+    train = int(len(names) * (1 - share) + 1e-9)
+    order = sorted(range(len(names)), key=lambda index: _rank(seed, names[index]))
+    test = torch.ones(len(names), dtype=torch.bool)
+    test[torch.tensor(order[len(names) - train :], dtype=torch.int64)] = False
+    return test
+
+
+def split_by_class(names: Sequence[str], labels: Tensor, share: float, seed: int) -> Tensor:
+    """(N,) bool, True for test: `share` of every class, rounded; a class of two or more has both kinds."""
+    _check_share(share)
+    test = torch.zeros(len(names), dtype=torch.bool)
+    for label in torch.unique(labels).tolist():
+        rows = torch.nonzero(labels == label).flatten().tolist()
+        rows.sort(key=lambda index: _rank(seed, names[index]))
+        count = min(max(round(len(rows) * share), 1), len(rows) - 1)
+        test[torch.tensor(rows[:count], dtype=torch.int64)] = True
+    return test
+
+
+def split_by_group(groups: Sequence[str], labels: Tensor, share: float, seed: int) -> Tensor:
+    """(N,) bool, True for test: whole groups, `share` of the groups of every class."""
+    _check_share(share)
+    unique = sorted({(int(label), group) for label, group in zip(labels, groups, strict=True)})
+    owner = torch.tensor([label for label, _ in unique], dtype=torch.int64)
+    chosen = split_by_class([f"{label}/{group}" for label, group in unique], owner, share, seed)
+    is_test = {pair for pair, test in zip(unique, chosen.tolist(), strict=True) if test}
+    return torch.tensor([(int(label), group) in is_test for label, group in zip(labels, groups, strict=True)])
+
+
+def _check_share(share: float) -> None:
+    if not 0 < share < 1:
+        raise UserError(f"setting 'test_share' is {share}; it must lie between 0 and 1, such as 0.2")
