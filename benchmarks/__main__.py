@@ -1,4 +1,4 @@
-"""`python -m benchmarks [--only P3,P8] [--quick] [--json FILE]`."""
+"""`python -m benchmarks [--only P3,S8] [--quick] [--json FILE]`."""
 
 from __future__ import annotations
 
@@ -18,30 +18,15 @@ BENCHMARKS = {
     "P2": "p2_features_once",
     "P3": "p3_memory",
     "P4": "p4_tower_passes",
-    "P5": "p5_arithmetic",
-    "P6": "p6_default_run",
     "P7": "p7_growth",
-    "P8": "p8_start",
-    "P9": "p9_two_processes",
-    "S1": "s1_ledoit_wolf",
-    "S2": "s2_herding",
     "S3": "s3_predict",
-    "S4": "s4_decode_ahead",
-    "S5": "s5_text_batches",
-    "S6": "s6_compile",
-    "S7": "s7_precision",
     "S8": "s8_serve_load",
-    "S9": "s9_stage_cache",
-    "S10": "s10_training_steps",
-    "S11": "s11_freed_memory",
-    "S12": "s12_denormals",
-    "S13": "s13_texts_without_padding",
 }
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("--only", default="", help="some of them, such as P3,P8")
+    parser.add_argument("--only", default="", help="some of them, such as P3,S8")
     parser.add_argument("--quick", action="store_true", help="small sizes: shows that it runs, not how fast")
     parser.add_argument("--json", type=Path, help="write every number to this file too")
     parser.add_argument("--threads", type=int, help="threads of both sides; default: torch's own choice")
@@ -57,14 +42,14 @@ def main() -> int:
     for name in chosen:
         start = time.perf_counter()
         found: list[Row] = importlib.import_module(f"benchmarks.{BENCHMARKS[name]}").run(given.quick)
-        if given.quick:  # the goals are for the real sizes; that both sides agree is for any size
+        if given.quick:  # the goals hold for the real sizes only
             for row in found:
                 row.goal, row.met = "", None
         rows += found
         for row in found:
             print("  ".join(cell for cell in row.cells() if cell), file=sys.stderr, flush=True)
         print(f"{name} took {time.perf_counter() - start:.1f} s", file=sys.stderr, flush=True)
-        if given.json:  # after each of them: all take half an hour, and what is measured should not be lost
+        if given.json:  # after each of them, so that an interrupted measurement is not lost
             write_json(given.json, {"machine": about, "rows": [row.as_dict() for row in rows]})
     print(table(rows))
     return 0

@@ -1,19 +1,24 @@
-"""What every benchmark shares: timing both sides in turn, comparing their results, one row of the table."""
+"""The parts that all benchmarks share: timing two sides in turn, comparing their results, keeping and showing rows."""
 
 from __future__ import annotations
 
 import os
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-HEADER = ("", "step", "peers' way", "ours", "result", "goal", "", "error")
+from clipcil.errors import UserError
+from clipcil.reading import read_json
+from reproduce.claims import markdown_table
+
+HEAD = ("", "step", "peers' way", "ours", "result", "goal")
 
 
 @dataclass
@@ -21,7 +26,7 @@ class Row:
     """One line of the table."""
 
     name: str
-    """Which benchmark: P1 … P9 of the list of goals, S… for the smaller ones beside it."""
+    """Which benchmark: P… for the list of goals, S… for the smaller ones beside it."""
     step: str
     theirs: str
     ours: str
@@ -39,18 +44,19 @@ class Row:
 
     @property
     def passed(self) -> bool | None:
-        """A goal does not count as reached if both sides do not give the same."""
+        """A goal counts as reached only if both sides give the same result."""
         same = self.error is None or self.tolerance is None or self.error <= self.tolerance
         if self.met is None:
             return None if self.error is None else same
         return self.met and same
 
-    def cells(self) -> tuple[str, ...]:
-        mark = {True: "pass", False: "MISS", None: ""}[self.passed]
-        error = "" if self.error is None else f"{self.error:.0e} ≤ {self.tolerance:.0e}"
-        return (self.name, self.step, self.theirs, self.ours, self.result, self.goal, mark, error)
+    def cells(self) -> list[str]:
+        """The cells of this line under `HEAD`."""
+        result = self.result + ": **missed**" * (self.passed is False)
+        return [self.name, self.step, self.theirs, self.ours, result, self.goal]
 
     def as_dict(self) -> dict[str, Any]:
+        """Every field and the verdict, for the JSON."""
         return asdict(self) | {"passed": self.passed}
 
 
@@ -67,7 +73,7 @@ def alternate(sides: Mapping[str, Callable[[], object]], repeats: int, warm_up: 
 
 
 @contextmanager
-def stopwatch(into: dict[str, float], name: str) -> Any:
+def stopwatch(into: dict[str, float], name: str) -> Iterator[None]:
     """Add the seconds spent inside to `into[name]`."""
     start = time.perf_counter()
     try:
@@ -85,6 +91,7 @@ def difference(ours: Tensor, theirs: Tensor) -> float:
 
 
 def duration(seconds: float) -> str:
+    """Seconds as people read them: `57.8 ms`."""
     if seconds < 1e-3:
         return f"{seconds * 1e6:.0f} µs"
     return f"{seconds * 1e3:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"
@@ -112,9 +119,50 @@ def machine() -> dict[str, Any]:
 
 def table(rows: Sequence[Row]) -> str:
     """The rows as a Markdown table, notes under it."""
-    cells = [HEADER, *(row.cells() for row in rows)]
-    widths = [max(len(line[column]) for line in cells) for column in range(len(HEADER))]
-    lines = ["| " + " | ".join(cell.ljust(width) for cell, width in zip(line, widths)) + " |" for line in cells]
-    lines.insert(1, "|" + "|".join("-" * (width + 2) for width in widths) + "|")
     notes = [f"- {row.name} {row.step}: {row.note}" for row in rows if row.note]
-    return "\n".join([*lines, "", *notes])
+    return "\n".join([markdown_table(HEAD, [row.cells() for row in rows]), "", *notes])
+
+
+def read_kept(folder: Path) -> list[tuple[dict[str, Any], list[Row]]]:
+    """Machine and rows of every file in the folder, without the rows that a later file (by name) measures again.
+
+    Raises:
+        UserError: The folder has no file, or one of them was made with `--quick`, whose sizes say nothing about speed.
+    """
+    paths = sorted(folder.glob("*.json"))
+    if not paths:
+        raise UserError(f"{folder} has no measurement; `python -m benchmarks --json {folder}/NAME.json` makes one")
+    names = {field.name for field in fields(Row)}
+    kept: list[tuple[dict[str, Any], list[Row]]] = []
+    for path in paths:
+        found = read_json(path)
+        if found["machine"]["quick"]:
+            raise UserError(f"{path} was made with --quick, whose sizes say nothing about speed; measure again without")
+        rows = [Row(**{key: value for key, value in row.items() if key in names}) for row in found["rows"]]
+        again = {(row.name, row.step) for row in rows}
+        kept = [(machine, [row for row in old if (row.name, row.step) not in again]) for machine, old in kept]
+        kept.append((found["machine"], rows))
+    return [(machine, rows) for machine, rows in kept if rows]
+
+
+def speed_table(folder: Path, compared: bool = False) -> str:
+    """A line for each step, P before S and by number, and under it the machines that were measured.
+
+    Args:
+        folder: Where the measurements are kept.
+        compared: Only the steps that have a goal and are compared with the peers' way.
+    """
+    kept = read_kept(folder)
+    if compared:
+        kept = [(machine, [row for row in rows if row.theirs and row.goal]) for machine, rows in kept]
+        kept = [(machine, rows) for machine, rows in kept if rows]
+    rows = sorted((row for _, rows in kept for row in rows), key=lambda row: (row.name[0], int(row.name[1:])))
+    machines = []
+    for machine, own in kept:
+        which = "" if len(kept) == 1 else f"{', '.join(dict.fromkeys(row.name for row in own))}: "
+        threads = f"{machine['threads']} thread{'s' * (machine['threads'] != 1)} on {machine['cores']} cores"
+        machines.append(
+            f"{which}{threads} with {machine['instructions']} instructions, load before {machine['load before']},"
+            f" torch {machine['torch']}."
+        )
+    return "\n".join([markdown_table(HEAD, [row.cells() for row in rows]), "", *machines])

@@ -2,7 +2,7 @@
 
 Peers: every step decodes its pictures, preprocesses and encodes them, exemplars too; after the task the test pictures
 of all classes seen are encoded. Ours: a training picture is encoded once, a test picture of an old task not again. The
-methods' own code runs on both sides (see `live`), with their own epochs; CoOp's peers also run all tokens of the
+methods' own code runs on both sides (see `Live`), with their own epochs; CoOp's peers also run all tokens of the
 context for every class. The fourth task of the embedded pictures, three classes of four pictures, and a fourth as many
 test pictures, as most datasets have; towers of the shape of ViT-B/32, whose pictures cost a fourth of ViT-B/16's
 arithmetic, so that the ratios are rather too small.
@@ -12,9 +12,11 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -22,7 +24,6 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from benchmarks.harness import Row, difference, versus
-from benchmarks.live import LivePictures
 from benchmarks.p1_prompt_step import encode_padded
 from benchmarks.shapes import B16_TEXT, SMALL_TEXT, SMALL_VISION, random_clip
 from clipcil.clip import CLIP
@@ -43,6 +44,78 @@ NUMBER = 3
 """Which task is timed, from 0."""
 METHODS = {"rapf": "adapter", "proof": "train", "engine": "adapters", "coop": "train"}
 """Each method with the name of its training stage."""
+
+
+class Live:
+    """Features (N, dim) as the peers have them: reading rows decodes and encodes those pictures.
+
+    Functions that work row by row (normalise, scale, change the dtype) may be applied to it; they are applied to the
+    rows when these are read. So a method's own training code runs on it unchanged, re-encoding every batch.
+    """
+
+    def __init__(self, fetch: Callable[[Tensor], Tensor], count: int, dim: int) -> None:
+        self.fetch, self.shape, self.device = fetch, torch.Size((count, dim)), torch.device("cpu")
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, rows: Tensor) -> Tensor:
+        return self.fetch(torch.nonzero(rows).flatten() if rows.dtype == torch.bool else rows)
+
+    def double(self) -> Live:
+        return Live(lambda rows: self.fetch(rows).double(), *self.shape)
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Live:
+        like = next(value for value in args if isinstance(value, Live))
+
+        def fetch(rows: Tensor) -> Tensor:
+            result: Tensor = function(*(v.fetch(rows) if isinstance(v, Live) else v for v in args), **(kwargs or {}))
+            return result
+
+        return Live(fetch, *like.shape)
+
+
+class LivePictures:
+    """Rows of picture sets for a method to learn from, nothing kept. Threads decode, as the peers' loaders do."""
+
+    def __init__(self, clip: CLIP, sets: Sequence[PictureSet], rows: Sequence[Tensor], labels: Tensor) -> None:
+        self.clip, self.labels = clip, labels
+        self._where = [(part, int(row)) for part, own in zip(sets, rows, strict=True) for row in own]
+        self._pool = ThreadPoolExecutor(4)
+        self.decoded = 0
+
+    def __len__(self) -> int:
+        return len(self._where)
+
+    @property
+    def features(self) -> Live:
+        return Live(lambda rows: self.encode(rows).features, len(self), self.clip.config.dim)
+
+    @property
+    def pooled(self) -> Live:
+        return Live(lambda rows: self.encode(rows).pooled, len(self), self.clip.config.vision.width)
+
+    @torch.no_grad()
+    def pixels(self, rows: Tensor) -> Tensor:
+        def decode(row: int) -> Tensor:
+            part, place = self._where[row]
+            return self.clip.preprocess.picture(part.image(place))
+
+        self.decoded += len(rows)
+        batch = torch.stack(list(self._pool.map(decode, rows.tolist())))
+        return self.clip.preprocess.finish(batch).half().float()  # rounded as the cache rounds, to compare the results
+
+    @torch.no_grad()
+    def encode(self, rows: Tensor) -> Any:
+        return self.clip.vision(self.pixels(rows), class_only=True)
+
+    def batches(self, size: int) -> Iterator[Any]:
+        """For evaluation: one fresh pass gives all that is asked of a batch."""
+        for rows in torch.split(torch.arange(len(self)), size):
+            output = self.encode(rows)
+            asked = {"features": output.features, "pooled": output.pooled, "levels": output.levels}
+            yield SimpleNamespace(**asked, labels=self.labels[rows])
 
 
 class OneTask:

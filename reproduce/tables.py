@@ -128,7 +128,7 @@ def choice_table(runs: Sequence[RunRecord]) -> str:
 
 def speed_table(folder: Path, what: str) -> str:
     """What `python -m benchmarks --json` measured; `ratios`: what has a goal and is compared with the peers' way."""
-    from benchmarks.speed import speed_table as table
+    from benchmarks.harness import speed_table as table
 
     return table(folder, compared=what == "ratios")
 

@@ -69,7 +69,6 @@ assert not compiler, f"loaded on the way: {compiler}"
 
 
 def test_loading_wastes_no_time() -> None:
-    """`python -m benchmarks --only P8` measures it."""
     subprocess.run([sys.executable, "-c", LOADING], check=True)
 
 
