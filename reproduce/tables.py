@@ -101,14 +101,14 @@ def _verdict(claim: Claim, judged: Sequence[Judged]) -> str:
 
 def beyond_table(runs: Sequence[RunRecord]) -> str:
     """Strata beside every other method, paired by class order and seed."""
-    from benchmarks.beyond import collect, table
+    from reproduce.beyond import collect, table
 
     return table(collect(runs), "strata")
 
 
 def held_out_table(folder: Path, what: str) -> str:
-    """What `python -m benchmarks.held_out --keep` measured on held-out training pictures."""
-    from benchmarks.held_out import combined, read_kept
+    """What `python -m reproduce.held_out --keep` measured on held-out training pictures."""
+    from reproduce.held_out import combined, read_kept
 
     return combined(read_kept(folder), what)
 

@@ -4,7 +4,7 @@ Both are fitted to held-out pictures of known classes, scored again by the curre
 of an unknown class is needed: the threshold is set so that at most the allowed share of known ones is called unknown.
 
 What is compared with the threshold is the method's own novelty score, such as the distance to the nearest class; for a
-method without one, the highest probability (`python benchmarks/lessons.py unknown` compares them).
+method without one, the highest probability (`python -m reproduce.lessons unknown` compares them).
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@
 For maintainers; the package itself needs none of this. It needs `npm` (only to download the packages named below), and
 the Python packages named above, so either install those or run it with a runner that reads the block above:
 
-    python tools/make_emoji.py DOWNLOADS [--out src/clipcil/data/emoji] [--sheet sheet.png]
+    python reproduce/make_emoji.py DOWNLOADS [--out src/clipcil/data/emoji] [--sheet sheet.png]
 
 Tarballs missing from the folder DOWNLOADS (190 MB together) are fetched by `npm pack name@version`. The versions are
 pinned and nothing depends on time or order, so the same versions of the Python packages write the same bytes.

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import torch
 
-from tools.train_mini.measure import Figures, line
-from tools.train_mini.sources import NPM, PYPI
+from reproduce.mini.measure import Figures, line
+from reproduce.mini.sources import NPM, PYPI
 
 TEXT = Path(__file__).with_name("card.md")
 

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from clipcil.clip import CLIP
 from clipcil.clip.config import TextConfig, VisionConfig
-from tools.train_mini.lite import Lite
-from tools.train_mini.vision import SCALE
+from reproduce.mini.lite import Lite
+from reproduce.mini.vision import SCALE
 
 TOKENIZER = ("tokenizer.json", "tokenizer_config.json")
 _REFERENCE_TEXTS = [

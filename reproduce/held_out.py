@@ -1,8 +1,8 @@
 """How the parts of Strata were chosen: heads and depths, measured on training pictures that they did not learn.
 
-    python -m benchmarks.held_out                                      # emoji
-    python -m benchmarks.held_out --data cifar100 --data-root DIR --hold-out 15 --shots 45
-    python -m benchmarks.held_out --data cub200 --data-root DIR --hold-out 6
+    python -m reproduce.held_out                                      # emoji
+    python -m reproduce.held_out --data cifar100 --data-root DIR --hold-out 15 --shots 45
+    python -m reproduce.held_out --data cub200 --data-root DIR --hold-out 6
 
 Prints Markdown: accuracy over all classes of each head on each choice of depths, and, with 60 % of the classes known,
 how well each score tells a picture of an unknown class from one of a known class (area under the ROC curve). Means over
@@ -230,7 +230,7 @@ def measure(data: str, root: Path | None, hold_out: int, shots: int | None, fold
 
 def main() -> None:
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.held_out", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m reproduce.held_out", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--data", default="emoji")
     parser.add_argument("--data-root", type=Path)

@@ -9,14 +9,14 @@ import pytest
 import torch
 from feature_helpers import WORDS, draw, make_tasks
 
-from benchmarks.fidelity.__main__ import PUBLISHED, Line
-from benchmarks.fidelity.proof import Attention
-from benchmarks.fidelity.stream import Features, Part, accuracy
 from clipcil.clip import CLIP
 from clipcil.experiment.spec import RunSpec, method_settings
 from clipcil.methods.registry import find_method
 from clipcil.prompts.templates import raw_sentences
 from clipcil.training.trainer import Trainer
+from reproduce.fidelity.__main__ import PUBLISHED, Line
+from reproduce.fidelity.proof import Attention
+from reproduce.fidelity.stream import Features, Part, accuracy
 
 SIZES = [2, 3]
 TEMPLATES = ("a photo of a {}.", "a drawing of a {}.")

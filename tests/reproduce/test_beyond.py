@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.beyond import above, collect, table
 from clipcil.errors import UserError
 from clipcil.report.runs import find_runs
+from reproduce.beyond import above, collect, table
 
 ROOT = Path(__file__).parents[2]
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 from sklearn.metrics import roc_auc_score
 
-from benchmarks.held_out import Fold, auc, combined, heads, novelty, quadratic
 from clipcil.clip import load_clip
 from clipcil.data.dataset import open_dataset
+from reproduce.held_out import Fold, auc, combined, heads, novelty, quadratic
 
 
 def test_the_area_is_scikit_learn_s() -> None:

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.fidelity --data-root DIR`: whole runs of four baselines, ours beside the published loops.
+"""`python -m reproduce.fidelity --data-root DIR`: whole runs of four baselines, ours beside the published loops.
 
 CIFAR-100, 50 training pictures per class, 4 tasks, order of seed 1993. A published loop is scored twice: as its code
 scores, in batches of test pictures of one class or task, and one picture at a time, as every method here does.
@@ -18,8 +18,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.fidelity import clap4clip, engine, proof, rapf
-from benchmarks.fidelity.stream import Features, Part, accuracy
 from clipcil.clip import load_clip
 from clipcil.data.dataset import Dataset, open_dataset
 from clipcil.data.reader import Reader
@@ -28,6 +26,8 @@ from clipcil.experiment.spec import RunSpec, method_settings
 from clipcil.files import cache_folder
 from clipcil.methods.registry import find_method
 from clipcil.training.trainer import Trainer
+from reproduce.fidelity import clap4clip, engine, proof, rapf
+from reproduce.fidelity.stream import Features, Part, accuracy
 
 SUBSET = 777
 """Seed of the training pictures that are drawn; the same for all runs."""
@@ -60,7 +60,7 @@ HEADER = ("method", "published, its batches", "published, one by one", "ours", "
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.fidelity", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m reproduce.fidelity", description=__doc__)
     parser.add_argument("--data-root", type=Path, required=True, help="folder with CIFAR-100")
     parser.add_argument("--backbone", default="mini")
     parser.add_argument("--per-class", type=int, default=50, help="training pictures of each class")

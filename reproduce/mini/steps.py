@@ -16,8 +16,8 @@ from clipcil.clip import load_clip
 from clipcil.clip.loading import MINI
 from clipcil.clip.tokenizer import Tokenizer
 from clipcil.errors import UserError
-from tools.train_mini import cache, card, export, lessons, lite, measure, pictures, sources, text, texts, vision
-from tools.train_mini.wordnet import WordNet
+from reproduce.mini import cache, card, export, lessons, lite, measure, pictures, sources, text, texts, vision
+from reproduce.mini.wordnet import WordNet
 
 DIM = 384
 TEXT_STEPS, PATH_STEPS, WHOLE_STEPS = 1530, 340, 500

@@ -14,8 +14,8 @@ from clipcil.clip.config import TextConfig
 from clipcil.clip.text import TextTower
 from clipcil.clip.tokenizer import Tokenizer
 from clipcil.errors import UserError
-from tools.train_mini.schedule import Average, optimiser, warm_cosine
-from tools.train_mini.texts import TEMPLATES, Corpus
+from reproduce.mini.schedule import Average, optimiser, warm_cosine
+from reproduce.mini.texts import TEMPLATES, Corpus
 
 CONFIG = TextConfig(192, 4, 3, 768, "gelu", vocab=8192, context=48, bos=0, eos=1, pad=1)
 BATCH = 256

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, normalize
 
-from benchmarks.fidelity.stream import Features, Part, accuracy, add_up, batches
 from clipcil.memory.exemplars import herd
 from clipcil.methods.proof import PROOFConfig
+from reproduce.fidelity.stream import Features, Part, accuracy, add_up, batches
 
 
 class Attention(nn.Module):

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, normalize
 
-from benchmarks.fidelity.stream import Features, Part, accuracy, add_up, batches
 from clipcil.methods.engine import ENGINEConfig
+from reproduce.fidelity.stream import Features, Part, accuracy, add_up, batches
 
 
 def run(data: Features, config: ENGINEConfig) -> tuple[float, float]:

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from torch.distributions import Normal, kl_divergence
 from torch.nn.functional import cross_entropy, normalize, softplus
 
-from benchmarks.fidelity.stream import Features, Part, accuracy, batches
 from clipcil.methods.clap4clip import CLAP4CLIPConfig
 from clipcil.training.trainer import Training
+from reproduce.fidelity.stream import Features, Part, accuracy, batches
 
 
 def run(data: Features, config: CLAP4CLIPConfig) -> tuple[float, float]:

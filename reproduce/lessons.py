@@ -1,11 +1,11 @@
 """Figures for `docs/people.md`: which score tells unknown pictures, lessons on real pictures, speed of predict.
 
-python benchmarks/lessons.py unknown [METHOD]     80 emoji classes learnt in four lessons, 20 never seen
-python benchmarks/lessons.py cub FOLDER [METHOD]  FOLDER/images of CUB-200: 5 lessons of 20 classes
-python benchmarks/lessons.py folder FOLDER N [METHOD…]
+python -m reproduce.lessons unknown [METHOD]     80 emoji classes learnt in four lessons, 20 never seen
+python -m reproduce.lessons cub FOLDER [METHOD]  FOLDER/images of CUB-200: 5 lessons of 20 classes
+python -m reproduce.lessons folder FOLDER N [METHOD…]
                                                   any folder of class folders, such as Caltech-101: 40 classes in five
                                                   lessons, N pictures each; 10 new pictures of each and of 20 others
-python benchmarks/lessons.py speed                one picture, and a folder of 1,000
+python -m reproduce.lessons speed                one picture, and a folder of 1,000
 """
 
 from __future__ import annotations

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, normalize
 
-from benchmarks.fidelity.stream import Features, accuracy, batches
 from clipcil.methods.rapf import RAPFConfig
 from clipcil.prompts.templates import fill
+from reproduce.fidelity.stream import Features, accuracy, batches
 
 
 def run(data: Features, config: RAPFConfig) -> tuple[float, float]:

@@ -22,9 +22,9 @@ from clipcil.clip.tokenizer import Tokenizer
 from clipcil.errors import UserError
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
-from tools.train_mini import cache, card, export, lessons, lite, measure, pictures, sources, steps, text, texts, vision
-from tools.train_mini.__main__ import main
-from tools.train_mini.wordnet import WordNet
+from reproduce.mini import cache, card, export, lessons, lite, measure, pictures, sources, steps, text, texts, vision
+from reproduce.mini.__main__ import main
+from reproduce.mini.wordnet import WordNet
 
 DIM = 24
 VISION = VisionConfig(DIM, 2, 2, 32, "gelu", channels=DIM, image_size=4, patch_size=1)

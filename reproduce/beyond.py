@@ -1,4 +1,4 @@
-"""The best method against all others, paired by class order and seed: `python -m benchmarks.beyond runs/beyond`.
+"""The best method against all others, paired by class order and seed: `python -m reproduce.beyond runs/beyond`.
 
 Reads every finished run below a folder (those of `clipcil bench`), and prints A_B of each method on each stream, and by
 how much the chosen method is above it: the mean of the differences between runs of the same class order and seed, and
@@ -93,7 +93,7 @@ def table(found: dict[Stream, dict[str, Scores]], best: str) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.beyond", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m reproduce.beyond", description=__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--best", default="strata", help="the method that the others are compared with")
     options = parser.parse_args()

@@ -47,7 +47,7 @@ def _classes(
 ) -> Iterator[Picture]:
     root = folder / source / inside
     if not root.is_dir():
-        raise UserError(f"no pictures in {root}; unpack {source} there, see tools/train_mini/README.md")
+        raise UserError(f"no pictures in {root}; unpack {source} there, see reproduce/mini/README.md")
     for group in sorted(path for path in root.iterdir() if path.is_dir()):
         if group.name in ("BACKGROUND_Google", "Faces_easy"):  # no subject; the same pictures as Faces, cropped
             continue

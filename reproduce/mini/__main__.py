@@ -1,12 +1,12 @@
 """Make the embedded backbone again, one command per step; README.md in this folder says what each needs.
 
-python -m tools.train_mini sources WORK
-python -m tools.train_mini cache WORK PICTURES [--part 0 --parts 2]
-python -m tools.train_mini texts WORK PICTURES
-python -m tools.train_mini text WORK
-python -m tools.train_mini vision WORK PICTURES
-python -m tools.train_mini export WORK
-python -m tools.train_mini card WORK --cifar100 FOLDER --cub200 FOLDER [--before FOLDER]
+python -m reproduce.mini sources WORK
+python -m reproduce.mini cache WORK PICTURES [--part 0 --parts 2]
+python -m reproduce.mini texts WORK PICTURES
+python -m reproduce.mini text WORK
+python -m reproduce.mini vision WORK PICTURES
+python -m reproduce.mini export WORK
+python -m reproduce.mini card WORK --cifar100 FOLDER --cub200 FOLDER [--before FOLDER]
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from pathlib import Path
 import torch
 
 from clipcil.errors import UserError
-from tools.train_mini import steps
+from reproduce.mini import steps
 
 torch.set_num_threads(1)
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m tools.train_mini", description="Make the embedded backbone.")
+    parser = argparse.ArgumentParser(prog="python -m reproduce.mini", description="Make the embedded backbone.")
     parser.add_argument("step", choices=list(steps.STEPS))
     parser.add_argument("work", type=Path, help="folder for everything the recipe makes")
     parser.add_argument("pictures", type=Path, nargs="?", help="folder of the four sets of pictures")
@@ -38,7 +38,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         steps.STEPS[(given := parser.parse_args(arguments)).step](given)
     except UserError as error:
-        print(f"train_mini: {error}", file=sys.stderr)
+        print(f"mini: {error}", file=sys.stderr)
         return 2
     return 0
 

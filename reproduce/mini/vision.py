@@ -25,7 +25,7 @@ from torch import Tensor
 
 from clipcil.clip.config import VisionConfig
 from clipcil.clip.vision import VisionTower
-from tools.train_mini.schedule import Average, optimiser, warm_cosine
+from reproduce.mini.schedule import Average, optimiser, warm_cosine
 
 CONFIG = VisionConfig(384, 3, 6, 1024, "gelu", channels=384, image_size=4, patch_size=1)
 SCALE = 32.0

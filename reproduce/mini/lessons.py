@@ -10,11 +10,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tools.train_mini.cache import SHARD, head
-from tools.train_mini.lite import Lite
-from tools.train_mini.pictures import Picture
-from tools.train_mini.texts import Corpus
-from tools.train_mini.vision import Lessons
+from reproduce.mini.cache import SHARD, head
+from reproduce.mini.lite import Lite
+from reproduce.mini.pictures import Picture
+from reproduce.mini.texts import Corpus
+from reproduce.mini.vision import Lessons
 
 
 def reduction(lite: Lite, shards: Sequence[Path], width: int) -> tuple[Tensor, Tensor]:

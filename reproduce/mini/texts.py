@@ -18,8 +18,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tools.train_mini.pictures import Picture
-from tools.train_mini.wordnet import PERSON, VISIBLE, Synset, WordNet
+from reproduce.mini.pictures import Picture
+from reproduce.mini.wordnet import PERSON, VISIBLE, Synset, WordNet
 
 WORDNET_NAMES = 16_000
 CAPTIONS = 8_000

@@ -16,8 +16,8 @@ from PIL import Image
 from torch import Tensor
 
 from clipcil.clip.preprocess import Preprocess, Steps
-from tools.train_mini.lite import Lite
-from tools.train_mini.pictures import Picture, views
+from reproduce.mini.lite import Lite
+from reproduce.mini.pictures import Picture, views
 
 SHARD = 512
 _AT_ONCE = 32
