@@ -8,8 +8,8 @@ import pytest
 from made_up import class_tree
 
 from clipcil.errors import UserError
-from clipcil.experiment.display import Display
 from clipcil.experiment.experiment import Experiment, LoadCache
+from clipcil.experiment.monitor import Display
 from clipcil.experiment.spec import RunSpec, as_table, method_settings, resolved
 from clipcil.settings import build, read_toml
 

@@ -24,14 +24,13 @@ from clipcil.clip.loading import MINI
 from clipcil.data.dataset import open_dataset, own_folder
 from clipcil.errors import UserError
 from clipcil.experiment import experiment as experiments
-from clipcil.experiment import on_ray, workers
+from clipcil.experiment import workers
 from clipcil.experiment.bench import RESULTS, RunOutcome, lines_of, read_log, run_grid, states_of
 from clipcil.experiment.experiment import Experiment
-from clipcil.experiment.finished import FinishedRuns
+from clipcil.experiment.finished import FinishedRuns, inputs, write_inputs
 from clipcil.experiment.grid import PlannedRun, data_roots, plan
-from clipcil.experiment.inputs import inputs, write_inputs
 from clipcil.experiment.spec import Grid
-from clipcil.files import InUseError
+from clipcil.storage import InUseError
 
 COLOURS = ("red", "green", "blue", "white", "black", "orange")
 FAST = ("stage1.epochs=1", "stage2.epochs=1", "stage2.steps=0")
@@ -526,7 +525,7 @@ def test_an_interrupted_grid_on_ray_stops_its_runs(
     ray = InterruptedRay()
     ray.exceptions = SimpleNamespace(RayError=RuntimeError)  # type: ignore[attr-defined]
     for name, value in (("need_ray", lambda: ray), ("connect", lambda _: ray), ("_check_storage", lambda *_: None)):
-        monkeypatch.setattr(on_ray, name, value)
+        monkeypatch.setattr(workers, name, value)
     grid = small_grid(pictures, tmp_path / "out", methods=("simplecil",), seeds=4, on="ray")
     runs = plan(grid)
     with pytest.raises(KeyboardInterrupt, match="stopped after 1 of 4 runs; the same command continues"):

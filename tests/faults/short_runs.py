@@ -15,8 +15,8 @@ import torch
 from clipcil.clip import CLIP
 from clipcil.data.dataset import Dataset, open_dataset
 from clipcil.experiment import experiment as experiments
-from clipcil.experiment.display import Display
 from clipcil.experiment.experiment import Experiment, LoadCache
+from clipcil.experiment.monitor import Display
 from clipcil.experiment.spec import RunSpec, method_settings
 from clipcil.settings import build, read_toml
 from clipcil.tensor_store import TensorStore

@@ -25,7 +25,7 @@ from clipcil.cli import main
 from clipcil.data.names import same_name
 from clipcil.data.store import PixelStore
 from clipcil.errors import UserError, printable
-from clipcil.experiment.display import Display, PlainDisplay
+from clipcil.experiment.monitor import Display, PlainDisplay
 from clipcil.files import cache_folder
 from clipcil.terminal import stops_once
 

@@ -166,7 +166,7 @@ def _do(planned: list[PlannedRun], grid: Grid, quiet: bool, about: str = "") -> 
 
     from clipcil.errors import printable
     from clipcil.experiment.bench import distinct, run_grid
-    from clipcil.experiment.display import Display, open_display
+    from clipcil.experiment.monitor import Display, open_display
 
     console = Console(highlight=False, soft_wrap=True, quiet=quiet)
 

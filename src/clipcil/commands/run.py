@@ -42,10 +42,10 @@ def run(
         quiet: Print only the closing lines.
     """
     from clipcil.distributed import from_first, rank
-    from clipcil.experiment.display import open_display
     from clipcil.experiment.experiment import Experiment
     from clipcil.experiment.finished import finished_run
     from clipcil.experiment.folder import fresh_folder
+    from clipcil.experiment.monitor import open_display
     from clipcil.network import allow_downloads
     from clipcil.settings import parse_words
     from clipcil.training.cpu import prepare_process

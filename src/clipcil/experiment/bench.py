@@ -13,18 +13,16 @@ from pathlib import Path
 from typing import Any
 
 from clipcil.errors import UserError
-from clipcil.experiment.display import Display
 from clipcil.experiment.finished import FinishedRuns
 from clipcil.experiment.grid import PlannedRun
-from clipcil.experiment.on_ray import on_ray
+from clipcil.experiment.monitor import Display
 from clipcil.experiment.results import NUMBERS
 from clipcil.experiment.spec import Grid
-from clipcil.experiment.workers import in_processes, in_this_process
-from clipcil.files import open_log
-from clipcil.reading import MissingFileError, parse_json, read_bytes
+from clipcil.experiment.workers import in_processes, in_this_process, on_ray
 from clipcil.report.compare import Group, group_runs
 from clipcil.report.console import Line
-from clipcil.report.runs import RunResult
+from clipcil.report.runs import RunRecord
+from clipcil.storage import MissingFileError, open_log, parse_json, read_bytes
 
 RESULTS = "results.jsonl"
 Key = tuple[str, str, int | None]
@@ -36,7 +34,7 @@ class RunOutcome:
     """A run of the grid and how it ended."""
 
     planned: PlannedRun
-    result: RunResult | None
+    result: RunRecord | None
     error: str = ""
 
 
@@ -115,7 +113,7 @@ def distinct(planned: Sequence[PlannedRun]) -> list[PlannedRun]:
     return list(found.values())
 
 
-def result_of(planned: PlannedRun, known: FinishedRuns) -> RunResult | None:
+def result_of(planned: PlannedRun, known: FinishedRuns) -> RunRecord | None:
     """The results of a run that is finished; None where it is not, or cannot be run."""
     return None if planned.problem else known.find(planned.folder, planned.table)
 
@@ -175,7 +173,7 @@ class ResultLog:
         self.path = path
         self._known = {line.get("run") for line in read_log(path) if line.get("status") == "done"}
 
-    def add(self, planned: PlannedRun, result: RunResult | None, error: str = "") -> None:
+    def add(self, planned: PlannedRun, result: RunRecord | None, error: str = "") -> None:
         """Add a line; a run that is in the log as done is not added again."""
         if result is not None and planned.folder.name in self._known:
             return

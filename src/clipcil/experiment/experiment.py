@@ -14,10 +14,9 @@ from clipcil.data.dataset import Dataset, drop_broken, open_dataset
 from clipcil.data.reader import Reader
 from clipcil.data.tasks import Task, TaskStream, class_order, task_sizes
 from clipcil.errors import UserError
-from clipcil.experiment.display import Display, default_display
 from clipcil.experiment.drift import copy_memory, measure_drift
 from clipcil.experiment.evaluate import Record, evaluate
-from clipcil.experiment.monitor import Timer
+from clipcil.experiment.monitor import Display, Timer, default_display
 from clipcil.experiment.results import Results
 from clipcil.experiment.spec import TASKS, RunSpec, as_table, method_settings, resolved, split_options
 from clipcil.memory.gaussians import GaussianMemory

@@ -19,10 +19,9 @@ from torch import Tensor
 
 from clipcil.data.dataset import datasets
 from clipcil.errors import UserError, printable, quoted
-from clipcil.experiment.display import Display
 from clipcil.experiment.evaluate import Record
-from clipcil.experiment.inputs import environment, inputs, write_inputs
-from clipcil.experiment.monitor import StepLog, peak_megabytes
+from clipcil.experiment.finished import environment, inputs, write_inputs
+from clipcil.experiment.monitor import Display, StepLog, peak_megabytes
 from clipcil.experiment.spec import PROCESSES, RunSpec, as_table, method_settings, resolved
 from clipcil.methods.base import method_state, restore_method
 from clipcil.methods.registry import methods

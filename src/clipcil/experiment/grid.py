@@ -16,8 +16,8 @@ from clipcil.errors import UserError, nearest, quoted
 from clipcil.experiment.spec import PER_RUN, Grid, RunSpec, as_table, method_settings, resolved
 from clipcil.methods.registry import find_method, methods
 from clipcil.paper import Row, read_table
-from clipcil.reading import is_folder
 from clipcil.settings import build, merge, nested, override, parse_words
+from clipcil.storage import is_folder
 
 SYMBOLS = {"M": "prompt_length", "β": "beta", "λ": "ortho", "lambda": "ortho"}
 """The paper's names of three settings of DMC-OT."""

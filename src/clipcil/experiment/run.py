@@ -8,9 +8,9 @@ from pathlib import Path
 
 from clipcil.distributed import barrier, from_first, name_lost_processes, rank
 from clipcil.errors import UserError
-from clipcil.experiment.display import Display, default_display
 from clipcil.experiment.experiment import Experiment
 from clipcil.experiment.folder import RunFolder, restore
+from clipcil.experiment.monitor import Display, default_display
 from clipcil.experiment.results import Results
 
 HEADER = ("task", "classes", "A_k", "weighted", "newest", "first", "seconds")

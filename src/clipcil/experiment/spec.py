@@ -12,8 +12,8 @@ from pydantic import Field, PositiveInt, ValidationInfo, field_validator, model_
 from pydantic_core import ArgsKwargs
 
 from clipcil.errors import UserError, nearest
-from clipcil.reading import is_folder
 from clipcil.settings import merge, options, override, read_toml, to_dict
+from clipcil.storage import is_folder
 
 if TYPE_CHECKING:
     from clipcil.methods.base import Method

@@ -1,4 +1,4 @@
-"""Executing the runs of a grid: in this process, or in several processes on this machine."""
+"""Executing the runs of a grid: in this process, in several processes of this machine, or as tasks of a Ray cluster."""
 
 from __future__ import annotations
 
@@ -6,26 +6,42 @@ import multiprocessing
 import os
 import signal
 import threading
+import time
 import traceback
+import uuid
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Sequence
+from functools import cache
 from multiprocessing.connection import Connection, wait
+from pathlib import Path
 from typing import Any
 
+from clipcil.cluster import connect, need_ray
 from clipcil.errors import UserError, first_line
-from clipcil.experiment.display import Display
 from clipcil.experiment.experiment import Experiment, LoadCache
 from clipcil.experiment.folder import ERROR
 from clipcil.experiment.grid import PlannedRun
-from clipcil.files import write_text
-from clipcil.tensor_store import TensorStore
+from clipcil.experiment.monitor import Display
+from clipcil.experiment.spec import Grid
+from clipcil.storage import InUseError, write_text
+from clipcil.tensor_store import SIZE, TensorStore
 from clipcil.training.cpu import prepare_process
 
 ATTEMPTS = 3
 """Maximum number of attempts at a run whose process dies, each from its last checkpoint."""
+PATIENCE = 120
+"""Seconds that a run waits for the process before it, on a machine that was lost, to let go of its folder."""
+ENVIRONMENT = ("CLIPCIL_CACHE", SIZE, "OMP_WAIT_POLICY", "HF_HOME", "HF_HUB_OFFLINE")
+"""Environment variables that a worker is given as they are here."""
 
 Ending = tuple[PlannedRun, str]
 """A run that has ended, and why it failed; empty where it went well."""
+
+
+@cache
+def shared_cache() -> LoadCache:
+    """Backbones, datasets, features and stages that the runs of one process share."""
+    return LoadCache(stages=TensorStore.of_user())
 
 
 def attempt(planned: PlannedRun, cache: LoadCache, display: Display, raises: type[UserError] | None = None) -> str:
@@ -140,3 +156,91 @@ def _end_with_parent() -> None:
     assert parent is not None
     parent.join()
     os._exit(1)
+
+
+def on_ray(todo: Sequence[PlannedRun], grid: Grid) -> Generator[Ending]:
+    """Each run as a Ray task with the resources asked for. A run whose machine is lost continues on another.
+
+    Raises:
+        UserError: Ray is not there, or a machine cannot write to the folder of the grid.
+    """
+    if not todo:
+        return
+    here, given = str(Path.cwd()), {name: os.environ[name] for name in ENVIRONMENT if name in os.environ}
+    begun = need_ray().is_initialized()
+    ray = connect(grid.address)
+    try:
+        surroundings = {"runtime_env": {"env_vars": given}}  # the same for all tasks: worker processes are used again
+        _check_storage(ray, grid.out, here, surroundings)
+        resources = {"num_cpus": grid.cpus_per_run, "num_gpus": grid.gpus_per_run}
+        task = ray.remote(_attempt_on_ray).options(**resources, max_retries=ATTEMPTS - 1, **surroundings)
+        waiting = {task.remote(each, here): each for each in todo}
+        try:
+            while waiting:
+                for done in ray.wait(list(waiting), num_returns=1)[0]:
+                    yield waiting.pop(done), _answer(ray, done)
+        finally:
+            for left in waiting:
+                ray.cancel(left, force=True)  # every file is written whole: what was under way can be continued
+    finally:
+        if not begun:
+            ray.shutdown()
+
+
+def _attempt_on_ray(planned: PlannedRun, here: str) -> str:
+    """A run, in a worker of Ray; returns why it failed."""
+    os.chdir(here)
+    until = time.monotonic() + PATIENCE
+    while True:
+        try:
+            return attempt(planned, shared_cache(), Display(), raises=InUseError)
+        except InUseError as error:  # the worker before it is not quite dead yet
+            if time.monotonic() > until:
+                return str(error)
+            time.sleep(0.5)
+
+
+def _answer(ray: Any, done: Any) -> str:
+    try:
+        return str(ray.get(done))
+    except ray.exceptions.RayError as error:  # a worker that died too often, or that could not be set up
+        return f"its worker was lost: {first_line(error)}"
+
+
+def _check_storage(ray: Any, out: Path, here: str, surroundings: dict[str, Any]) -> None:
+    """Have every machine find a file of ours in the folder of the grid and write one beside it."""
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    out.mkdir(parents=True, exist_ok=True)
+    mark = out.absolute() / f".shared-{uuid.uuid4().hex}"
+    mark.touch()
+    try:
+        nodes = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]}
+        task, at = ray.remote(_try_writing), NodeAffinitySchedulingStrategy
+        places = {name: {"num_cpus": 0, "scheduling_strategy": at(name, soft=False), **surroundings} for name in nodes}
+        asked = {name: task.options(**place).remote(mark, here) for name, place in places.items()}
+        for name, answer in asked.items():
+            try:
+                reason = str(ray.get(answer))
+            except ray.exceptions.TaskUnschedulableError:  # the machine left in the meantime; the others do its runs
+                continue
+            except ray.exceptions.RayError as error:
+                reason = f"its worker was lost: {first_line(error)}"
+            if reason:
+                raise UserError(f"machine {nodes[name]} of the cluster cannot be used: {reason}; --out must be a folder"
+                                " that all machines share and may write to")  # fmt: skip
+    finally:
+        mark.unlink(missing_ok=True)
+
+
+def _try_writing(mark: Path, here: str) -> str:
+    try:
+        os.chdir(here)
+        if not mark.exists():
+            return f"{mark.parent} is not the folder that it is here"
+        beside = mark.with_name(f"{mark.name}-{uuid.uuid4().hex}")
+        beside.touch()
+        beside.unlink()
+    except OSError as error:
+        return f"{error.filename} cannot be written to: {error.strerror}"
+    return ""
