@@ -15,12 +15,14 @@ import resource
 import sys
 import tempfile
 import time
+from math import nan
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 import clipcil
+from clipcil.classifier.predicting import Scores
 from clipcil.classifier.unknown import probabilities
 from clipcil.data.dataset import Dataset, open_dataset
 
@@ -32,8 +34,9 @@ def auroc(known: Tensor, unknown: Tensor) -> float:
 
 
 def report(model: clipcil.Classifier, asked: list[tuple[str, object]]) -> None:
-    rows = torch.stack([row for _, row in model._scores([picture for _, picture in asked])])  # type: ignore[arg-type]
-    logits, novelty = rows[:, :-1], rows[:, -1]
+    found = [scores for _, scores in model._scores([picture for _, picture in asked]) if isinstance(scores, Scores)]
+    logits = torch.stack([scores.logits for scores in found])
+    novelty = torch.tensor([nan if scores.novelty is None else scores.novelty for scores in found])
     place = {name: index for index, name in enumerate(model.classes)}
     labels = torch.tensor([place.get(name, -1) for name, _ in asked])
     known = labels >= 0

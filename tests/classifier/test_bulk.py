@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from picture_helpers import pictures, write_tree
 
 import clipcil
 from clipcil.classifier import bulk
+from clipcil.cluster import connect
 from clipcil.errors import UserError
 
 NAMES = ["airplane", "ant", "banana", "ladybug"]
@@ -139,6 +141,12 @@ def test_pictures_that_came_since_are_not_passed_over_in_silence(
     (tmp_path / "week" / "b.png").write_bytes(b"")
     with pytest.raises(UserError, match="has changed since"):
         bulk.predict_on_ray(*job)
+
+
+def test_without_ray_it_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(UserError, match="pip install"):
+        connect()
 
 
 def answered(parts: Sequence[bulk.Part], out: Path) -> None:

@@ -14,7 +14,7 @@ from torch.nn.functional import normalize
 
 import clipcil
 from clipcil.classifier.export import export
-from clipcil.classifier.predicting import stream_logits
+from clipcil.classifier.predicting import stream_scores
 from clipcil.errors import UserError
 
 HAS_ONNX = all(importlib.util.find_spec(name) for name in ("onnx", "onnxscript", "onnxruntime"))
@@ -29,8 +29,7 @@ def model(request: pytest.FixtureRequest) -> clipcil.Classifier:
 
 def expected(model: clipcil.Classifier, images: list) -> tuple[torch.Tensor, torch.Tensor]:  # type: ignore[type-arg]
     pixels = torch.stack([model._clip.preprocess.picture(image) for image in images])
-    logits = [row for _, row in stream_logits(images, model._method.clip, torch.device("cpu"), model._method.logits)]
-    return pixels, torch.stack(logits)  # type: ignore[arg-type]
+    return pixels, torch.stack([scores.logits for _, scores in stream_scores(images, model._method)])
 
 
 def test_torch_export(model: clipcil.Classifier, tmp_path: Path) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import pickle
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -170,14 +168,6 @@ def test_python_conveniences(tmp_path: Path) -> None:
     assert proba[0].max() == pytest.approx(many[0].probabilities[0])
     assert model.score(data) == model.test(data).accuracy == 1.0
     assert "3 classes from 1 lesson, accuracy" in repr(model) and "<td>" in model._repr_html_()
-    for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
-        assert twin.facts() == model.facts() and np.array_equal(
-            twin.predict_proba(data["bus"]), model.predict_proba(data["bus"])
-        )
-        twin.forget("ant")
-        assert "ant" in model.classes  # a copy of its own
-    fresh = pickle.loads(pickle.dumps(clipcil.Classifier("dmc-ot", **{"stage1.lr": 1e-4, "stage2": {"epochs": 1}})))
-    assert fresh.config.stage1.lr == 1e-4 and fresh.config.stage2.epochs == 1 and fresh.classes == []
     shared = clipcil.Classifier("simplecil", model._clip)  # a CLIP that is loaded already
     shared.learn(data)
     shared.save(tmp_path / "m")

@@ -26,6 +26,7 @@ from clipcil.clip import CLIP, load_clip
 from clipcil.clip.loading import backbone_name
 from clipcil.data.dataset import drop_broken
 from clipcil.data.names import check_names, clean_name
+from clipcil.data.reader import Reader
 from clipcil.errors import UserError
 from clipcil.experiment.spec import RunSpec, method_settings
 from clipcil.methods.registry import find_method
@@ -132,7 +133,7 @@ class Classifier(TaughtModel):
             if skip_broken:
                 dataset, lesson.unreadable = drop_broken(dataset, self._monitor.progress)
             pictures = self._plan(dataset, lesson)
-            reader = self.make_reader(self._method.clip, None, self._method.device)  # no picture stays on disk
+            reader = Reader(self._method.clip, None, self._method.device)  # no picture stays on disk
             reader.on_progress = self._monitor.progress
             try:
                 if not self._known:
@@ -198,7 +199,7 @@ class Classifier(TaughtModel):
         for _, scores in self._scores(as_list(pictures)[0]):
             if isinstance(scores, UserError):
                 raise scores
-            rows.append(probabilities(scores[:-1], self.calibration.temperature))
+            rows.append(probabilities(scores.logits, self.calibration.temperature))
         return torch.stack(rows).numpy() if rows else np.zeros((0, len(self._known)))
 
     def test(self, source: Source, *, subfolders: bool = False, on_progress: Progress | None = None) -> Evaluation:
@@ -262,11 +263,11 @@ class Classifier(TaughtModel):
         if not isinstance(top, int) or top < 1:
             raise UserError(f"top is {top!r}; ask for 1 class or more")
         names, how = self.classes, self.calibration
-        for picture, result in self._scores(pictures):
-            if isinstance(result, UserError):
-                yield picture, Prediction([], [], error=str(result))
+        for picture, scores in self._scores(pictures):
+            if isinstance(scores, UserError):
+                yield picture, Prediction([], [], error=str(scores))
             else:
-                yield picture, rank(result[:-1], float(result[-1]), names, top, how)
+                yield picture, rank(scores.logits, scores.novelty, names, top, how)
 
     def forget(self, name: str) -> None:
         """Remove a class, with everything that was kept of it.

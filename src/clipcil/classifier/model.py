@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import copy
 import datetime
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,12 +18,12 @@ from clipcil.classifier.facts import Facts, KnownClass
 from clipcil.classifier.held_out import HeldOut, LeavesOneOut, choose_left_out, split_held_out
 from clipcil.classifier.lesson import LearnMonitor, Lesson, LessonRecord
 from clipcil.classifier.measuring import evaluate_scores, follow_tower, held_out_scores, measure
-from clipcil.classifier.predicting import logits_and_novelty, stream_logits
+from clipcil.classifier.predicting import Scores, stream_scores
 from clipcil.classifier.sources import TEMPLATE
 from clipcil.classifier.taught import TaughtPictures
 from clipcil.classifier.unknown import Calibration, calibrate
 from clipcil.classifier.wording import counted
-from clipcil.clip import CLIP, load_clip
+from clipcil.clip import CLIP
 from clipcil.clip.loading import MINI_1
 from clipcil.data.dataset import Dataset
 from clipcil.data.names import need_text, same_name
@@ -32,7 +32,6 @@ from clipcil.data.reader import Pictures, Reader, TensorBatch
 from clipcil.data.tasks import Task
 from clipcil.errors import UserError, nearest
 from clipcil.methods.base import Method, build_method, method_state
-from clipcil.methods.registry import find_method
 from clipcil.settings import to_dict
 from clipcil.training.device import make_fabric
 from clipcil.training.trainer import Trainer
@@ -61,7 +60,6 @@ class TaughtModel:
         self.seed, self.config, self.device = seed, config, device
         self._backbone = backbone
         self._monitor = LearnMonitor()
-        self.make_reader: Callable[..., Reader] = Reader
         self._trainer = Trainer(make_fabric(device, "32-true") if device != "cpu" else None, [self._monitor])
         self._kind, self._clip = kind, clip.to(self._trainer.device)
         self._source: tuple[Path, Facts] | None = None  # the folder it was loaded from, and what lay there
@@ -91,25 +89,6 @@ class TaughtModel:
         from clipcil.classifier.page import class_table
 
         return Markup("<p>{}</p>{}").format(repr(self), class_table(self._known))
-
-    def __getstate__(self) -> dict[str, Any]:
-        """The state that `save` would write; the backbone is loaded again by its name."""
-        own = (self._kind.name, self.config, self._backbone, self._fingerprint(), self.seed, self.device)
-        return {"model": own, "state": self._state()}
-
-    def __setstate__(self, saved: dict[str, Any]) -> None:
-        method, config, backbone, fingerprint, seed, device = saved["model"]
-        self._open(find_method(method), config, load_clip(backbone), backbone, seed, device)
-        self._check_backbone("the pickled model", fingerprint)
-        self._set_state(saved["state"])
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        """A model of its own; only the frozen backbone is shared."""
-        other = type(self).__new__(type(self))
-        other._open(self._kind, self.config, self._clip, self._backbone, self.seed, self.device)
-        other._set_state(self._state())
-        other._source, other._previous = self._source, self._previous
-        return other
 
     @property
     def classes(self) -> list[str]:
@@ -197,12 +176,11 @@ class TaughtModel:
         self.calibration = calibrate(logits, labels, self._method.score_scale, novelty)
         self._count_right(evaluate_scores(logits, novelty, labels, self.classes, self.calibration))
 
-    def _scores(self, pictures: Iterable[Any]) -> Iterator[tuple[Any, Tensor | UserError]]:
-        """Each picture with its logits and its novelty (C + 1,), or with the reason why it cannot be read."""
+    def _scores(self, pictures: Iterable[Any]) -> Iterator[tuple[Any, Scores | UserError]]:
+        """Each picture with its scores, or with the reason why it cannot be read."""
         if not self._known:
             raise UserError("the model has learnt nothing yet; teach it first")
-        method = self._method
-        return stream_logits(pictures, method.clip, method.device, lambda batch: logits_and_novelty(method, batch))
+        return stream_scores(pictures, self._method)
 
     def facts(self) -> Facts:
         """Everything about the model except its weights."""

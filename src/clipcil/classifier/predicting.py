@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from clipcil.classifier.unknown import Calibration, probabilities
-from clipcil.clip import CLIP
 from clipcil.data.pictures import decoded, decoding_pool
 from clipcil.data.reader import Batch, TensorBatch
 from clipcil.data.sources import as_picture
@@ -50,26 +49,35 @@ class Prediction:
         return self.names[0] if self.names and not self.unknown else None
 
 
+@dataclass(frozen=True)
+class Scores:
+    """How a method scores one picture."""
+
+    logits: Tensor
+    """(C,) float32."""
+    novelty: float | None
+    """How unlike all classes the picture is; None for a method without such a score."""
+
+
 @torch.no_grad()
-def stream_logits(
-    things: Iterable[Any], clip: CLIP, device: torch.device, logits: Callable[[Batch], Tensor]
-) -> Iterator[tuple[Any, Tensor | UserError]]:
-    """Each thing with its logits (C,), or with the reason why it could not be read; in the order they came."""
-    preprocess = clip.preprocess
+def stream_scores(things: Iterable[Any], method: Method) -> Iterator[tuple[Any, Scores | UserError]]:
+    """Each thing with its scores, or with the reason why it cannot be read; in the order they came."""
+    clip, preprocess = method.clip, method.clip.preprocess
 
     def prepare(thing: Any) -> Tensor:
         with decoded(as_picture(thing), _called(thing)) as image:
             return preprocess.picture(image)
 
-    def score(batch: list[tuple[Any, Future[Tensor]]]) -> Iterator[tuple[Any, Tensor | UserError]]:
+    def score(batch: list[tuple[Any, Future[Tensor]]]) -> Iterator[tuple[Any, Scores | UserError]]:
         results = [_outcome(future) for _, future in batch]
         whole = [result for result in results if isinstance(result, Tensor)]
+        scored: Iterator[Scores] = iter(())
         if whole:
             # Through half precision as in the cache on disk: learnt and predicted pictures are seen alike.
             pixels = preprocess.finish(torch.stack(whole)).half().float()
-            rows = iter(logits(TensorBatch(clip, pixels.to(device))).float().cpu())
+            scored = _scores(method, TensorBatch(clip, pixels.to(method.device)))
         for (thing, _), result in zip(batch, results, strict=True):
-            yield thing, next(rows) if isinstance(result, Tensor) else result
+            yield thing, next(scored) if isinstance(result, Tensor) else result
 
     pool = decoding_pool()
     try:
@@ -91,12 +99,11 @@ def rank(logits: Tensor, novelty: float | None, names: list[str], top: int, how:
     return Prediction(chosen, best.values.tolist(), how.is_unknown(float(best.values[0]), novelty))
 
 
-def logits_and_novelty(method: Method, batch: Batch) -> Tensor:
-    """(B, C + 1): logits, and the novelty score in the last column; NaN there for a method without one."""
-    logits = method.logits(batch)
-    novelty = method.novelty(batch)
-    last = torch.full_like(logits[:, :1], torch.nan) if novelty is None else novelty[:, None].to(logits)
-    return torch.cat([logits, last], dim=1)
+def _scores(method: Method, batch: Batch) -> Iterator[Scores]:
+    """The scores of each picture of a batch."""
+    logits, novelty = method.logits(batch), method.novelty(batch)
+    each = [None] * len(logits) if novelty is None else novelty.to(logits).float().tolist()
+    return map(Scores, logits.float().cpu(), each)
 
 
 def _outcome(future: Future[Tensor]) -> Tensor | UserError:

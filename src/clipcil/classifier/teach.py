@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,14 +33,6 @@ from clipcil.errors import UserError, printable, quoted
 
 
 @dataclass(frozen=True)
-class RayOptions:
-    """Where pictures are encoded, if not in this process."""
-
-    actors: int = 2
-    address: str | None = None
-
-
-@dataclass(frozen=True)
 class Request:
     """What `clipcil learn` was asked to do."""
 
@@ -56,8 +47,6 @@ class Request:
     skip_broken: bool = False
     subfolders: bool = False
     quiet: bool = False
-    ray: RayOptions | None = None
-    """Encode the pictures on Ray; None: in this process."""
 
 
 def teach(request: Request) -> Lesson:
@@ -71,10 +60,6 @@ def teach(request: Request) -> Lesson:
     dataset = read_source(request.folder, request.subfolders)
     with hold_model(request.model):
         model = _open(request)
-        if request.ray is not None:
-            from clipcil.classifier.ray_reader import RayReader
-
-            model.make_reader = partial(RayReader, address=request.ray.address, actors=request.ray.actors)
         before = model.class_facts
         if not request.quiet:
             print_plan(model, dataset, request.folder)

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from clipcil.commands.types import Address, Count, Device, Download, Flag, Name, NewBackbone, On, Words
+from clipcil.commands.types import Device, Download, Flag, Name, NewBackbone, Words
 
 Model = Annotated[Path, Parameter(metavar="MODEL")]
 Pictures = Annotated[Path, Parameter(metavar="FOLDER")]
@@ -30,9 +30,6 @@ def learn(
     device: Device = "cpu",
     quiet: Flag = False,
     allow_download: Download = False,
-    on: On = "here",
-    actors: Count = 2,
-    address: Address = None,
 ) -> None:
     """Teach a model the classes in a folder; the pictures of earlier lessons are not needed.
 
@@ -57,9 +54,6 @@ def learn(
         subfolders: Accept class folders that hold only folders of pictures.
         dry_run: Show what would be learnt, and learn nothing.
         quiet: Print only the closing lines.
-        on: ray: pictures are decoded and encoded by Ray actors; every machine must be able to read them.
-        actors: Number of actors, with --on ray.
-        address: Address of a Ray cluster, or auto. Default: Ray is started on this machine.
     """
     from clipcil.classifier import teach
     from clipcil.network import allow_downloads
@@ -67,8 +61,7 @@ def learn(
 
     choices = {"method": method, "seed": seed}
     request = teach.Request(
-        model, folder, choices, parse_words(set), backbone, device, hold_out, skip_broken, subfolders, quiet,
-        teach.RayOptions(actors, address) if on == "ray" else None,
+        model, folder, choices, parse_words(set), backbone, device, hold_out, skip_broken, subfolders, quiet
     )  # fmt: skip
     with allow_downloads(allow_download):
         (teach.dry_run if dry_run else teach.teach)(request)
