@@ -23,7 +23,7 @@ from torch import Tensor
 
 import clipcil
 from clipcil.classifier.predicting import Scores
-from clipcil.classifier.unknown import probabilities
+from clipcil.classifier.scoring import probabilities
 from clipcil.data.dataset import Dataset, open_dataset
 
 

@@ -19,7 +19,7 @@ ORDER = (
     "Prediction", "UserError",
 )  # fmt: skip
 USED = {  # what the names above hand to a caller or to the author of a method
-    "Lesson": "classifier.lesson", "LessonStoppedError": "classifier.lesson", "Evaluation": "classifier.evaluation",
+    "Lesson": "classifier.lesson", "LessonStoppedError": "classifier.lesson", "Evaluation": "classifier.scoring",
     "Task": "data.tasks", "Pictures": "data.reader", "Batch": "data.reader", "Trainer": "training.trainer",
     "TowerTraining": "training.augment", "tuned": "training.tuning",
 }  # fmt: skip

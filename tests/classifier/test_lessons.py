@@ -11,11 +11,10 @@ from torch.nn.functional import normalize
 
 import clipcil
 from clipcil.classifier import model as model_module
-from clipcil.classifier.evaluation import Answer, Evaluation, evaluate_answers
 from clipcil.classifier.facts import KnownClass
-from clipcil.classifier.held_out import split_held_out
+from clipcil.classifier.held_out import held_out_scores, split_held_out
 from clipcil.classifier.lesson import Lesson, LessonStoppedError
-from clipcil.classifier.measuring import held_out_scores
+from clipcil.classifier.scoring import Answer, Evaluation, evaluate_answers
 from clipcil.classifier.sources import read_source
 from clipcil.data.reader import Reader
 from clipcil.errors import UserError

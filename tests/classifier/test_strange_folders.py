@@ -19,10 +19,10 @@ from clipcil.classifier.held_out import PREFIX, HeldOut
 from clipcil.classifier.lesson import LessonRecord
 from clipcil.classifier.model_folder import read_model, restore_previous, write_model
 from clipcil.classifier.output import json_text
+from clipcil.classifier.scoring import Calibration
 from clipcil.classifier.small_pictures import SmallPictures
 from clipcil.classifier.summary import print_summary, summarise
 from clipcil.classifier.taught import CHECKSUMS, LABELS, TaughtPictures
-from clipcil.classifier.unknown import Calibration
 from clipcil.errors import UserError
 from clipcil.reading import read_toml
 

@@ -9,7 +9,7 @@ from scipy.optimize import minimize_scalar
 from torch.nn.functional import cross_entropy
 
 from clipcil.classifier.held_out import split_held_out
-from clipcil.classifier.unknown import calibrate, fit_temperature, probabilities, threshold_for
+from clipcil.classifier.scoring import calibrate, fit_temperature, probabilities, threshold_for
 
 
 def made_up(count: int, classes: int = 7) -> tuple[torch.Tensor, torch.Tensor]:

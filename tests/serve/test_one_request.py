@@ -19,10 +19,10 @@ from PIL import Image
 from server_process import form, png
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from clipcil.classifier.evaluation import Evaluation
 from clipcil.classifier.facts import Facts, KnownClass
 from clipcil.classifier.lesson import Lesson, LessonRecord
 from clipcil.classifier.model_folder import write_model
+from clipcil.classifier.scoring import Evaluation
 from clipcil.errors import UserError
 from clipcil.serve import transfer
 from clipcil.serve.answers import LessonState

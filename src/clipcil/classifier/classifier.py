@@ -12,16 +12,15 @@ import numpy as np
 import torch
 from PIL import Image
 
-from clipcil.classifier.evaluation import Answer, Evaluation, evaluate_answers
 from clipcil.classifier.facts import KnownClass
+from clipcil.classifier.held_out import evaluate_scores, held_out_scores
 from clipcil.classifier.layout import skipped_files
 from clipcil.classifier.lesson import Lesson, LessonRecord, Progress
-from clipcil.classifier.measuring import evaluate_scores, held_out_scores
 from clipcil.classifier.model import TaughtModel
 from clipcil.classifier.model_folder import MODEL, hold_model, load_model, read_model, write_model
 from clipcil.classifier.predicting import Prediction, rank
+from clipcil.classifier.scoring import Answer, Evaluation, evaluate_answers, probabilities
 from clipcil.classifier.sources import Source, as_list, read_source
-from clipcil.classifier.unknown import probabilities
 from clipcil.clip import CLIP, load_clip
 from clipcil.clip.loading import backbone_name
 from clipcil.data.dataset import drop_broken

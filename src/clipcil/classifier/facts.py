@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import clipcil
 from clipcil.classifier.lesson import LessonRecord
-from clipcil.classifier.unknown import Calibration
+from clipcil.classifier.scoring import Calibration
 from clipcil.data.names import check_template
 from clipcil.errors import UserError, printable
 from clipcil.reading import Between, Count, Text, typed

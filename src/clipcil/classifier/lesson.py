@@ -9,8 +9,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from clipcil.classifier.evaluation import Evaluation
-from clipcil.classifier.unknown import Calibration
+from clipcil.classifier.scoring import Calibration, Evaluation
 from clipcil.errors import UserError
 from clipcil.training.trainer import Callback
 

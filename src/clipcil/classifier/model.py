@@ -13,15 +13,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from clipcil.classifier.evaluation import Evaluation
 from clipcil.classifier.facts import Facts, KnownClass
-from clipcil.classifier.held_out import HeldOut, LeavesOneOut, choose_left_out, split_held_out
+from clipcil.classifier.held_out import (
+    HeldOut,
+    LeavesOneOut,
+    choose_left_out,
+    evaluate_scores,
+    follow_tower,
+    held_out_scores,
+    measure,
+    split_held_out,
+)
 from clipcil.classifier.lesson import LearnMonitor, Lesson, LessonRecord
-from clipcil.classifier.measuring import evaluate_scores, follow_tower, held_out_scores, measure
 from clipcil.classifier.predicting import Scores, stream_scores
+from clipcil.classifier.scoring import Calibration, Evaluation, calibrate
 from clipcil.classifier.sources import TEMPLATE
 from clipcil.classifier.taught import TaughtPictures
-from clipcil.classifier.unknown import Calibration, calibrate
 from clipcil.classifier.wording import counted
 from clipcil.clip import CLIP
 from clipcil.clip.loading import MINI_1

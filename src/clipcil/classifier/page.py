@@ -9,8 +9,8 @@ from typing import Any
 from markupsafe import Markup
 
 from clipcil.classifier.classifier import Classifier
-from clipcil.classifier.evaluation import Answer, Evaluation
 from clipcil.classifier.facts import KnownClass
+from clipcil.classifier.scoring import Answer, Evaluation
 from clipcil.classifier.wording import counted
 from clipcil.data.pictures import decode, thumbnail
 from clipcil.data.sources import as_picture

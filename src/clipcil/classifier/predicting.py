@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from clipcil.classifier.unknown import Calibration, probabilities
+from clipcil.classifier.scoring import Calibration, probabilities
 from clipcil.data.pictures import decoded, decoding_pool
 from clipcil.data.reader import Batch, TensorBatch
 from clipcil.data.sources import as_picture

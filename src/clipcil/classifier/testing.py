@@ -5,8 +5,8 @@ from __future__ import annotations
 from rich.table import Table
 
 from clipcil.classifier.classifier import Classifier
-from clipcil.classifier.evaluation import Evaluation
 from clipcil.classifier.output import json_text
+from clipcil.classifier.scoring import Evaluation
 from clipcil.classifier.wording import (
     accuracy_sentence,
     confusion_sentence,

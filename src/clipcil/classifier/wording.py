@@ -7,8 +7,7 @@ import sys
 import textwrap
 from typing import TYPE_CHECKING, TextIO
 
-from clipcil.classifier.evaluation import Evaluation
-from clipcil.classifier.unknown import ENOUGH, Calibration
+from clipcil.classifier.scoring import ENOUGH, Calibration, Evaluation
 from clipcil.errors import printable
 
 if TYPE_CHECKING:

@@ -7,10 +7,10 @@ from typing import Any, Literal
 from pydantic import BaseModel, StrictBool, StrictStr, model_validator
 from pydantic_core import from_json
 
-from clipcil.classifier.evaluation import Confusion
 from clipcil.classifier.facts import KnownClass
 from clipcil.classifier.lesson import Lesson
 from clipcil.classifier.predicting import Prediction
+from clipcil.classifier.scoring import Confusion
 
 MOST_PAIRS = 20
 """Confused pairs of classes in the result of a lesson, the most frequent first."""

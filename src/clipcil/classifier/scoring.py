@@ -1,0 +1,241 @@
+"""Scoring: evaluation on labelled pictures, temperature scaling, and the threshold for "none of these".
+
+Temperature and threshold are fitted to held-out pictures of known classes, scored again by the current model after
+every lesson. No picture of an unknown class is needed: the threshold is set so that at most the allowed share of known
+ones is called unknown. The threshold applies to the method's own novelty score, such as the distance to the nearest
+class; for a method without one, to the highest probability.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from clipcil.intervals import wilson_interval
+
+FALSE_ALARMS = 0.05
+"""Share of pictures of known classes that may be called unknown."""
+ENOUGH = 20
+"""Held-out pictures needed to fit a temperature and a threshold; a 5 % threshold needs at least 19."""
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """How scores become probabilities and decisions. With too few held-out pictures no picture is called unknown."""
+
+    temperature: float = 1.0
+    """Logits are multiplied by it before the softmax."""
+    threshold: float | None = None
+    """A picture whose highest probability lies below it is none of the classes; None: nothing is."""
+    pictures: int = 0
+    """Number of held-out pictures for fitting the two."""
+    novelty: float | None = None
+    """A picture whose novelty score lies above it is none of the classes; None: the method has no such score, and the
+    threshold of the probability decides."""
+    false_alarms: float | None = None
+    """Expected share of new pictures of known classes that are called unknown; None where there is no threshold."""
+
+    def is_unknown(self, probability: float, novelty: float | None) -> bool:
+        """Whether a picture with this highest probability and novelty score is none of the classes."""
+        if self.novelty is not None and novelty is not None:
+            return novelty > self.novelty
+        return self.threshold is not None and probability < self.threshold
+
+
+def probabilities(logits: Tensor, temperature: float) -> Tensor:
+    """softmax(temperature · logits), (B, C) → (B, C), float64."""
+    return torch.softmax(logits.double() * temperature, dim=-1)
+
+
+def calibrate(
+    logits: Tensor, labels: Tensor, plain: float, novelty: Tensor | None = None, rate: float = FALSE_ALARMS
+) -> Calibration:
+    """Fit temperature and threshold to held-out pictures of known classes.
+
+    Args:
+        logits: (N, C) of the current model.
+        labels: (N,) true classes.
+        plain: The temperature to use where there are too few pictures to fit one.
+        novelty: (N,) novelty score of each picture, where the method has one.
+        rate: Share of pictures of known classes that may be called unknown.
+
+    Returns:
+        With fewer than `ENOUGH` pictures, or with one class, whose probability is always 1: temperature `plain` and no
+        threshold, so that no picture is called unknown; a threshold from a handful of pictures would be arbitrary.
+    """
+    if len(labels) < ENOUGH or logits.shape[1] < 2:
+        return Calibration(plain, None, len(labels))
+    temperature = fit_temperature(logits, labels)
+    scores = probabilities(logits, temperature).max(dim=1).values
+    threshold, expected = threshold_for(scores, rate)
+    limit = None if novelty is None else -threshold_for(-novelty, rate)[0]
+    return Calibration(temperature, threshold, len(scores), limit, expected)
+
+
+def threshold_for(scores: Tensor, rate: float = FALSE_ALARMS) -> tuple[float, float]:
+    """The highest threshold below which at most `rate` of new pictures like these are expected, and that share.
+
+    Of N exchangeable scores and a new one, the new one is below the k-th smallest of the N with probability at most
+    k/(N+1) (split conformal prediction), so k = ⌊rate (N+1)⌋. With fewer than 1/rate − 1 scores there is no such k.
+
+    Args:
+        scores: (N,) of held-out pictures of known classes.
+        rate: Share of false alarms allowed.
+
+    Raises:
+        ValueError: Too few scores for this rate.
+    """
+    place = int(rate * (len(scores) + 1) + 1e-9)
+    if place < 1:
+        raise ValueError(f"{len(scores)} scores are too few for a rate of {rate}")
+    return float(scores.double().sort().values[place - 1]), place / (len(scores) + 1)
+
+
+def fit_temperature(logits: Tensor, labels: Tensor) -> float:
+    """The factor that makes the probabilities of held-out pictures most likely, by golden-section search.
+
+    The likelihood of a softmax is concave in this factor, so the search finds the one maximum; the logarithm of the
+    factor is searched between 1/100 and 100 times.
+    """
+    logits, low, high = logits.double(), torch.tensor(0.01).log().item(), torch.tensor(100.0).log().item()
+
+    def cost(log_factor: float) -> float:
+        return float(cross_entropy(logits * torch.tensor(log_factor).exp(), labels))
+
+    golden = (5**0.5 - 1) / 2
+    for _ in range(40):
+        left, right = high - golden * (high - low), low + golden * (high - low)
+        if cost(left) <= cost(right):
+            high = right
+        else:
+            low = left
+    return float(torch.tensor((low + high) / 2).exp())
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A labelled picture and the answer of the model."""
+
+    true: str
+    guess: str
+    """The likeliest class, whether or not the picture was called unknown."""
+    probability: float
+    unknown: bool = False
+    """Whether the model said "none of these"."""
+    picture: Any = None
+
+
+@dataclass(frozen=True)
+class ClassResult:
+    """Accuracy on the pictures of one class."""
+
+    name: str
+    pictures: int
+    right: int
+
+    @property
+    def accuracy(self) -> float | None:
+        return self.right / self.pictures if self.pictures else None
+
+
+@dataclass(frozen=True)
+class Confusion:
+    """Number of pictures of class `true` that were classified as `guess`."""
+
+    true: str
+    guess: str
+    pictures: int
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """The result of testing a model on labelled pictures.
+
+    A picture of a class the model knows is right if its likeliest class is the true one, whether or not it was also
+    called unknown; how often that happened is in `false_alarms`. Pictures of other classes count only in
+    `unknown_pictures`.
+    """
+
+    pictures: int = 0
+    """Pictures of classes that the model knows."""
+    right: int = 0
+    """Number of these whose likeliest class is the true one."""
+    classes: list[ClassResult] = field(default_factory=list)
+    """Every class of the model that had pictures, in the model's order."""
+    confused: list[Confusion] = field(default_factory=list)
+    """Pairs of classes by how often one was mistaken for the other, the most frequent first."""
+    false_alarms: int = 0
+    """Pictures of known classes that were called "none of these"."""
+    unknown_pictures: int = 0
+    """Pictures of classes that the model does not know."""
+    unknown_classes: list[str] = field(default_factory=list)
+    """Names of those classes, in the order in which they were found."""
+    missed: int = 0
+    """Pictures of unknown classes that were given a class instead of "none of these"."""
+    mistakes: list[Answer] = field(default_factory=list)
+    """Wrong answers (a wrong class, or a class for an unknown picture), the most confident first."""
+    unreadable: list[str] = field(default_factory=list)
+    """A line for each picture that could not be read; these count nowhere else."""
+
+    @property
+    def accuracy(self) -> float | None:
+        """Share of the pictures of known classes that are classified correctly; None without any."""
+        return self.right / self.pictures if self.pictures else None
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """The 95% interval of the accuracy for pictures like these."""
+        return wilson_interval(self.right, self.pictures)
+
+    def of(self, name: str) -> ClassResult:
+        """The result of one class."""
+        return next((result for result in self.classes if result.name == name), ClassResult(name, 0, 0))
+
+
+def evaluate_answers(answers: Iterable[Answer], names: Sequence[str]) -> Evaluation:
+    """Count answers.
+
+    Args:
+        answers: One for each picture; `true` is a class of `names`, or another name for a class the model never saw.
+        names: Classes that the model knows, in its order.
+
+    Example:
+        >>> found = evaluate_answers([Answer("cat", "cat", 0.9), Answer("cat", "dog", 0.6)], ["cat", "dog"])
+        >>> found.accuracy, found.confused
+        (0.5, [Confusion(true='cat', guess='dog', pictures=1)])
+    """
+    known = set(names)
+    asked, right, pairs = Counter[str](), Counter[str](), Counter[tuple[str, str]]()
+    alarms = missed = 0
+    unknown, mistakes = Counter[str](), []
+    for answer in answers:
+        if answer.true not in known:
+            unknown[answer.true] += 1
+            missed += not answer.unknown
+            if not answer.unknown:
+                mistakes.append(answer)
+            continue
+        asked[answer.true] += 1
+        alarms += answer.unknown
+        if answer.guess == answer.true:
+            right[answer.true] += 1
+        else:
+            pairs[answer.true, answer.guess] += 1
+            mistakes.append(answer)
+    return Evaluation(
+        pictures=asked.total(),
+        right=right.total(),
+        classes=[ClassResult(name, asked[name], right[name]) for name in names if asked[name]],
+        confused=[Confusion(*pair, count) for pair, count in pairs.most_common()],
+        false_alarms=alarms,
+        unknown_pictures=unknown.total(),
+        unknown_classes=list(unknown),
+        missed=missed,
+        mistakes=sorted(mistakes, key=lambda answer: -answer.probability),
+    )
