@@ -62,7 +62,7 @@ def plan(grid: Grid) -> list[PlannedRun]:
     rows = _choose_rows(rows, grid.methods)
     data = known_datasets(grid.data) or (list(table.datasets) if table else ["emoji"])
     rows, data = _cut(rows, data, grid.only)
-    for key in (word.partition("=")[0].strip() for word in grid.set):
+    for key in map(_key, grid.set):
         if any(key in row.decides for row in rows):
             raise UserError(f"the rows of {grid.table} decide '{key}' themselves; leave it out, or bench without table")
     run = {"tasks": table.tasks, "backbone": table.backbone, **grid.run} if table else dict(grid.run)
@@ -100,29 +100,20 @@ def plan_sweep(method: str, key: str, values: Sequence[str], grid: Grid) -> list
     if len(chosen) < 2:
         raise UserError(f"a sweep needs at least two values of '{key}'; write them one after the other")
     if has_setting(config, key):
-        given, cases = _given_setting(key, grid), [Case(value, method, nested({key: value})) for value in chosen]
+        cases = [Case(value, method, nested({key: value})) for value in chosen]
+        given = [f"--set {word}" for word in grid.set if _key(word) == key]
     else:
-        given, cases = _given_option(key, grid), [Case(value, method, run={key: value}) for value in chosen]
+        cases = [Case(value, method, run={key: value}) for value in chosen]
+        same = ("tasks", "increment") if key in ("tasks", "increment") else (key,)
+        given = [f"--{name.replace('_', '-')}" for name in same if name in grid.run]
+        given += ["--orders"] if key == "order" and grid.orders else []
     if given:
-        raise UserError(f"the sweep itself decides '{key}'; leave out {given}")
+        raise UserError(f"the sweep itself decides '{key}'; leave out {given[0]}")
     planned = _expand(cases, known_datasets(grid.data) or ["emoji"], grid, grid.run)
     for each in planned:
         if each.problem:  # an invalid value of a sweep is refused, not reported as a failed run
             raise UserError(each.problem)
     return planned
-
-
-def _given_setting(key: str, grid: Grid) -> str:
-    """The words that give the swept setting of the method another value; empty where there are none."""
-    return next((f"--set {word}" for word in grid.set if word.partition("=")[0].strip() == key), "")
-
-
-def _given_option(key: str, grid: Grid) -> str:
-    """The name of an option that gives the swept option of the run another value; empty where there is none."""
-    if key == "order" and grid.orders:
-        return "--orders"
-    same = ("tasks", "increment") if key in ("tasks", "increment") else (key,)
-    return next((f"--{name.replace('_', '-')}" for name in same if name in grid.run), "")
 
 
 def study_values(key: str) -> tuple[float, ...]:
@@ -131,51 +122,63 @@ def study_values(key: str) -> tuple[float, ...]:
 
 
 def _expand(cases: Sequence[Case], data: Sequence[str], grid: Grid, run: Mapping[str, Any]) -> list[PlannedRun]:
-    check_settings(grid.set, [case.method for case in cases])
-    roots, options = data_roots(grid.data_root, data), data_options(grid.data_options, data)
+    kinds, sources = methods(), datasets()
+    configs = {case.method: kinds[case.method].Config() for case in cases if case.method in kinds}
+    settings = _share_words(grid.set, configs, ("methods", "a setting"))
+    defaults = {name: sources[name].options() for name in data if name in sources}
+    options = _share_words(grid.data_options, defaults, ("datasets", "an option"))
+    roots = data_roots(grid.data_root, data)
     planned = []
     for name in data:
-        where = {"data": name, "data_root": roots[name], "data_options": options[name]}
+        where = {"data": name, "data_root": roots[name], "data_options": options.get(name, {})}
         for case in cases:
             for order in [{"order": order} for order in grid.orders] or [{}]:
                 for seed in range(grid.seeds):
                     own = {**case.run, **order, **where, "method": case.method, "seed": seed}
-                    planned.append(_resolve(case, build(RunSpec, {**run, **own}), grid))
+                    given = merge(settings.get(case.method, {}), case.settings)
+                    planned.append(_resolve(case.label, build(RunSpec, {**run, **own}), given, grid.out))
     return planned
 
 
-def _resolve(case: Case, spec: RunSpec, grid: Grid) -> PlannedRun:
+def _resolve(label: str, spec: RunSpec, settings: Mapping[str, Any], out: Path) -> PlannedRun:
     """The run with all its settings, and the folder that belongs to exactly them."""
     name = f"{spec.data}-{spec.method}-seed{spec.seed}"
     try:
         spec = resolved(spec)
-        config = method_settings(spec, merge(parse_words(known_words(spec.method, grid.set)), case.settings))
+        config = method_settings(spec, settings)
     except UserError as error:
-        return PlannedRun(case.label, spec, None, grid.out / f"{name}-refused", str(error))
+        return PlannedRun(label, spec, None, out / f"{name}-refused", str(error))
     text = json.dumps(as_table(spec, config), sort_keys=True)
     digest = hashlib.sha256(text.encode()).hexdigest()[:8]
-    return PlannedRun(case.label, spec, config, grid.out / f"{name}-{digest}")
+    return PlannedRun(label, spec, config, out / f"{name}-{digest}")
 
 
-def check_settings(words: Sequence[str], names: Iterable[str]) -> None:
-    """Refuse a setting that none of the methods has, and a value that one of them does not take."""
-    known = methods()
-    kinds = {name: known[name] for name in names if name in known}
-    for word in words:
-        key = word.partition("=")[0].strip()
-        owners = [kind for kind in kinds.values() if has_setting(kind.Config(), key)]
+def _share_words(words: Sequence[str], owners: Mapping[str, Any], called: tuple[str, str]) -> dict[str, dict[str, Any]]:
+    """The values among words key=value for each method or dataset: those for which it has a setting or option.
+
+    Args:
+        words: The words.
+        owners: The defaults of each method or dataset.
+        called: What an owner and a key are called in messages.
+
+    Raises:
+        UserError: None of the owners has a key, or one of them does not take a value.
+    """
+    pairs = [(word, _key(word)) for word in words]
+    for word, key in pairs:
         parse_words([word])
-        if not owners and kinds:
-            every = sorted({f.name for kind in kinds.values() for f in dataclasses.fields(kind.Config)})
-            raise UserError(f"none of the methods has a setting '{key}'{nearest(key, every)}")
-    for name, kind in kinds.items():  # all of its words at once: which value fits may depend on another
-        override(kind.Config(), parse_words(known_words(name, words)))
+        if owners and not any(has_setting(defaults, key) for defaults in owners.values()):
+            every = sorted({item.name for defaults in owners.values() for item in dataclasses.fields(defaults)})
+            raise UserError(f"none of the {called[0]} has {called[1]} '{key}'{nearest(key, every)}")
+    found = {}
+    for name, defaults in owners.items():
+        found[name] = parse_words([word for word, key in pairs if has_setting(defaults, key)])
+        override(defaults, found[name])  # all values at once: which one fits may depend on another
+    return found
 
 
-def known_words(method: str, words: Sequence[str]) -> list[str]:
-    """The words for settings that the method has."""
-    config = find_method(method).Config()
-    return [word for word in words if has_setting(config, word.partition("=")[0].strip())]
+def _key(word: str) -> str:
+    return word.partition("=")[0].strip()
 
 
 def has_setting(config: Any, key: str) -> bool:
@@ -206,23 +209,6 @@ def data_roots(words: Sequence[str], data: Iterable[str]) -> dict[str, Path | No
         if root is None and general and name in known and known[name].needs != "nothing":
             root = own_folder(name, general[0])
         found[name] = root.absolute() if root is not None else None
-    return found
-
-
-def data_options(words: Sequence[str], data: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """The options of each dataset among these words; a word that fits none of them is refused."""
-    known = datasets()
-    kinds = {name: known[name].options() for name in data if name in known}
-    for word in words:
-        key = word.partition("=")[0].strip()
-        if kinds and not any(has_setting(options, key) for options in kinds.values()):
-            every = sorted({item.name for options in kinds.values() for item in dataclasses.fields(options)})
-            raise UserError(f"none of the datasets has an option '{key}'{nearest(key, every)}")
-    found: dict[str, dict[str, Any]] = {name: {} for name in data}
-    for name, options in kinds.items():
-        own = [word for word in words if has_setting(options, word.partition("=")[0].strip())]
-        found[name] = parse_words(own)
-        override(options, found[name])
     return found
 
 

@@ -162,11 +162,11 @@ class PlainDisplay(Display):
         self._header = True
 
 
-class LiveDisplay(Display):
+class LiveDisplay(PlainDisplay):
     """A table with a row per task, a progress bar for the tasks and one for the current stage."""
 
     def __init__(self, console: Console | None = None) -> None:
-        self.console = console or Console(markup=False)
+        super().__init__(console or Console(markup=False))
         columns = (
             TextColumn("{task.description:<28}", markup=False),
             BarColumn(),
@@ -185,9 +185,6 @@ class LiveDisplay(Display):
         self._stage = self._bars.add_task("", total=None)
         self._live = Live(self._bars, console=self.console, refresh_per_second=8)
         self._live.start()
-
-    def tell(self, line: str) -> None:
-        self.console.print(printable(line), markup=False)
 
     def bar(self, name: str, total: int) -> None:
         if self._stage is not None:

@@ -142,13 +142,12 @@ def _serve(pipe: Connection) -> None:
     """The loop of a worker process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches every process of a terminal; the first one decides
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    cache = LoadCache(stages=TensorStore.of_user())
     while True:
         try:
             planned = pipe.recv()
         except EOFError:
             return
-        pipe.send(attempt(planned, cache, Display()))
+        pipe.send(attempt(planned, shared_cache(), Display()))
 
 
 def _end_with_parent() -> None:
