@@ -78,7 +78,7 @@ def test_a_broken_package_costs_a_line_and_nothing_else(site: Path) -> None:
         "clipcil: warning: clipcil.methods 'bad' of broken is not used: ModuleNotFoundError:"
         " No module named 'nothing_of_that_name'",
         "clipcil: warning: clipcil.methods 'dmc' of taken is not used: ValueError:"
-        " two methods are called 'dmc': DMC and Coin",
+        " two methods are called 'dmc': clipcil.methods.dmc.DMC and taken.Coin",
     ]
     done = clipcil(site, "datasets")
     assert done.returncode == 0 and "plain colours" in done.stdout

@@ -6,12 +6,9 @@ from importlib.metadata import EntryPoint
 
 import pytest
 
-from clipcil.clip import CLIP
-from clipcil.errors import UserError
 from clipcil.methods import registry
 from clipcil.methods.base import Method
-from clipcil.methods.zero_shot import ZeroShot, ZeroShotConfig
-from clipcil.training.trainer import Trainer
+from clipcil.methods.zero_shot import ZeroShot
 
 
 def test_a_plugin_that_is_no_method_costs_a_line_and_is_not_listed(monkeypatch, capsys) -> None:
@@ -40,13 +37,3 @@ def test_a_class_of_another_module_does_not_replace_a_method_by_bearing_its_clas
     assert registry.find_method("zero-shot") is ZeroShot
     again = type("ZeroShot", (ZeroShot,), {"__module__": ZeroShot.__module__})  # as a cell of a notebook run again
     assert registry.register(again) is registry.find_method("zero-shot")
-
-
-def test_who_can_forget_is_said_beside_a_class_that_is_only_a_base_of_methods(tiny_clip: CLIP) -> None:
-    class Base(Method):
-        def forget(self, index: int) -> None:
-            """What methods derived from it have in common."""
-
-    with pytest.raises(UserError, match=r"cannot forget a class; .*discriminant, .*simplecil"):
-        ZeroShot(ZeroShotConfig(), tiny_clip, Trainer()).forget(0)
-    del Base

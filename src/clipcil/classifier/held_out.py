@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -19,7 +18,7 @@ from clipcil.calibration import paired_map
 from clipcil.classifier.lesson import Lesson
 from clipcil.classifier.predicting import rank
 from clipcil.classifier.scoring import ENOUGH, Answer, Calibration, Evaluation, calibrate, evaluate_answers
-from clipcil.data.reader import Batch, Pictures
+from clipcil.data.reader import Pictures
 from clipcil.errors import UserError
 from clipcil.experiment.evaluate import BATCH
 from clipcil.memory.gaussians import AffineMap
@@ -64,15 +63,6 @@ def _spread(labels: Tensor, how_many: Callable[[int], int]) -> Tensor:
         count = how_many(len(rows))
         chosen[rows[[(2 * i + 1) * len(rows) // (2 * count) for i in range(count)]]] = True
     return chosen
-
-
-@runtime_checkable
-class LeavesOneOut(Protocol):
-    """A method that can score pictures it has learnt as if it had not."""
-
-    def leave_one_out(self, batch: Batch, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Logits (B, C) and `novelty` (B,) of pictures learnt as `labels` (B,), each by the model without it."""
-        ...
 
 
 class PixelsNeededError(Exception):
@@ -195,7 +185,7 @@ def held_out_scores(method: Method, held: HeldOut) -> tuple[Tensor, Tensor | Non
         return torch.zeros(0, method.seen), None
     batch, labels = held.batch(method.device, method.clip.config.vision.width), held.labels.to(method.device)
     novelty: Tensor | None
-    if isinstance(method, LeavesOneOut):
+    if method.implements("leave_one_out"):
         logits, novelty = method.leave_one_out(batch, labels)
     else:
         logits, novelty = method.logits(batch), method.novelty(batch)
@@ -229,7 +219,7 @@ def measure(method: Method, held: HeldOut, newest: Pictures, names: list[str], l
     Returns:
         The pictures to keep for the next lesson.
     """
-    lesson.left_one_out = isinstance(method, LeavesOneOut)
+    lesson.left_one_out = method.implements("leave_one_out")
     lesson.held_out = 0 if lesson.left_one_out else len(newest)
     held = held.with_pictures(newest)
     try:

@@ -16,7 +16,6 @@ from torch import Tensor
 from clipcil.classifier.facts import Facts, KnownClass
 from clipcil.classifier.held_out import (
     HeldOut,
-    LeavesOneOut,
     choose_left_out,
     evaluate_scores,
     follow_tower,
@@ -123,14 +122,14 @@ class TaughtModel:
         for name, place in zip(dataset.classes, places, strict=True):
             if learnt[place]:
                 (lesson.again if place < len(self._known) else lesson.new)[name] = learnt[place]
-        if lesson.again and self._kind.learn_again is Method.learn_again:
-            self._method.learn_again(None)  # type: ignore[arg-type]  # it raises, naming the methods that can
+        if lesson.again and not self._kind.implements("learn_again"):
+            raise self._kind.cannot("learn_again")
         return _Plan(dataset.train.subset(rows, labels[rows]), checksums)
 
     def _teach(self, plan: _Plan, reader: Reader, lesson: Lesson, hold_out: bool) -> None:
         method, seen, labels = self._method, self._method.seen, plan.pictures.labels
         train, held = torch.arange(len(labels)), torch.empty(0, dtype=torch.int64)
-        if hold_out and isinstance(method, LeavesOneOut):
+        if hold_out and method.implements("leave_one_out"):
             held = choose_left_out(labels)
         elif hold_out:
             train, held = split_held_out(labels)
@@ -236,7 +235,7 @@ class TaughtModel:
         The folders of a later delivery may still have the old name. And a renamed class keeps its text, so that a
         method that reads class names has one text for both.
         """
-        reads_names = self._kind.check_names is not Method.check_names
+        reads_names = self._kind.implements("check_names")
         why = "; if not, expect confusion: CLIP reads one text for both" if reads_names else ""
         before = {same_name(known.text): known.name for known in self._known}
         return [

@@ -30,7 +30,7 @@ class Method(nn.Module, ABC):
     """A class-incremental method on CLIP.
 
     A subclass implements `build` (its modules), `learn_task` (how a task is learnt) and `logits` (how pictures are
-    scored); where something other than a buffer grows with the classes, it also implements `allocate`.
+    scored). The other hooks are optional.
 
     A checkpoint is `state_dict()` plus `names` and `sizes`. Everything that grows is a growing buffer or is created in
     `allocate`, so that loading can call `grow` for each task and then fill in the values. `clip` is not a submodule: a
@@ -91,17 +91,10 @@ class Method(nn.Module, ABC):
         self._growing: list[str] = []
         self.build()
 
-    # Implemented by a method.
+    # Every method implements these three.
 
     def build(self) -> None:
         """Create modules, parameters and growing buffers."""
-
-    def allocate(self, names: Sequence[str]) -> None:
-        """Create what a new task with classes `names` needs besides growing buffers; `self.names` has them already."""
-
-    def check_names(self, names: Sequence[str]) -> None:
-        """Refuse class names that are too long for the prompts. An experiment calls it with all its names before the
-        first task, so that a long name is not refused only when its task comes. Methods without texts do nothing."""
 
     @abstractmethod
     def learn_task(self, task: Task) -> None:
@@ -111,13 +104,21 @@ class Method(nn.Module, ABC):
     def logits(self, batch: Batch) -> Tensor:
         """Scores (B, classes seen so far): logits or cosines, see `scores`. A row depends on its own picture only."""
 
+    # A method may implement these.
+
+    def allocate(self, names: Sequence[str]) -> None:
+        """Create what a new task with classes `names` needs besides growing buffers; `self.names` has them already."""
+
+    def check_names(self, names: Sequence[str]) -> None:
+        """Refuse class names that are too long for the prompts. Called with all names before the first task."""
+
     def learn_again(self, task: Task) -> None:
-        """Learn more pictures of known classes; the labels of `task` are their indices in `names`. Few methods can."""
-        raise UserError(f"{self.title} cannot learn more pictures of a class it knows; {_who_can('learn_again')} can")
+        """Learn more pictures of known classes; the labels of `task` are their indices in `names`."""
+        raise self.cannot("learn_again")
 
     def forget(self, index: int) -> None:
-        """Remove class `index`; the labels of the classes after it move down by one. Few methods can."""
-        raise UserError(f"{self.title} cannot forget a class; {_who_can('forget')} can")
+        """Remove class `index`; the labels of the classes after it move down by one."""
+        raise self.cannot("forget")
 
     def novelty(self, batch: Batch) -> Tensor | None:
         """(B,): novelty score, higher for pictures less like any known class; None if there is no such score.
@@ -126,11 +127,29 @@ class Method(nn.Module, ABC):
         """
         return None
 
+    def leave_one_out(self, batch: Batch, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """Scores (B, C) and novelty (B,) of pictures learnt as `labels` (B,), each by the method without it."""
+        raise NotImplementedError
+
     def notes(self) -> list[str]:
         """Remarks for reports, such as a part of the method that was left out."""
         return []
 
-    # Implemented here.
+    @classmethod
+    def implements(cls, hook: str) -> bool:
+        """Whether the method implements an optional part, such as "forget"."""
+        return getattr(cls, hook) is not getattr(Method, hook)
+
+    @classmethod
+    def cannot(cls, hook: Literal["learn_again", "forget"]) -> UserError:
+        """The error of a method that does not implement `hook`; it names the methods that do."""
+        from clipcil.methods.registry import methods
+
+        what = {"learn_again": "learn more pictures of a class it knows", "forget": "forget a class"}[hook]
+        able = ", ".join(name for name, kind in sorted(methods().items()) if kind.implements(hook))
+        return UserError(f"{cls.title} cannot {what}; {able} can")
+
+    # Every method has these.
 
     @property
     def clip(self) -> CLIP:
@@ -185,14 +204,13 @@ class Method(nn.Module, ABC):
         self.lay_out()
 
     def lay_out(self) -> None:
-        """Make every buffer contiguous, as loading a checkpoint does; called after `learn`, `learn_again` and `forget`.
+        """Make every buffer contiguous, as loading does; called after `learn`, `learn_again` and `forget`.
 
-        Products with a transposed matrix are rounded differently on some CPUs, so that a method that was saved and
-        loaded would differ in its last bits from one that was not.
+        Some CPUs round products with a transposed matrix differently, so a method that was saved and loaded would
+        differ in its last bits from one that was not.
 
         Raises:
-            UserError: A value of the state is not finite. The training loop checks losses and parameters; what is
-                computed from them after the last step is checked only here.
+            UserError: A value is NaN or infinite. Training checks its losses and parameters; this checks the rest.
         """
         for key, value in self.state_dict().items():
             if value.is_floating_point() and not bool(torch.isfinite(value).all()):
@@ -210,10 +228,17 @@ class Method(nn.Module, ABC):
             setattr(self, name, torch.cat([value, value.new_zeros(len(names), *value.shape[1:])]))
         self.allocate(names)
 
-    def growing_buffer(self, name: str, *shape: int, dtype: torch.dtype | None = None) -> None:
-        """Register a buffer (classes seen, *shape) that gets a row of zeros for each new class."""
-        self.register_buffer(name, torch.zeros(0, *shape, dtype=dtype, device=self.device))
+    def growing_buffer(self, name: str, *shape: int, dtype: torch.dtype | None = None, persistent: bool = True) -> None:
+        """Register a buffer (classes seen, *shape) that gets a row of zeros for each new class.
+
+        A checkpoint leaves it out if it is not persistent: `allocate` computes it from the names.
+        """
+        self.register_buffer(name, torch.zeros(0, *shape, dtype=dtype, device=self.device), persistent)
         self._growing.append(name)
+
+    def by_new_class(self, rows: Tensor, labels: Tensor) -> list[Tensor]:
+        """The rows (n_c, ...) of each class of the newest task, from rows (N, ...) with labels (N,)."""
+        return [rows[labels == label] for label in self.new_labels]
 
     def drop_class(self, index: int) -> tuple[int, int]:
         """Remove class `index` from names, sizes and growing buffers; returns (its task, its index within the task).
@@ -287,15 +312,3 @@ def restore_method(method: Method, tensors: dict[str, Tensor], facts: dict[str, 
         raise UserError(f"the checkpoint does not fit {method.name}: {first_line(error)}") from error
     if method.tunes_tower:
         method.clip.touch()
-
-
-def _who_can(hook: str) -> str:
-    """Names of the methods that implement `hook`."""
-    kinds, found = [Method], set()
-    while kinds:
-        kind = kinds.pop()
-        kinds += kind.__subclasses__()
-        # A class without a name is a common base class of methods, not a method.
-        if hasattr(kind, "name") and getattr(kind, hook) is not getattr(Method, hook):
-            found.add(kind.name)
-    return ", ".join(sorted(found)) or "no method"

@@ -20,12 +20,10 @@ def register(kind: type[Method]) -> type[Method]:
     Raises:
         ValueError: Another method has that name.
     """
-    other = REGISTRY.get(kind.name)
-    if other is not None and (other.__module__, other.__qualname__) != (kind.__module__, kind.__qualname__):
-        names = (other.__qualname__, kind.__qualname__)
-        if names[0] == names[1]:  # classes of the same name in two modules
-            names = (f"{other.__module__}.{names[0]}", f"{kind.__module__}.{names[1]}")
-        raise ValueError(f"two methods are called '{kind.name}': {names[0]} and {names[1]}")
+    other = REGISTRY.get(kind.name, kind)
+    homes = [f"{each.__module__}.{each.__qualname__}" for each in (other, kind)]
+    if homes[0] != homes[1]:
+        raise ValueError(f"two methods are called '{kind.name}': {homes[0]} and {homes[1]}")
     REGISTRY[kind.name] = kind
     return kind
 
