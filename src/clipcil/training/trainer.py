@@ -1,8 +1,8 @@
 """The training loop that all methods share.
 
-A stage that was trained before is restored instead of trained: from the folder of a run that was stopped, or from the
-cache that runs share. For that to give the same bits, the loss may draw from torch's random state but must carry
-nothing from one epoch to the next but the parameters.
+A stage that was trained before is restored instead of trained: from the folder of a stopped run, or from the cache that
+runs share. For that to give the same bits, the loss may draw from torch's random state, but only the parameters may
+carry anything from one epoch to the next.
 """
 
 from __future__ import annotations
@@ -116,6 +116,7 @@ class Trainer:
     ) -> None:
         self.fabric, self.callbacks, self.stages, self.cache = fabric, list(callbacks), stages, cache
         self.device: torch.device = fabric.device if fabric is not None else torch.device("cpu")
+        self.precision: str = fabric._precision.precision if fabric is not None else ""
         self._task, self._place = "", 0
 
     def begin_task(self, name: str) -> None:
@@ -134,12 +135,6 @@ class Trainer:
         """The context of mixed precision, where that is on."""
         return self.fabric.autocast() if self.fabric is not None else nullcontext()
 
-    @property
-    def _scaler(self) -> Any:
-        """The gradient scaler of 16-mixed; None in other precisions."""
-        scaler = getattr(self.fabric._precision, "scaler", None) if self.fabric is not None else None
-        return scaler if scaler is not None and scaler.is_enabled() else None
-
     def fit(
         self,
         stage: str,
@@ -150,7 +145,7 @@ class Trainer:
         each_epoch: Callable[[], None] | None = None,
         depends_on: Sequence[Input] | None = None,
     ) -> None:
-        """Train parameters by minibatches.
+        """Train parameters by minibatches, or restore them where the stage was trained before.
 
         Args:
             stage: Name of the stage.
@@ -168,195 +163,130 @@ class Trainer:
         Raises:
             UserError: The loss or a parameter becomes NaN or infinite.
         """
-        groups = _groups(parameters, how.lr)
-        trained = [parameter for group in groups for parameter in group["params"]]
+        optimizer = _optimizer(parameters, how)
+        peaks = [group["lr"] for group in optimizer.param_groups]
+        trained = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         count = data if isinstance(data, int) else len(data)
-        steps = -(-count // how.batch_size)
-        how = replace(how, epochs=max(how.epochs, -(-how.steps // max(1, steps))))
+        steps = max(1, -(-count // how.batch_size))
+        how = replace(how, epochs=max(how.epochs, -(-how.steps // steps)))
         for callback in self.callbacks:
             callback.begin_stage(stage, how.epochs, steps)
-        keys = self._keys(stage, groups, count, how, depends_on)
-        losses = self._restore(keys, stage, trained, how, steps)
-        if losses is None:
-            losses = self._train(stage, groups, data, loss, how, each_epoch)
-        for parameter in trained:
-            parameter.requires_grad_(False)
-            parameter.grad = None
-        if rank() == 0:
-            kept = {f"parameter.{i}": parameter.detach() for i, parameter in enumerate(trained)} | random_state()
-            for store, key in keys:
-                if not store.paths(key):
-                    with suppress(UserError):  # a full disk does not stop training; the checkpoint reports it
-                        store.save(key, {**kept, "losses": losses})
-        for callback in self.callbacks:
-            callback.end_stage(stage)
 
-    def _train(
-        self,
-        stage: str,
-        groups: list[dict[str, Any]],
-        data: int | Pictures,
-        loss: Callable[..., Tensor],
-        how: Training,
-        each_epoch: Callable[[], None] | None,
-    ) -> Tensor:
-        """Train the groups and return the loss of every step, (epochs · steps,)."""
-        trained = [parameter for group in groups for parameter in group["params"]]
+        entries = self._entries(optimizer, count, how, depends_on)
+        losses = self._restore(entries, stage, trained)  # of every step, where the stage was trained before
+        for place, restored in enumerate(losses):
+            self._end_step(stage, how, steps, place, restored)
+
+        # Scales the loss of 16-mixed; a step with an infinite gradient is left out and lowers the scale.
+        scaler = torch.amp.GradScaler(self.device.type, enabled=self.precision == "16-mixed")
         for parameter in trained:
             parameter.requires_grad_(True)
-        optimizer = _optimizer(groups, how)
-        if self._scaler is not None:  # every stage starts from the default scale
-            self._scaler.load_state_dict(torch.amp.GradScaler("cpu").state_dict())
-        count = data if isinstance(data, int) else len(data)
-        steps = -(-count // how.batch_size)
-        losses: list[Tensor] = []
-        for epoch in range(how.epochs):
+        for _ in range(0 if losses else how.epochs):
             if each_epoch is not None:
                 each_epoch()
-            check = LossCheck(stage, epoch, how)
-            for step, rows in enumerate(torch.split(torch.randperm(count), how.batch_size)):
-                rate = how.rate(epoch * steps + step, how.epochs * steps)
-                for group, wanted in zip(optimizer.param_groups, groups, strict=True):
-                    group["lr"] = wanted["lr"] * rate
+            for rows in torch.split(torch.randperm(count), how.batch_size):
+                rate = how.rate(len(losses), how.epochs * steps)
+                for group, peak in zip(optimizer.param_groups, peaks, strict=True):
+                    group["lr"] = peak * rate
                 moved = rows.to(self.device, non_blocking=True)
                 with flushed_denormals():
                     with self.autocast():
                         value = loss(moved) if isinstance(data, int) else loss(moved, data[rows])
-                    self._update(value, trained, optimizer, how.clip_norm)
+                    optimizer.zero_grad(set_to_none=True)
+                    scaler.scale(value).backward()  # type: ignore[no-untyped-call]
+                    average_gradients(trained)
+                    scaler.unscale_(optimizer)
+                    if how.clip_norm:
+                        nn.utils.clip_grad_norm_(trained, how.clip_norm)
+                    scaler.step(optimizer)
+                    scaler.update()
                 losses.append(value.detach())
-                check.add(losses[-1])
-                for callback in self.callbacks:
-                    callback.step(stage, epoch, step, losses[-1], how.lr * rate)
-            check.finish(trained)
-        return torch.stack(losses) if losses else torch.zeros(0)
+                if len(losses) % steps % CHECK_EVERY == 0:
+                    check_finite(losses, trained, stage, how, steps)
+                self._end_step(stage, how, steps, len(losses) - 1, losses[-1])
+        for parameter in trained:
+            parameter.requires_grad_(False)
+            parameter.grad = None
 
-    def _update(
-        self, value: Tensor, trained: list[nn.Parameter], optimizer: torch.optim.Optimizer, clip_norm: float
-    ) -> None:
-        """One step of the optimizer. With 16-mixed the loss is scaled for the backward pass: gradients are scaled back
-        before they are used, and a step at which one of them is infinite is left out and lowers the scale."""
-        optimizer.zero_grad(set_to_none=True)
-        scaler = self._scaler
-        if self.fabric is None:
-            value.backward()  # type: ignore[no-untyped-call]
-        else:
-            self.fabric.backward(value)
-        average_gradients(trained)
-        if scaler is not None:
-            scaler.unscale_(optimizer)
-        if clip_norm:
-            nn.utils.clip_grad_norm_(trained, clip_norm)
-        if scaler is None:
-            optimizer.step()
-        else:
-            scaler.step(optimizer)
-            scaler.update()
+        if rank() == 0:
+            kept = {f"parameter.{i}": parameter.detach() for i, parameter in enumerate(trained)} | random_state()
+            for store, key in entries:
+                if not store.paths(key):
+                    with suppress(UserError):  # a full disk does not stop training; the checkpoint reports it
+                        store.save(key, {**kept, "losses": torch.stack(losses)})
+        for callback in self.callbacks:
+            callback.end_stage(stage)
 
-    def _keys(
-        self,
-        stage: str,
-        groups: list[dict[str, Any]],
-        count: int,
-        how: Training,
-        depends_on: Sequence[Input] | None,
+    def _end_step(self, stage: str, how: Training, steps: int, place: int, loss: Tensor) -> None:
+        """Tell the callbacks of step `place` of a stage."""
+        rate = how.lr * how.rate(place, how.epochs * steps)
+        for callback in self.callbacks:
+            callback.step(stage, place // steps, place % steps, loss, rate)
+
+    def _entries(
+        self, optimizer: torch.optim.Optimizer, count: int, how: Training, depends_on: Sequence[Input] | None
     ) -> list[tuple[TensorStore, str]]:
         """The stores that may hold this stage, each with its key there."""
         self._place += 1
-        keys = []
+        entries = []
         if self.stages is not None:
-            keys.append((self.stages, f"{self._task}-{self._place:02d}"))
+            entries.append((self.stages, f"{self._task}-{self._place:02d}"))
         if self.cache is not None and depends_on is not None and self.device.type == "cpu" and world_size() == 1:
-            precision = str(self.fabric._precision.precision) if self.fabric is not None else ""
-            rates = [(len(group["params"]), group["lr"]) for group in groups]
-            trained = [parameter for group in groups for parameter in group["params"]]
-            words = (repr(how), repr((count, rates)), precision)
-            keys.append((self.cache, content_key([*words, torch.get_rng_state(), *trained, *depends_on])))
-        return keys if how.epochs else []
+            rates = [(len(group["params"]), group["lr"]) for group in optimizer.param_groups]
+            inputs = [repr(how), repr((count, rates)), self.precision, torch.get_rng_state(), *depends_on]
+            inputs += [parameter for group in optimizer.param_groups for parameter in group["params"]]
+            entries.append((self.cache, content_key(inputs)))
+        return entries if how.epochs else []
 
     def _restore(
-        self,
-        keys: Sequence[tuple[TensorStore, str]],
-        stage: str,
-        trained: list[nn.Parameter],
-        how: Training,
-        steps: int,
-    ) -> Tensor | None:
-        """Put a stage from a store in place of training it; callbacks see the same steps. Returns its losses."""
-        found = next((tensors for store, key in keys if (tensors := store.load(key)) is not None), None)
+        self, entries: Sequence[tuple[TensorStore, str]], stage: str, trained: list[nn.Parameter]
+    ) -> list[Tensor]:
+        """Set parameters and random state to those after the stage; its losses, none where no store holds it."""
+        found = next((tensors for store, key in entries if (tensors := store.load(key)) is not None), None)
         found = from_first(found)  # where several processes work on a run, the first alone reads and writes files
         if found is None:
-            return None
+            return []
         try:
-            losses = found.pop("losses")
             with torch.no_grad():
                 for index, parameter in enumerate(trained):
                     parameter.copy_(found[f"parameter.{index}"])
             set_random_state(found)
+            return list(found["losses"])
         except (RuntimeError, LookupError, TypeError) as error:
             raise UserError(f"the stage '{stage}' that is stored does not fit; delete checkpoint/stages") from error
-        for place, loss in enumerate(losses):
-            rate = how.lr * how.rate(place, how.epochs * steps)
-            for callback in self.callbacks:
-                callback.step(stage, place // steps, place % steps, loss, rate)
-        return losses
 
 
-class LossCheck:
-    """Stops a stage whose loss or parameters become NaN or infinite.
+def check_finite(
+    losses: Sequence[Tensor], trained: Sequence[nn.Parameter], stage: str, how: Training, steps: int
+) -> None:
+    """Stop a stage whose loss or parameters become NaN or infinite.
 
-    Losses are read in groups of `CHECK_EVERY`: reading each one would synchronise with a GPU at every step.
+    Args:
+        losses: Losses of all steps so far, 0-d; the last `CHECK_EVERY` are read.
+        trained: The parameters.
+        stage: Name of the stage.
+        how: Its training.
+        steps: Steps of an epoch.
     """
-
-    def __init__(self, stage: str, epoch: int, how: Training) -> None:
-        self.stage, self.epoch, self.how = stage, epoch, how
-        self.done = 0
-        self.waiting: list[Tensor] = []
-
-    def add(self, loss: Tensor) -> None:
-        """The loss of one more step."""
-        self.waiting.append(loss)
-        if len(self.waiting) == CHECK_EVERY:
-            self._read()
-
-    def finish(self, parameters: Sequence[nn.Parameter]) -> None:
-        """The end of an epoch: check before the stage is kept; no later loss would reveal a NaN."""
-        self._read()
-        if parameters and not bool(torch.stack([torch.isfinite(each).all() for each in parameters]).all()):
-            self._fail(f"a parameter is NaN or infinite after epoch {self.epoch + 1}")
-
-    def _read(self) -> None:
-        if not self.waiting:
-            return
-        values = torch.stack([loss.float() for loss in self.waiting]).cpu()
-        bad = torch.nonzero(~torch.isfinite(values)).flatten()
-        if len(bad):
-            step = self.done + int(bad[0])
-            if self.epoch == 0 and step == 0:
-                raise UserError(
-                    f"training diverged before stage '{self.stage}': its first loss is {values[bad[0]]:g}, so its"
-                    " inputs are not finite; try a lower learning rate for the stage before it"
-                )
-            self._fail(f"the loss is {values[bad[0]]:g} at epoch {self.epoch + 1}, step {step + 1}")
-        self.done += len(self.waiting)
-        self.waiting = []
-
-    def _fail(self, what: str) -> None:
+    values = torch.stack([loss.float() for loss in losses[-CHECK_EVERY:]]).cpu()
+    broken = torch.nonzero(~torch.isfinite(values)).flatten().tolist()
+    place = len(losses) - len(values) + broken[0] if broken else len(losses) - 1
+    if broken and place == 0:
         raise UserError(
-            f"training diverged: in stage '{self.stage}' {what} (learning rate {self.how.lr:g});"
-            f" try a lower {self.stage}.lr, or {self.stage}.clip_norm=1"
+            f"training diverged before stage '{stage}': its first loss is {values[0]:g}, so its inputs are not finite;"
+            " try a lower learning rate for the stage before it"
+        )
+    if broken or (trained and not bool(torch.stack([torch.isfinite(each).all() for each in trained]).all())):
+        what = f"the loss is {values[broken[0]]:g}" if broken else "a parameter is NaN or infinite"
+        raise UserError(
+            f"training diverged: in stage '{stage}' {what} at epoch {place // steps + 1}, step {place % steps + 1}"
+            f" (learning rate {how.lr:g}); try a lower {stage}.lr, or {stage}.clip_norm=1"
         )
 
 
-def _groups(parameters: Sequence[Any], lr: float) -> list[dict[str, Any]]:
-    items = list(parameters)
-    if items and isinstance(items[0], dict):
-        return [{"params": list(group["params"]), "lr": group.get("lr", lr)} for group in items]
-    return [{"params": items, "lr": lr}]
-
-
-def _optimizer(groups: list[dict[str, Any]], how: Training) -> torch.optim.Optimizer:
-    own = [dict(group) for group in groups]
+def _optimizer(parameters: Sequence[nn.Parameter] | Sequence[dict[str, Any]], how: Training) -> torch.optim.Optimizer:
+    given: Any = list(parameters) or [{"params": []}]
     if how.optimizer == "sgd":
-        return torch.optim.SGD(own, lr=how.lr, momentum=how.momentum, weight_decay=how.weight_decay)
+        return torch.optim.SGD(given, lr=how.lr, momentum=how.momentum, weight_decay=how.weight_decay)
     kind = torch.optim.AdamW if how.optimizer == "adamw" else torch.optim.Adam
-    return kind(own, lr=how.lr, weight_decay=how.weight_decay)
+    return kind(given, lr=how.lr, weight_decay=how.weight_decay)
