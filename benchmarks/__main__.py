@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from benchmarks.harness import Row, machine, table
-from clipcil.files import write_json
+from clipcil.storage import write_json
 
 BENCHMARKS = {
     "P1": "p1_prompt_step",

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from clipcil.errors import UserError
-from clipcil.reading import read_json
+from clipcil.storage import read_json
 from reproduce.claims import markdown_table
 
 HEAD = ("", "step", "peers' way", "ours", "result", "goal")

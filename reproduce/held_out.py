@@ -29,11 +29,10 @@ from clipcil.clip import CLIP, load_clip
 from clipcil.data.dataset import Dataset, open_dataset
 from clipcil.data.reader import Reader
 from clipcil.experiment.experiment import Experiment, LoadCache
-from clipcil.files import cache_folder, write_json
 from clipcil.heads.lda import LDA, fit_rows
 from clipcil.heads.stacked import Head, fit_ridge, mix
 from clipcil.methods.strata import Strata
-from clipcil.reading import read_text
+from clipcil.storage import cache_folder, read_text, write_json
 from reproduce.claims import markdown_table
 
 RANDOM = (1024, 2048, 4096)

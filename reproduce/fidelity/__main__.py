@@ -23,8 +23,8 @@ from clipcil.data.dataset import Dataset, open_dataset
 from clipcil.data.reader import Reader
 from clipcil.data.tasks import TaskStream, class_order, task_sizes
 from clipcil.experiment.spec import RunSpec, method_settings
-from clipcil.files import cache_folder
 from clipcil.methods.registry import find_method
+from clipcil.storage import cache_folder
 from clipcil.training.trainer import Trainer
 from reproduce.fidelity import clap4clip, engine, proof, rapf
 from reproduce.fidelity.stream import Features, Part, accuracy

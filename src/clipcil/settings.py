@@ -1,6 +1,7 @@
-"""Options as frozen dataclasses with ranges and choices in their types, filled from tables and `key=value` words.
+"""Values from constructors, tables and `key=value` words, checked by pydantic against declared types.
 
-An unknown key, a wrong type or a value out of range is a `UserError` of one line that names it.
+Options are frozen dataclasses with ranges and choices in their types. An unknown key, a wrong type or a value out of
+range is a `UserError` of one line that names it.
 """
 
 from __future__ import annotations
@@ -9,9 +10,10 @@ import ast
 import dataclasses
 import functools
 import inspect
+import json
 import textwrap
 import typing
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import NoneType
 from typing import Annotated, Any, Literal, TypeVar, cast, dataclass_transform
@@ -19,13 +21,16 @@ from typing import Annotated, Any, Literal, TypeVar, cast, dataclass_transform
 import pydantic.dataclasses
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
-from clipcil import reading
-from clipcil.errors import UserError, nearest
+from clipcil.errors import UserError, nearest, printable
 
 T = TypeVar("T")
 
 Share = Annotated[float, Field(ge=0, le=1)]
 """A number from 0 to 1."""
+Count = Annotated[int, Field(ge=0, le=2**53)]
+Text = Annotated[str, Field(max_length=10_000)]
+
+_adapter: Callable[[Any], TypeAdapter[Any]] = functools.cache(TypeAdapter)
 
 
 @dataclass_transform(frozen_default=True, field_specifiers=(dataclasses.field, Field))
@@ -53,16 +58,52 @@ def options(kind: type[T]) -> type[T]:
         try:
             checked(self, *args, **kwargs)
         except ValidationError as error:
-            raise UserError(_one_line(error, made)) from error
+            raise _refusal(error, "setting ", [field.name for field in dataclasses.fields(made)]) from error
 
     made.__init__ = init
     return cast(type[T], made)
 
 
+def typed(value: Any, kind: Any, where: str = "") -> Any:
+    """`value`, which JSON or TOML gave, as an instance of `kind`, without conversions between types.
+
+    Args:
+        value: The value.
+        kind: Any type that pydantic knows: scalars, lists, dataclasses, TypedDicts, models.
+        where: Name of the value in errors.
+
+    Example:
+        >>> typed([1, 2], list[Count])
+        [1, 2]
+        >>> typed({"x": -1}, dict[str, Count])
+        Traceback (most recent call last):
+        clipcil.errors.UserError: 'x' is '-1'; it should be greater than or equal to 0
+    """
+    try:
+        return _adapter(kind).validate_json(json.dumps(value), strict=True)
+    except ValidationError as error:
+        raise _refusal(error, where=where) from error
+
+
+def _refusal(error: ValidationError, what: str = "", known: Sequence[str] = (), where: str = "") -> UserError:
+    """The first value that pydantic refused and what it should be, in one line."""
+    first = error.errors(include_url=False)[0]
+    place, shown = first["loc"], printable(first["input"])
+    if place and isinstance(place[0], int) and place[0] < len(known):  # given by position
+        place = (known[place[0]], *place[1:])
+    name = ".".join(map(str, (where, *place) if where else place))
+    if first["type"] == "missing":
+        return UserError(f"{what}'{name}' is missing")
+    if first["type"] == "unexpected_keyword_argument":
+        return UserError(f"there is no {what}'{name}'{nearest(name, known)}")
+    cut = "…" if len(shown) > 60 else ""
+    return UserError(f"{what}'{name}' is '{shown[:60]}{cut}'; {first['msg'].replace('Input should', 'it should')}")
+
+
 def build(kind: type[T], values: Mapping[str, Any]) -> T:
     """An instance of dataclass `kind` with `values` over its defaults; nested tables fill nested dataclasses."""
     table = _table(kind(), values, "")
-    return _validate(kind, {key: table[key] for key in values})
+    return _validate(kind, {key: table[key] for key in values})  # a default may depend on what is given
 
 
 def override(settings: T, values: Mapping[str, Any]) -> T:
@@ -74,7 +115,7 @@ def _validate(kind: type[T], table: Mapping[str, Any]) -> T:
     try:
         return cast(T, _adapter(kind).validate_python(table))
     except ValidationError as error:
-        raise UserError(_one_line(error, kind)) from error
+        raise _refusal(error, "setting ") from error
 
 
 def _table(settings: Any, values: Mapping[str, Any], where: str) -> dict[str, Any]:
@@ -115,21 +156,6 @@ def _read_word(value: Any, hint: Any, where: str) -> Any:
     return value
 
 
-_adapter: Callable[[Any], TypeAdapter[Any]] = functools.cache(TypeAdapter)
-
-
-def _one_line(error: ValidationError, kind: type) -> str:
-    """The first thing that is wrong: the setting, its value, and what it should be."""
-    first, known = error.errors(include_url=False)[0], [field.name for field in dataclasses.fields(kind)]
-    where = first["loc"]
-    if where and isinstance(where[0], int) and where[0] < len(known):  # given by position
-        where = (known[where[0]], *where[1:])
-    name = ".".join(part for part in where if isinstance(part, str))
-    if first["type"] == "unexpected_keyword_argument":
-        return f"there is no setting '{name}'{nearest(name, known)}"
-    return f"setting '{name}' is '{first['input']}'; {first['msg'].replace('Input should', 'it should')}"
-
-
 def parse_words(words: Iterable[str]) -> dict[str, Any]:
     """`["stage1.lr=1e-4", "beta=0.1"]` → `{"stage1": {"lr": "1e-4"}, "beta": "0.1"}`."""
     result: dict[str, Any] = {}
@@ -168,11 +194,6 @@ def to_dict(settings: Any) -> dict[str, Any]:
     return table
 
 
-def read_toml(path: Path) -> dict[str, Any]:
-    """The table in a TOML file of the package or one that a user named."""
-    return reading.read_toml(path, links=True)
-
-
 def field_docs(kind: type) -> dict[str, str]:
     """The docstring under each field of a dataclass, base classes included."""
     docs: dict[str, str] = {}
@@ -185,10 +206,3 @@ def field_docs(kind: type) -> dict[str, str]:
                 if isinstance(after, ast.Expr) and isinstance(value, str):
                     docs[statement.target.id] = " ".join(value.split())
     return docs
-
-
-def within(name: str, value: float, low: float, high: float = float("inf")) -> None:
-    """Refuse a number outside low ≤ value ≤ high (NaN is outside)."""
-    if not low <= value <= high:
-        bounds = f"at least {low:g}" if high == float("inf") else f"between {low:g} and {high:g}"
-        raise UserError(f"setting '{name}' is {value}; it must be {bounds}")

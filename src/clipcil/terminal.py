@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-from clipcil.files import STOPS
+from clipcil.storage import STOPS
 
 
 def escape_what_cannot_be_shown() -> None:

@@ -17,7 +17,7 @@ from clipcil.classifier.model_folder import read_model
 from clipcil.classifier.summary import summarise
 from clipcil.clip.loading import MINI_1
 from clipcil.errors import UserError
-from clipcil.files import run_lock
+from clipcil.storage import run_lock
 
 
 @pytest.fixture(scope="module")

@@ -24,7 +24,7 @@ from clipcil.classifier.small_pictures import SmallPictures
 from clipcil.classifier.summary import print_summary, summarise
 from clipcil.classifier.taught import CHECKSUMS, LABELS, TaughtPictures
 from clipcil.errors import UserError
-from clipcil.reading import read_toml
+from clipcil.storage import read_toml
 
 
 def facts(*names: str) -> Facts:

@@ -15,7 +15,7 @@ from torch import nn
 from clipcil.clip import CLIP, load_clip, openai
 from clipcil.clip.loading import MINI
 from clipcil.errors import UserError
-from clipcil.files import sha256
+from clipcil.storage import sha256
 
 
 def wide(activation: str) -> CLIP:

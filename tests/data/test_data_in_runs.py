@@ -11,7 +11,8 @@ from clipcil.errors import UserError
 from clipcil.experiment.experiment import Experiment, LoadCache
 from clipcil.experiment.monitor import Display
 from clipcil.experiment.spec import RunSpec, as_table, method_settings, resolved
-from clipcil.settings import build, read_toml
+from clipcil.settings import build
+from clipcil.storage import read_toml
 
 
 class Told(Display):

@@ -18,7 +18,8 @@ from clipcil.experiment import experiment as experiments
 from clipcil.experiment.experiment import Experiment, LoadCache
 from clipcil.experiment.monitor import Display
 from clipcil.experiment.spec import RunSpec, method_settings
-from clipcil.settings import build, read_toml
+from clipcil.settings import build
+from clipcil.storage import read_toml
 from clipcil.tensor_store import TensorStore
 from clipcil.training.trainer import Training
 

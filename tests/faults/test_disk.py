@@ -14,7 +14,7 @@ import pytest
 from short_runs import Killed, Runner, Told, digest, stop_after, tree
 
 from clipcil.errors import UserError
-from clipcil.files import LOCK, run_lock, whole_file, write_text
+from clipcil.storage import LOCK, run_lock, whole_file, write_text
 
 
 @contextmanager

@@ -28,10 +28,10 @@ from clipcil.classifier.sorting import Sorter
 from clipcil.cli import main
 from clipcil.errors import UserError
 from clipcil.experiment.monitor import StepLog
-from clipcil.files import LOCK, run_lock, write_json, write_text, write_toml
 from clipcil.report import html
 from clipcil.report.compare import MeanStd
 from clipcil.report.figures import Curve, save_sweep
+from clipcil.storage import LOCK, run_lock, write_json, write_text, write_toml
 from clipcil.tensor_store import TensorStore
 
 

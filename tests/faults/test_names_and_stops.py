@@ -26,7 +26,7 @@ from clipcil.data.names import same_name
 from clipcil.data.store import PixelStore
 from clipcil.errors import UserError, printable
 from clipcil.experiment.monitor import Display, PlainDisplay
-from clipcil.files import cache_folder
+from clipcil.storage import cache_folder
 from clipcil.terminal import stops_once
 
 

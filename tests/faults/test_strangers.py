@@ -23,8 +23,9 @@ from clipcil.classifier.model_folder import load_model, read_model, write_model
 from clipcil.data.sources import list_files
 from clipcil.descriptions.file import read_table
 from clipcil.errors import UserError
-from clipcil.reading import open_regular, parse_json, parse_toml, read_bytes, read_json, read_tensors
 from clipcil.report.runs import find_runs, read_run
+from clipcil.storage import open_regular, parse_json, parse_toml, read_bytes, read_json
+from clipcil.tensor_store import read_tensors
 
 DEEP = "[" * 100_000
 
@@ -131,7 +132,7 @@ def mutations(value: Any) -> Iterator[Callable[[], Any]]:
 
 def test_a_mutated_model_is_used_or_refused_in_one_line(saved: Path) -> None:
     facts, _ = load_model(saved)
-    table = clipcil.reading.read_toml(saved / "model.toml")
+    table = clipcil.storage.read_toml(saved / "model.toml")
     refusals = 0
     for number, make in enumerate(mutations(table)):
         (saved / "model.toml").write_text(tomli_w.dumps(make()))

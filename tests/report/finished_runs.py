@@ -12,8 +12,8 @@ from clipcil.data.dataset import open_dataset
 from clipcil.experiment.evaluate import Record
 from clipcil.experiment.results import Results
 from clipcil.experiment.spec import RunSpec, as_table, method_settings
-from clipcil.files import write_json, write_text
 from clipcil.settings import parse_words
+from clipcil.storage import write_json, write_text
 
 PHASES = {"loading": 1.0, "stage1": 3.0, "stage2": 2.0, "learning": 6.0, "evaluation": 1.5, "drift": 0.5}
 

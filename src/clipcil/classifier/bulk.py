@@ -22,8 +22,8 @@ from clipcil.cluster import connect
 from clipcil.data.parquet import ROWS, holds_pictures, open_parquet
 from clipcil.data.sources import list_files, no_pictures
 from clipcil.errors import UserError, printable
-from clipcil.files import run_lock, sha256, whole_file, write_json
-from clipcil.reading import read_json, typed
+from clipcil.settings import typed
+from clipcil.storage import read_json, run_lock, sha256, whole_file, write_json
 
 PART = 1000
 """Pictures per part."""

@@ -30,8 +30,7 @@ import clipcil
 from clipcil.classifier.classifier import Classifier
 from clipcil.data.reader import TensorBatch
 from clipcil.errors import UserError
-from clipcil.files import refuse_links, sweep_parts, uninterrupted, write_bytes, write_json
-from clipcil.reading import read_json
+from clipcil.storage import read_json, refuse_links, uninterrupted, write_bytes, write_json
 
 Format = Literal["pt2", "onnx"]
 CLASSES, VECTORS_FILE = "classes.json", "classifier.safetensors"
@@ -95,7 +94,6 @@ def export(model: Classifier, out: Path, form: Format = "pt2") -> Path:
             write_bytes(out / name, data)
         if vectors is None:
             (out / VECTORS_FILE).unlink(missing_ok=True)  # of an earlier export, of another model
-        sweep_parts(out, lambda name: name in (CLASSES, VECTORS_FILE, "model.pt2", "model.onnx"))
     return file
 
 

@@ -7,12 +7,14 @@ import re
 from dataclasses import asdict, dataclass, field
 from typing import Annotated, Any
 
+from pydantic import AfterValidator, Field
+
 import clipcil
 from clipcil.classifier.lesson import LessonRecord
 from clipcil.classifier.scoring import Calibration
 from clipcil.data.names import check_template
 from clipcil.errors import UserError, printable
-from clipcil.reading import Between, Count, Text, typed
+from clipcil.settings import Count, Text, typed
 
 FORMAT = "1.1"
 """Version of the folder. A later minor one only adds; a later major one cannot be read by this program."""
@@ -20,26 +22,24 @@ WEIGHTS = re.compile(r"weights-[0-9a-f]{12}\.safetensors")
 """Names of files of weights; the digits are the beginning of the file's SHA-256."""
 
 
-class IsDay:
-    """A day as 2026-01-31, or nothing; for `Annotated`. Pages show it."""
-
-    def check(self, value: str, where: str) -> None:
-        try:
-            datetime.date.fromisoformat(value or "2026-01-31")
-        except ValueError as error:
-            raise UserError(f"'{where}' is no day such as 2026-01-31") from error
+def _day(text: str) -> str:
+    if text:
+        datetime.date.fromisoformat(text)
+    return text
 
 
-Day = Annotated[str, Between(0, 40), IsDay()]
+Day = Annotated[str, Field(max_length=40), AfterValidator(_day)]
+"""A day as 2026-01-31, or nothing."""
+Name = Annotated[str, Field(min_length=1, max_length=1000)]
 
 
 @dataclass
 class KnownClass:
     """A class the model knows."""
 
-    name: Annotated[str, Between(1, 1000)]
+    name: Name
     """Its name."""
-    text: Annotated[str, Between(1, 1000)]
+    text: Name
     """The name it was taught under: the text inside its prompt. Renaming changes `name` alone, so no score moves."""
     learnt: Day
     """The day of its first pictures."""
@@ -62,11 +62,11 @@ class Facts:
     backbone: Text
     fingerprint: Text
     """Of the backbone's weights and of its preprocessing."""
-    seed: Annotated[int, Between(0, 2**63 - 1)]
-    templates: Annotated[tuple[Text, ...], Between(1, 1000)]
-    lessons: Annotated[int, Between(0, 1_000_000)] = 0
+    seed: Annotated[int, Field(ge=0, lt=2**63)]
+    templates: Annotated[tuple[Text, ...], Field(min_length=1, max_length=1000)]
+    lessons: Annotated[int, Field(ge=0, le=1_000_000)] = 0
     """How often it was taught; the seed of a lesson follows from it."""
-    sizes: list[Annotated[int, Between(1, 1_000_000)]] = field(default_factory=list)
+    sizes: list[Annotated[int, Field(ge=1, le=1_000_000)]] = field(default_factory=list)
     """Classes of each task."""
     known: list[KnownClass] = field(default_factory=list)
     calibration: Calibration = field(default_factory=Calibration)
@@ -111,8 +111,6 @@ def parse_facts(table: dict[str, Any]) -> Facts:
         raise UserError(f"'sizes' count {sum(facts.sizes)} classes, but there are {len(facts.known)}")
     if not WEIGHTS.fullmatch(facts.weights):
         raise UserError(f"'weights' is '{printable(facts.weights)[:60]}', which is not the name of a weights file")
-    Between(1e-6, 1e6).check(facts.calibration.temperature, "unknown.temperature")
-    Between(0, 1).check(facts.calibration.threshold or 0.0, "unknown.threshold")
     for known in facts.known:
         _check_share(known.right, known.held_out)
     for lesson in facts.history:

@@ -23,8 +23,21 @@ from torch import Tensor
 from clipcil.classifier.card import model_card
 from clipcil.classifier.facts import WEIGHTS, Facts, NewerFormatError, parse_facts, to_table
 from clipcil.errors import UserError, printable, quoted
-from clipcil.files import LOCK, part_names, run_lock, sha256, sweep_parts, toml_bytes, uninterrupted, whole_file
-from clipcil.reading import MOST_TENSORS, MissingFileError, parse_toml, read_bytes, read_tensors, read_toml
+from clipcil.storage import (
+    LOCK,
+    MOST_TENSORS,
+    TEMPORARY,
+    MissingFileError,
+    parse_toml,
+    read_bytes,
+    read_toml,
+    run_lock,
+    sha256,
+    toml_bytes,
+    uninterrupted,
+    whole_file,
+)
+from clipcil.tensor_store import read_tensors
 
 COPY = "restore the folder from a copy"
 """How errors about a damaged model end."""
@@ -64,7 +77,7 @@ def refuse_other_folders(folder: Path) -> None:
     except OSError as error:
         raise UserError(f"cannot look into {folder}: {error.strerror or error}") from error
     # A first lesson killed while it wrote leaves half-written files, and whole weights under the name they give them.
-    others = names - part_names(folder, _owns) - {name for name in names if _is_own_weights(folder / name)}
+    others = names - {TEMPORARY} - {name for name in names if _is_own_weights(folder / name)}
     if others:
         raise UserError(f"{folder} holds other things ({printable(sorted(others)[0])}) and no model; name a new folder")
 
@@ -76,7 +89,6 @@ def sweep(folder: Path) -> None:
     left = _weights_left(folder)
     if left is None:
         return
-    sweep_parts(folder, _owns)
     for path in left:
         path.unlink(missing_ok=True)
 

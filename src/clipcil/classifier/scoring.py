@@ -11,13 +11,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+from pydantic import Field
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from clipcil.intervals import wilson_interval
+from clipcil.settings import Share
 
 FALSE_ALARMS = 0.05
 """Share of pictures of known classes that may be called unknown."""
@@ -29,9 +31,9 @@ ENOUGH = 20
 class Calibration:
     """How scores become probabilities and decisions. With too few held-out pictures no picture is called unknown."""
 
-    temperature: float = 1.0
+    temperature: Annotated[float, Field(ge=1e-6, le=1e6)] = 1.0
     """Logits are multiplied by it before the softmax."""
-    threshold: float | None = None
+    threshold: Share | None = None
     """A picture whose highest probability lies below it is none of the classes; None: nothing is."""
     pictures: int = 0
     """Number of held-out pictures for fitting the two."""

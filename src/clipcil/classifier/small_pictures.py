@@ -14,8 +14,7 @@ from clipcil.classifier.facts import KnownClass
 from clipcil.classifier.model_folder import read_model, read_previous
 from clipcil.data.names import same_name
 from clipcil.errors import UserError
-from clipcil.files import refuse_links, sweep_parts, write_json
-from clipcil.reading import read_json
+from clipcil.storage import read_json, refuse_links, sweep, write_json
 
 MOST = 6
 """Small pictures kept of one class."""
@@ -44,7 +43,7 @@ class SmallPictures:
                     self.folder.mkdir(parents=True, exist_ok=True)
                 elif self.on:
                     self._keep_only([])
-                    sweep_parts(self.folder, lambda name: _OWN.fullmatch(name) is not None)
+                    sweep(self.folder)
                     self.folder.rmdir()
         except OSError as error:
             if error.errno == errno.ENOTEMPTY:

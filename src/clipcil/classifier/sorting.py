@@ -13,7 +13,7 @@ from typing import Literal
 
 from clipcil.classifier.predicting import Prediction
 from clipcil.errors import UserError
-from clipcil.files import refuse_links, whole_file
+from clipcil.storage import refuse_links, whole_file
 
 UNKNOWN = "_none of these"
 """The folder of unknown pictures; class folders never begin with an underscore."""

@@ -20,7 +20,7 @@ from clipcil.data.names import clean_name, need_text
 from clipcil.data.pictures import Picture, PictureSet
 from clipcil.data.sources import as_picture, list_files, no_pictures
 from clipcil.errors import UserError
-from clipcil.reading import is_folder
+from clipcil.storage import is_folder
 
 TEMPLATE = "a photo of a {}."
 

@@ -23,7 +23,7 @@ from clipcil.clip.trunk import Trunk
 from clipcil.clip.weights import fill, read_json, read_safetensors, shard_names
 from clipcil.errors import UserError, first_line
 from clipcil.network import ASK_FIRST, downloads_allowed
-from clipcil.reading import is_file, is_folder
+from clipcil.storage import is_file, is_folder
 
 MINI = Path(__file__).parent / "mini"
 MINI_1 = "cf5c7e696f30/237319a126c6"

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from clipcil.clip.config import CLIPConfig, TextConfig, VisionConfig
 from clipcil.errors import UserError, first_line
-from clipcil.files import sha256
+from clipcil.storage import sha256
 
 PUBLISHED = {  # OpenAI put each file's sha256 into its address
     "40d365715913c9da98579312b702a82c18be219cc2a73407c4526f58eba950af": "ViT-B-32.pt",

@@ -11,15 +11,15 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from clipcil import reading
+from clipcil import storage
 from clipcil.errors import UserError, first_line
 
 
 def read_json(path: Path) -> dict[str, Any]:
     """The JSON object in a file of a backbone."""
     try:
-        value = reading.read_json(path, links=True)  # the hub's own cache is made of links
-    except reading.MissingFileError as error:
+        value = storage.read_json(path, links=True)  # the hub's own cache is made of links
+    except storage.MissingFileError as error:
         raise UserError(f"{path} is missing; put the backbone's {path.name} there") from error
     except UserError as error:
         raise UserError(f"{error}; copy it again") from error

@@ -21,7 +21,7 @@ from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
 from clipcil.errors import UserError, first_line
-from clipcil.reading import open_regular
+from clipcil.storage import open_regular
 
 Picture = Path | bytes | Image.Image
 """A picture: a file, the bytes of an encoded file, or a decoded picture in memory."""

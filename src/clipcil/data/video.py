@@ -13,7 +13,7 @@ from PIL import Image
 
 from clipcil.data.pictures import Picture, decode
 from clipcil.errors import UserError, first_line
-from clipcil.files import cache_folder, whole_file
+from clipcil.storage import cache_folder, whole_file
 
 VIDEO = frozenset({".avi", ".mp4", ".mkv", ".webm", ".mov", ".m4v"})
 QUALITY = 95

@@ -25,8 +25,7 @@ from clipcil.experiment.monitor import Display, StepLog, peak_megabytes
 from clipcil.experiment.spec import PROCESSES, RunSpec, as_table, method_settings, resolved
 from clipcil.methods.base import method_state, restore_method
 from clipcil.methods.registry import methods
-from clipcil.schema import Count, typed
-from clipcil.settings import build, merge, to_dict
+from clipcil.settings import Count, build, merge, to_dict, typed
 from clipcil.storage import claim, read_json, read_toml, run_lock, sha256, sweep, write_json, write_text, write_toml
 from clipcil.tensor_store import TensorStore, read_entry
 from clipcil.training.device import usual_torch

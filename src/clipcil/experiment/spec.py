@@ -12,8 +12,8 @@ from pydantic import Field, PositiveInt, ValidationInfo, field_validator, model_
 from pydantic_core import ArgsKwargs
 
 from clipcil.errors import UserError, nearest
-from clipcil.settings import merge, options, override, read_toml, to_dict
-from clipcil.storage import is_folder
+from clipcil.settings import merge, options, override, to_dict
+from clipcil.storage import is_folder, read_toml
 
 if TYPE_CHECKING:
     from clipcil.methods.base import Method
@@ -158,7 +158,7 @@ def read_preset(data: str, name: str, backbone: str) -> dict[str, Any]:
     for folder in ("any", data):
         if folder in folders and (file := presets / folder / f"{name}.toml").is_file():
             with resources.as_file(file) as path:
-                values = read_toml(path)
+                values = read_toml(path, links=True)
             special = values.pop("backbone", {})
             found = merge(found, values, special.get(backbone, {}))
     return found

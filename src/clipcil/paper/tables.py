@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from clipcil.errors import UserError, nearest
-from clipcil.settings import read_toml
+from clipcil.storage import read_toml
 
 BACKBONE = "openai/clip-vit-base-patch16"
 """The backbone of every number in the paper."""
@@ -99,7 +99,7 @@ def read_table(name: str) -> PaperTable:
     if name not in table_names():
         raise UserError(f"the paper has no table '{name}'{nearest(name, table_names())}")
     with resources.as_file(resources.files("clipcil") / "paper" / f"{name}.toml") as path:
-        values = read_toml(path)
+        values = read_toml(path, links=True)
     return TypeAdapter(PaperTable).validate_python({"name": name, **values})
 
 
