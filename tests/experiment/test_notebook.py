@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 import clipcil
-from clipcil.training import notebook
+from clipcil.experiment import monitor
 
 
 class Page:
@@ -35,7 +35,7 @@ def page(monkeypatch: pytest.MonkeyPatch) -> Page:
     monkeypatch.setattr(shown, "HTML", str, raising=False)
     monkeypatch.setitem(sys.modules, "IPython", ipython)
     monkeypatch.setitem(sys.modules, "IPython.display", shown)
-    monkeypatch.setattr(notebook, "PAUSE", 0)
+    monkeypatch.setattr(monitor, "BAR_PAUSE", 0)
     return page
 
 

@@ -121,5 +121,5 @@ def test_the_guard_names_the_step_at_which_the_loss_broke(after: int, step: int)
 def test_parameters_broken_by_the_last_step_are_not_kept() -> None:
     weight = torch.nn.Parameter(torch.ones(()))
     how = Training(epochs=1, batch_size=4, lr=1e38, optimizer="sgd", schedule="constant")
-    with pytest.raises(UserError, match="in stage 'train' a parameter is NaN or infinite after epoch 1"):
+    with pytest.raises(UserError, match="a parameter is NaN or infinite at epoch 1, step 1"):
         Trainer().fit("train", [weight], 4, lambda rows: 1e30 * weight, how)

@@ -14,7 +14,7 @@ from clipcil.clip import CLIP
 from clipcil.methods import dmc
 from clipcil.methods.dmc import DMCOT, DMCOTConfig
 from clipcil.training.augment import TowerTraining
-from clipcil.training.replay import nearest_classes, sampled_classes
+from clipcil.training.losses import nearest_classes, sampled_classes
 from clipcil.training.trainer import Trainer, Training
 
 QUICK = DMCOTConfig(stage1=TowerTraining(epochs=0), stage2=Training(epochs=2, batch_size=8), prompt_length=2)

@@ -17,8 +17,7 @@ from clipcil.data.reader import Reader
 from clipcil.data.tasks import TaskStream
 from clipcil.methods.dmc import DMC, DMCConfig, DMCOTConfig
 from clipcil.training.augment import TowerTraining
-from clipcil.training.losses import clip_loss, orthogonality
-from clipcil.training.replay import BatchOf, replay_budget
+from clipcil.training.losses import BatchOf, clip_loss, orthogonality, replay_budget
 from clipcil.training.trainer import Trainer, Training
 from clipcil.training.tuning import tuned
 

@@ -27,11 +27,11 @@ from clipcil.data.dataset import drop_broken
 from clipcil.data.names import check_names, clean_name
 from clipcil.data.reader import Reader
 from clipcil.errors import UserError
+from clipcil.experiment.monitor import notebook_progress
 from clipcil.experiment.spec import RunSpec, method_settings
 from clipcil.methods.registry import find_method
 from clipcil.network import allow_downloads, on_behalf_of_a_folder
 from clipcil.settings import build, nested, override
-from clipcil.training.notebook import notebook_progress
 
 DEFAULT_METHOD = "strata"
 """The method of a new model where none is named."""

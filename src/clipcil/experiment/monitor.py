@@ -5,6 +5,7 @@ A display shows nothing, a line per task, a live table in a terminal, or a bar i
 
 from __future__ import annotations
 
+import html
 import json
 import os
 import sys
@@ -23,8 +24,10 @@ from torch import Tensor
 
 from clipcil.errors import UserError, printable
 from clipcil.storage import open_log
-from clipcil.training.notebook import NotebookBar, in_notebook
 from clipcil.training.trainer import Callback
+
+BAR_PAUSE = 0.1
+"""Seconds between two updates of the bar in a notebook: each one is a message to the browser."""
 
 
 class Timer(Callback):
@@ -215,6 +218,35 @@ class LiveDisplay(PlainDisplay):
             self._live = None
 
 
+class NotebookBar:
+    """A progress bar in the output of a notebook cell. Needs nothing but IPython itself."""
+
+    def __init__(self) -> None:
+        self._handle: Any = None
+        self._updated = 0.0
+
+    def show(self, what: str, done: int, total: int) -> None:
+        """Show that `done` of `total` are done; a total of 0: there is nothing to count."""
+        if done not in (0, total) and time.monotonic() - self._updated < BAR_PAUSE:
+            return
+        self._updated = time.monotonic()
+        count, place = (f" {done}/{total}", f' max="{total}" value="{done}"') if total else ("", "")
+        self._put(f"<progress{place}></progress> {html.escape(what)}{count}")
+
+    def clear(self) -> None:
+        """Remove the bar."""
+        if self._handle is not None:
+            self._put("")
+
+    def _put(self, page: str) -> None:
+        from IPython.display import HTML, display
+
+        if self._handle is None:
+            self._handle = display(HTML(page), display_id=True)
+        else:
+            self._handle.update(HTML(page))
+
+
 class NotebookDisplay(PlainDisplay):
     """A line per task, and a bar for the current stage."""
 
@@ -239,6 +271,22 @@ class NotebookDisplay(PlainDisplay):
 
     def stop(self) -> None:
         self._bar.clear()
+
+
+def in_notebook() -> bool:
+    """Whether an IPython kernel runs this code: Jupyter, Colab, or the notebook of an editor."""
+    ipython = sys.modules.get("IPython")
+    return ipython is not None and getattr(ipython.get_ipython(), "kernel", None) is not None
+
+
+@contextmanager
+def notebook_progress() -> Iterator[Callable[[str, int, int], None] | None]:
+    """`on_progress(stage, done, total)` that shows a bar in a notebook until the block ends; None elsewhere."""
+    bar = NotebookBar()
+    try:
+        yield bar.show if in_notebook() else None
+    finally:
+        bar.clear()
 
 
 def open_display(quiet: bool = False) -> Display:

@@ -65,8 +65,8 @@ class RunSpec:
     """Evaluate each old task on at most this many of its test pictures; the last evaluation uses all of them."""
     device: str = "auto"
     """cpu, cuda, or auto: CUDA if there is one, else the CPU."""
-    precision: str = "32-true"
-    """32-true, bf16-mixed or 16-mixed."""
+    precision: Literal["32-true", "bf16-mixed", "16-mixed"] = "32-true"
+    """32-true, bf16-mixed or 16-mixed; parameters are in single precision in each of them."""
     devices: Processes = 1
     """Devices of this machine that work on the run together, one process each; the result is the same to rounding."""
     nodes: Processes = 1

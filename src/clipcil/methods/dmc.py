@@ -27,9 +27,17 @@ from clipcil.prompts.templates import check_sentences, encode_classes, fill
 from clipcil.prompts.text import PromptTexts, encode_prompts, tokenize_names
 from clipcil.settings import options
 from clipcil.training.augment import Augment, TowerTraining, augmented
-from clipcil.training.losses import clip_loss, orthogonality
+from clipcil.training.losses import (
+    BatchOf,
+    Replay,
+    clip_loss,
+    draw_replay,
+    nearest_classes,
+    orthogonality,
+    replay_budget,
+    replay_loss,
+)
 from clipcil.training.own_random import own_random
-from clipcil.training.replay import BatchOf, Replay, draw_replay, nearest_classes, replay_budget, replay_loss
 from clipcil.training.trainer import Training
 from clipcil.training.tuning import Tuned, average_with, tuned
 

@@ -33,10 +33,10 @@ class TowerTraining(Training):
 def augmented(pixels: Tensor, how: Augment) -> Tensor:
     """Flip and crop each picture of a batch by itself, with draws from torch's global generator.
 
-    A crop never covers more than the picture, so resampling only enlarges and plain bilinear interpolation has
-    nothing to blur away. Where a backbone has a frozen trunk (`mini`), `pixels` are the trunk's feature maps, and
-    flipping these is not the trunk's answer to a flipped picture: on emoji the cosine of the two is 0.81, and 0.86
-    without any flip. Augmentation is meant for backbones that read pixels.
+    A crop never covers more than the picture, so resampling only enlarges, and plain bilinear interpolation is enough.
+    Augmentation is meant for backbones that read pixels. Where a backbone has a frozen trunk (`mini`), `pixels` are the
+    trunk's feature maps, and flipping these differs from the feature maps of a flipped picture: on emoji the cosine of
+    the two is 0.81, and 0.86 without any flip.
 
     Args:
         pixels: (B, C, H, W), what the tower reads.

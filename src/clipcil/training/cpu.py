@@ -11,9 +11,6 @@ import torch
 from torch import Tensor
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of malloc.h
-LARGEST_KEPT, MOST_KEPT = 2**30, 2**31 - 1
-LARGEST_OLD = 2**25
-"""The largest threshold that older versions of glibc accept."""
 SETTINGS_OF_GLIBC = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_MAX_", "GLIBC_TUNABLES")
 DROPOUT_STEPS = 2**16
 """Dropout draws 16 random bits for each number. PyTorch draws 64, which takes as long as a matrix product."""
@@ -29,8 +26,8 @@ def keep_freed_memory() -> bool:
     """Let this process keep freed memory, up to 2 GiB of it at the end of the heap; whether that was possible.
 
     By default glibc takes every tensor above 32 MiB from the kernel and gives it back when it is freed, so that each
-    training step begins with memory the kernel has to fill with zeros, page by page. Results do not change. Nothing is
-    done where there is no glibc, or where the environment sets these values.
+    training step begins with memory the kernel has to fill with zeros, page by page. Nothing is done where there is no
+    glibc, or where the environment sets these values.
     """
     if any(name in os.environ for name in SETTINGS_OF_GLIBC):
         return False
@@ -38,17 +35,26 @@ def keep_freed_memory() -> bool:
         mallopt = ctypes.CDLL(None).mallopt
     except (OSError, AttributeError):  # another C library
         return False
-    large = mallopt(M_MMAP_THRESHOLD, LARGEST_KEPT) or mallopt(M_MMAP_THRESHOLD, LARGEST_OLD)
-    return bool(large and mallopt(M_TRIM_THRESHOLD, MOST_KEPT))
+    large = mallopt(M_MMAP_THRESHOLD, 2**30) or mallopt(M_MMAP_THRESHOLD, 2**25)  # the most that older versions accept
+    return bool(large and mallopt(M_TRIM_THRESHOLD, 2**31 - 1))
+
+
+def start_flushing_threads() -> None:
+    """Start PyTorch's other threads, where there are none yet, so that they always flush denormals.
+
+    A thread takes the setting of the one that starts it, and keeps it: `flushed_denormals` cannot reach it later.
+    """
+    with flushed_denormals():
+        torch.ones(2**20).mul_(1)  # large enough to be divided among all threads
 
 
 @contextmanager
 def flushed_denormals() -> Iterator[None]:
-    """Round float32 results below 1.2e-38 to 0 inside, in this thread.
+    """Round float32 results below 1.2e-38 to 0 inside, in this thread, where the processor can.
 
     A softmax over many classes gives most of them gradients of any size down to 0. A processor takes a hundred times as
     long for numbers below the smallest normal one, and a matrix product with a few of them takes several times as long.
-    Beside the other terms of a sum they are far below rounding. Nothing is done on processors that cannot do this.
+    Beside the other terms of a sum they are far below rounding.
     """
     before = flushes_denormals()
     torch.set_flush_denormal(True)
@@ -58,23 +64,15 @@ def flushed_denormals() -> Iterator[None]:
         torch.set_flush_denormal(before)
 
 
-def start_flushing_threads() -> None:
-    """Start PyTorch's other threads, where there are none yet, so that they always round such results to 0.
-
-    A thread takes the setting of the one that starts it, and keeps it: `flushed_denormals` cannot reach it later.
-    """
-    with flushed_denormals():
-        torch.ones(2**20).mul_(1)  # large enough to be divided among all threads
-
-
 def flushes_denormals() -> bool:
-    """Whether this thread rounds such results to 0 now."""
+    """Whether this thread flushes denormals now."""
     return float(torch.tensor(torch.finfo(torch.float32).tiny, dtype=torch.float32) / 2) == 0
 
 
-def keep_share(share: float) -> float:
-    """What is kept on average where `share` is to be dropped: it is rounded to a multiple of 2⁻¹⁶."""
-    return 1 - round(share * DROPOUT_STEPS) / DROPOUT_STEPS
+def quick_dropout(hidden: Tensor, share: float) -> Tensor:
+    """Numbers of `hidden` set to 0 with probability `share`, the others divided by what is kept on average."""
+    mask = draw_kept(hidden.shape, share, hidden.device).to(hidden.dtype)
+    return hidden * mask.mul_(1 / keep_share(share))
 
 
 def draw_kept(shape: Sequence[int], share: float, device: torch.device) -> Tensor:
@@ -84,7 +82,6 @@ def draw_kept(shape: Sequence[int], share: float, device: torch.device) -> Tenso
     return words.view(torch.int16)[:count].view(tuple(shape)) >= round(share * DROPOUT_STEPS) - DROPOUT_STEPS // 2
 
 
-def quick_dropout(hidden: Tensor, share: float) -> Tensor:
-    """Numbers of `hidden` set to 0 with probability `share`, the others divided by what is kept on average."""
-    mask = draw_kept(hidden.shape, share, hidden.device).to(hidden.dtype)
-    return hidden * mask.mul_(1 / keep_share(share))
+def keep_share(share: float) -> float:
+    """The share that `draw_kept` keeps on average: `share` is rounded to a multiple of 2⁻¹⁶."""
+    return 1 - round(share * DROPOUT_STEPS) / DROPOUT_STEPS

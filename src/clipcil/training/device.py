@@ -1,4 +1,4 @@
-"""Choosing the device, and Lightning Fabric for device and precision."""
+"""The device and the precision of a run, through Lightning Fabric."""
 
 from __future__ import annotations
 
@@ -13,26 +13,21 @@ from contextlib import contextmanager
 from datetime import timedelta
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
 from clipcil.errors import UserError, first_line
 
-TIMEOUT = 1800
-"""Seconds that a process waits for the others before the run ends with an error."""
-PRECISIONS = ("32-true", "bf16-mixed", "16-mixed")
-"""Those in which parameters stay in single precision; Fabric has others, for modules that it has set up itself."""
+Precision = Literal["32-true", "bf16-mixed", "16-mixed"]
+TIMEOUT = timedelta(minutes=30)
+"""How long a process waits for the others before the run ends with an error."""
 CPUINFO = Path("/proc/cpuinfo")
 HALF_PRODUCT = "import torch; matrix = torch.ones(64, 64, dtype=torch.bfloat16); matrix @ matrix"
 
 
 def find_device(name: str) -> str:
-    """`auto` → cuda where there is one, else cpu; another name stays as it is.
-
-    Raises:
-        UserError: It is Apple's GPU, on which statistics, heads and memories in double precision cannot lie.
-    """
+    """`auto` → cuda where there is one, else cpu; another name stays as it is."""
     if name == "mps":
         raise UserError("Apple's GPU (mps) has no double precision, which most methods compute in; take --device cpu")
     if name != "auto":
@@ -40,7 +35,7 @@ def find_device(name: str) -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def make_fabric(device: str, precision: str, devices: int = 1, nodes: int = 1) -> Any:
+def make_fabric(device: str, precision: Precision, devices: int = 1, nodes: int = 1) -> Any:
     """A launched Fabric.
 
     With several devices Fabric starts the other processes itself, by running the same command again, unless torchrun or
@@ -48,32 +43,29 @@ def make_fabric(device: str, precision: str, devices: int = 1, nodes: int = 1) -
 
     Args:
         device: cpu, cuda or auto.
-        precision: 32-true, bf16-mixed or 16-mixed.
+        precision: Parameters are in single precision in each of the three.
         devices: Number of devices of this machine.
         nodes: Number of machines.
 
     Raises:
-        UserError: There is no such device or precision, or fewer devices, or another number of processes was started.
+        UserError: There is no such device, or fewer devices, or another number of processes was started.
     """
     from lightning_fabric import Fabric
     from lightning_fabric.strategies import DDPStrategy
 
-    if precision not in PRECISIONS:
-        known = ", ".join(PRECISIONS)
-        raise UserError(f"device '{device}' with precision '{precision}': the precision must be one of {known}")
+    device = find_device(device)
     _check_started(devices, nodes)
-    if precision == "bf16-mixed" and find_device(device) == "cpu":
+    if precision == "bf16-mixed" and device == "cpu":
         avoid_broken_amx()
     several: dict[str, Any] = {}
     if devices * nodes > 1:
-        logging.getLogger("lightning.fabric").setLevel(logging.WARNING)  # it announces every process
-        logging.getLogger("lightning_fabric").setLevel(logging.WARNING)
-        several = {"strategy": DDPStrategy(timeout=timedelta(seconds=TIMEOUT)), "num_nodes": nodes}
-
+        for name in ("lightning.fabric", "lightning_fabric"):
+            logging.getLogger(name).setLevel(logging.WARNING)  # it announces every process
+        several = {"strategy": DDPStrategy(timeout=TIMEOUT), "num_nodes": nodes}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            fabric = Fabric(accelerator=find_device(device), devices=devices, precision=precision, **several)  # type: ignore[arg-type,unused-ignore]
+            fabric = Fabric(accelerator=device, devices=devices, precision=precision, **several)
             fabric.launch()
         except (ValueError, RuntimeError, TypeError) as error:
             raise UserError(f"device '{device}' with precision '{precision}': {first_line(error)}") from error
@@ -84,12 +76,12 @@ def make_fabric(device: str, precision: str, devices: int = 1, nodes: int = 1) -
 def usual_torch(device: torch.device) -> Iterator[None]:
     """Compute inside as in a new process: in float32 by default, with gradients, without mixed precision on `device`.
 
-    A notebook may have set any of these for what else it does; its settings are back afterwards.
+    A notebook may have set any of these; its settings are restored afterwards.
     """
     before, mixed = torch.get_default_dtype(), torch.is_autocast_enabled(device.type)
     cached = torch.is_autocast_cache_enabled()
     torch.set_default_dtype(torch.float32)
-    # Not by `torch.autocast`: weights that a block inside casts would be kept until this one ends, trained or not.
+    # Not by `torch.autocast`, which would keep weights that a block inside casts until this one ends.
     torch.set_autocast_enabled(device.type, False)
     torch.set_autocast_cache_enabled(cached and not mixed)
     try:
@@ -103,11 +95,11 @@ def usual_torch(device: torch.device) -> Iterator[None]:
 
 @cache
 def avoid_broken_amx() -> None:
-    """Keep oneDNN from matrix instructions (AMX) that this machine announces and does not execute.
+    """Keep oneDNN from matrix instructions (AMX) that this machine announces but does not execute.
 
     Some virtual machines do so, and a product of bfloat16 matrices ends the process there with an illegal instruction.
-    Where the processor announces AMX, a process of its own tries such a product, which takes about two seconds. oneDNN
-    reads the variable when it is first used, so this has to come before; one that is set already is left alone.
+    Where the processor announces AMX, another process tries such a product, which takes about two seconds. oneDNN reads
+    the variable when it is first used, so this has to come before; one that is set already is kept.
     """
     if "ONEDNN_MAX_CPU_ISA" in os.environ or not CPUINFO.is_file() or "amx_tile" not in CPUINFO.read_text():
         return
@@ -117,14 +109,14 @@ def avoid_broken_amx() -> None:
 
 
 def _check_started(devices: int, nodes: int) -> None:
-    """Refuse where torchrun or srun has started more or fewer processes than the run is told to have.
+    """Refuse a number of processes started by torchrun or srun that is not the one of the run.
 
-    More would each do the run alone, into one folder; fewer would wait for the others.
+    More processes would each do the run alone, into one folder; fewer would wait for the others.
     """
     by, started = "torchrun", os.environ.get("WORLD_SIZE") if torch.distributed.is_torchelastic_launched() else None
     if started is None:
         by, started = "srun", os.environ.get("SLURM_STEP_NUM_TASKS")
-    if started is not None and started != str(devices * nodes):
+    if started not in (None, str(devices * nodes)):
         raise UserError(
             f"{by} started {started} processes, but the run has --devices {devices} and --nodes {nodes};"
             " --devices is the number of processes on each machine"

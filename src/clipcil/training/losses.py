@@ -1,17 +1,34 @@
-"""Losses that several methods share."""
+"""Losses that several methods share, and the replay of old classes from their Gaussians."""
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+from typing import Literal, NamedTuple
+
 import torch
 from torch import Tensor
+from torch.nn.functional import cross_entropy, normalize
+
+from clipcil.memory.gaussians import GaussianMemory
+from clipcil.training.trainer import Training
+
+BatchOf = Literal["new", "all"]
+
+NEAREST = 32
+"""Number of nearest old classes in the softmax for each replayed class, where it is not over all classes."""
 
 
 def clip_loss(scores: Tensor, labels: Tensor) -> Tensor:
-    """The symmetric CLIP loss, Eq. (1) of DMC, from the scores (B, C) of pictures against class texts; labels (B,).
+    """The symmetric CLIP loss, Eq. (1) of DMC.
 
-    One frozen text serves a class, so the B texts of the batch are `count` copies of each class's: the sum over the
-    batch's texts is a sum over classes with + log count, and nothing of size B×B is encoded. Scores of mixed precision
-    are taken to single precision first: bfloat16 cannot count beyond 256.
+    One frozen text serves a class, so the B texts of a batch are copies of the class texts: the sum over texts is a sum
+    over classes with + log count, and nothing of size B×B is encoded. Scores of mixed precision are converted to single
+    precision first: bfloat16 cannot count beyond 256.
+
+    Args:
+        scores: (B, C), pictures against class texts.
+        labels: (B,).
     """
     scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
     counts = torch.zeros(scores.shape[1], device=scores.device, dtype=scores.dtype)
@@ -29,3 +46,99 @@ def orthogonality(tasks: Tensor) -> Tensor:
         return tasks.new_zeros(())
     gram = tasks @ tasks.T
     return (gram.square().sum() - gram.diagonal().square().sum()) / (count * (count - 1))
+
+
+class Replay(NamedTuple):
+    """Features of old classes, drawn for one training step."""
+
+    features: Tensor
+    """(R, dim), unit."""
+    targets: Tensor
+    """(R,): their classes, or places in `among`."""
+    among: Tensor | None
+    """(S,): the classes of the step's softmax; None: all."""
+
+
+def draw_replay(
+    memory: GaussianMemory, old: int, steps: int, count: int, near: Tensor | None, seen: int
+) -> list[Replay]:
+    """Draw the replayed features of one epoch from class Gaussians, each old class equally often.
+
+    Args:
+        memory: The Gaussians.
+        old: Number of old classes, which come first.
+        steps: Steps of the epoch.
+        count: R, features of each step.
+        near: From `nearest_classes`, where the softmax is over some of many classes; None: over all.
+        seen: Number of classes seen.
+    """
+    turns = -(-steps * count // old)
+    classes = torch.cat([torch.randperm(old) for _ in range(turns)])[: steps * count]
+    samples = normalize(memory.sample(classes), dim=-1)
+    epoch = []
+    for own, part in zip(torch.split(samples, count), torch.split(classes, count), strict=True):
+        targets, among = (part, None) if near is None else sampled_classes(part, near, seen)
+        epoch.append(Replay(own, targets.to(own.device), None if among is None else among.to(own.device)))
+    return epoch
+
+
+def replay_loss(
+    scale: Tensor, texts: Tensor, features: Tensor, labels: Tensor, replay: Replay | None, share: float
+) -> Tensor:
+    """The cross-entropy of DMC's Eq. (7) on new and replayed features.
+
+    Args:
+        scale: 0-d, exp(logit_scale).
+        texts: (C, dim) unit class vectors; those of the new classes are last.
+        features: (B, dim) unit features of new pictures.
+        labels: (B,) their classes.
+        replay: Features of old classes, if there are any.
+        share: Weight of the new features; the replayed ones have the rest.
+    """
+    if replay is not None and replay.among is not None:
+        texts, labels = texts[replay.among], labels - (len(texts) - len(replay.among))
+    weights = scale * texts.T
+    value = share * cross_entropy(features @ weights, labels)
+    if replay is not None:
+        value = value + (1 - share) * cross_entropy(replay.features @ weights, replay.targets)
+    return value
+
+
+def nearest_classes(texts: Tensor, count: int = NEAREST) -> Tensor:
+    """Indices (C, min(count, C)) of the classes whose unit texts (C, dim) are nearest to each class and of itself."""
+    parts = [part @ texts.T for part in torch.split(texts, 1024)]
+    return torch.cat([part.topk(min(count, len(texts)), dim=1).indices for part in parts]).cpu()
+
+
+def sampled_classes(classes: Tensor, near: Tensor, seen: int) -> tuple[Tensor, Tensor]:
+    """A softmax over some of many classes: those replayed, the nearest to them, and all new ones.
+
+    Args:
+        classes: (R,) old classes replayed in the step.
+        near: (C_old, k) from `nearest_classes`.
+        seen: Number of classes seen; those from C_old on are new, and come last.
+
+    Returns:
+        Targets (R,) and the classes of the softmax (S,), ascending: `classes == among[targets]`.
+    """
+    among = torch.cat([torch.unique(near[classes]), torch.arange(len(near), seen)])
+    return torch.searchsorted(among, classes), among
+
+
+def replay_budget(how: Training, share: float, batch_of: BatchOf, most: int) -> tuple[Training, int]:
+    """How to train where the new classes are a `share` of all, and how many features are replayed in a step.
+
+    Args:
+        how: Training with the batch size of the setting.
+        share: New classes divided by all.
+        batch_of: new: the batch size counts new pictures; all: new pictures and replayed features together.
+        most: Maximum number of replayed features.
+    """
+    replayed = 0
+    if batch_of == "all":
+        own = max(1, round(how.batch_size * share))
+        replayed = max(1, how.batch_size - own) if share < 1 else 0
+        how = replace(how, batch_size=own)
+    elif share < 1:
+        replayed = math.ceil(how.batch_size * (1 - share) / share - 1e-9)
+    return how, min(most, replayed)

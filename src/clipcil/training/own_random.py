@@ -1,4 +1,4 @@
-"""Random numbers that depend on nothing drawn elsewhere: those of a stage, and those of an experiment."""
+"""Random states that depend on nothing drawn elsewhere: of a stage, and of an experiment."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 def random_state() -> dict[str, Tensor]:
-    """The state of torch's generators, as it is kept in snapshots and checkpoints."""
+    """The state of torch's generators, as it is kept with stages and checkpoints."""
     cuda = {"random.cuda": torch.cuda.get_rng_state()} if torch.cuda.is_available() else {}
     return {"random.cpu": torch.get_rng_state()} | cuda
 
@@ -24,20 +24,16 @@ def set_random_state(tensors: Mapping[str, Tensor]) -> None:
 
 
 class OwnState:
-    """The random state of one experiment, which stays as it is between its steps, whatever else draws numbers then.
-
-    What the experiment draws changes nothing outside of it either.
-    """
+    """The random state of one experiment; nothing drawn outside of it changes it, nor the other way round."""
 
     def __init__(self) -> None:
-        self._kept: dict[str, Tensor] | None = None
+        self._kept: dict[str, Tensor] = {}
 
     @contextmanager
     def active(self) -> Iterator[None]:
         """Draw inside from this state; the state outside is restored afterwards."""
         outside = random_state()
-        if self._kept is not None:
-            set_random_state(self._kept)
+        set_random_state(self._kept or outside)
         try:
             yield
         finally:
@@ -47,11 +43,7 @@ class OwnState:
 
 @contextmanager
 def own_random(*names: object) -> Iterator[None]:
-    """Draw inside from a random state of its own, which follows from the run's seed and `names` alone.
-
-    What is drawn inside then does not depend on what was drawn before, and what is drawn afterwards does not depend on
-    what was drawn inside.
-    """
+    """Draw inside from a state that follows from the run's seed and `names` alone; outside nothing changes."""
     words = repr((torch.initial_seed(), *names)).encode()
     devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
     with torch.random.fork_rng(devices):

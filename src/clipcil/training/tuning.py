@@ -17,18 +17,6 @@ from clipcil.errors import UserError
 Tuned = Literal["tower", "blocks", "norms", "projection", "lora"]
 
 
-class LowRank(nn.Module):
-    """W ↦ W + B A with B = 0 at the start (LoRA): A (r, in), B (out, r)."""
-
-    def __init__(self, weight: Tensor, rank: int) -> None:
-        super().__init__()
-        self.down = nn.Parameter(torch.randn(rank, weight.shape[1], device=weight.device) / weight.shape[1] ** 0.5)
-        self.up = nn.Parameter(torch.zeros(weight.shape[0], rank, device=weight.device))
-
-    def forward(self, weight: Tensor) -> Tensor:
-        return weight + self.up @ self.down
-
-
 @contextmanager
 def tuned(clip: CLIP, what: Tuned, blocks: int = 2, rank: int = 8) -> Iterator[list[nn.Parameter]]:
     """Tune the vision tower of `clip` inside this block.
@@ -62,6 +50,18 @@ def average_with(tower: VisionTower, past: Mapping[str, Tensor], weight: float) 
         value.copy_(torch.lerp(past[name], value, weight))
 
 
+class LowRank(nn.Module):
+    """W ↦ W + B A with B = 0 at the start (LoRA, https://arxiv.org/abs/2106.09685): A (r, in), B (out, r)."""
+
+    def __init__(self, weight: Tensor, rank: int) -> None:
+        super().__init__()
+        self.down = nn.Parameter(torch.randn(rank, weight.shape[1], device=weight.device) / weight.shape[1] ** 0.5)
+        self.up = nn.Parameter(torch.zeros(weight.shape[0], rank, device=weight.device))
+
+    def forward(self, weight: Tensor) -> Tensor:
+        return weight + self.up @ self.down
+
+
 @contextmanager
 def _low_rank(tower: VisionTower, rank: int) -> Iterator[list[nn.Parameter]]:
     layers = [m for name, m in tower.named_modules() if name.endswith(("q_proj", "v_proj"))]
@@ -79,16 +79,11 @@ def _low_rank(tower: VisionTower, rank: int) -> Iterator[list[nn.Parameter]]:
 
 
 def _choose(tower: VisionTower, what: Tuned, blocks: int) -> list[nn.Parameter]:
-    named = dict(tower.named_parameters())
-    if what == "norms":
-        return [p for name, p in named.items() if "norm" in name]
-    if what == "projection":
-        return [p for name, p in named.items() if name.startswith("visual_projection")]
-    if what == "blocks":
-        depth = tower.config.layers
-        if not 1 <= blocks <= depth:
-            raise UserError(f"{blocks} blocks are to be tuned; this tower has {depth}, of which 1 to {depth} can be")
-        last = tuple(f"vision_model.encoder.layers.{i}." for i in range(depth - blocks, depth))
-        after = ("vision_model.post_layernorm", "visual_projection")
-        return [p for name, p in named.items() if name.startswith(last + after)]
-    return list(named.values())
+    depth = tower.config.layers
+    if what == "blocks" and not 1 <= blocks <= depth:
+        raise UserError(f"tuned_blocks is {blocks}; the tower has {depth} blocks, so give 1 to {depth}")
+    after = ("vision_model.post_layernorm", "visual_projection")
+    last = tuple(f"vision_model.encoder.layers.{i}." for i in range(depth - blocks, depth))
+    chosen = {"norms": (), "projection": after[1:], "blocks": last + after, "tower": ("",)}
+    named = tower.named_parameters()
+    return [p for name, p in named if name.startswith(chosen[what]) or (what == "norms" and "norm" in name)]
