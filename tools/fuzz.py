@@ -323,7 +323,7 @@ def write_backbone(folder: Path) -> CLIP:
 
     from clipcil.clip import load_clip
     from clipcil.clip.config import CLIPConfig
-    from clipcil.clip.loading import MINI, _Towers
+    from clipcil.clip.loading import MINI
     from clipcil.clip.model import CLIP
     from clipcil.clip.preprocess import Preprocess, Steps
     from clipcil.clip.tokenizer import Tokenizer
@@ -339,9 +339,8 @@ def write_backbone(folder: Path) -> CLIP:
         shutil.copy(MINI / name, folder / name)
     torch.manual_seed(0)
     clip = CLIP(CLIPConfig.from_hf(config), Tokenizer.from_folder(folder, 77), Preprocess(Steps.plain(16)), "small")
-    save_file(
-        {key: value.contiguous() for key, value in _Towers(clip).state_dict().items()}, folder / "model.safetensors"
-    )
+    weights = {**clip.vision.state_dict(), **clip.text.state_dict(), "logit_scale": clip.logit_scale.detach()}
+    save_file(weights, folder / "model.safetensors")
     return load_clip(str(folder))
 
 

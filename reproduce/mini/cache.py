@@ -34,6 +34,7 @@ def fill(pictures: list[Picture], folder: Path, lite: Lite, out: Path, seed: int
     out.mkdir(parents=True, exist_ok=True)
     trunk = lite.trunk()
     student = Preprocess(Steps.from_trunk(lite.spec), trunk)
+    width = lite.spec["blocks"][-1]["out"]  # behind these channels the trunk packs averages
     done = 0
     for shard in range(part, -(-len(pictures) // SHARD), parts):
         file = out / f"{shard:04d}.npy"
@@ -48,7 +49,7 @@ def fill(pictures: list[Picture], folder: Path, lite: Lite, out: Path, seed: int
                     image = opened.convert("RGB")
                 rng = random.Random(f"{seed} {shard} {index}")
                 both += [student.picture(view) for view in views(image, picture.source, rng)]
-            seen.append(trunk(torch.stack(both)).half().unflatten(0, (-1, 2)))
+            seen.append(trunk(torch.stack(both))[:, :width].half().unflatten(0, (-1, 2)))
         half = file.with_suffix(f".{os.getpid()}.npy")
         np.save(half, torch.cat(seen).numpy())
         half.rename(file)

@@ -97,7 +97,8 @@ def _refusal(error: ValidationError, what: str = "", known: Sequence[str] = (), 
     if first["type"] == "unexpected_keyword_argument":
         return UserError(f"there is no {what}'{name}'{nearest(name, known)}")
     cut = "…" if len(shown) > 60 else ""
-    return UserError(f"{what}'{name}' is '{shown[:60]}{cut}'; {first['msg'].replace('Input should', 'it should')}")
+    wanted = first["msg"].replace("Input should", "it should").removeprefix("Value error, ")
+    return UserError(f"{what}'{name}' is '{shown[:60]}{cut}'; {wanted}")
 
 
 def build(kind: type[T], values: Mapping[str, Any]) -> T:

@@ -1,4 +1,4 @@
-"""A whole backbone loads; a broken one is refused in one line that says what to do."""
+"""A whole backbone loads; a broken one is refused in one line that names the file or the tensor."""
 
 from __future__ import annotations
 
@@ -8,20 +8,23 @@ import pickle
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from helpers import REFERENCE
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 
 from clipcil.clip import CLIP, load_clip
 from clipcil.clip.config import CLIPConfig
 from clipcil.clip.loading import MINI
 from clipcil.errors import UserError
 
-WEIGHTS = "model.safetensors"
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 
 
 @pytest.fixture
@@ -41,10 +44,16 @@ def refused(name: Path | str, *words: str) -> None:
         assert word in message, message
 
 
-def edit(folder: Path, change) -> None:
+def edit_weights(folder: Path, change: Callable[[dict[str, Tensor]], Any]) -> None:
     tensors = load_file(folder / WEIGHTS)
     change(tensors)
     save_file(tensors, folder / WEIGHTS)
+
+
+def edit_json(path: Path, change: Callable[[Any], Any]) -> None:
+    raw = json.loads(path.read_text())
+    change(raw)
+    path.write_text(json.dumps(raw))
 
 
 def test_mini_gives_the_reference_features(mini: CLIP) -> None:
@@ -80,9 +89,10 @@ def test_a_folder_and_a_file_in_it_are_the_same_backbone(mini: CLIP, folder: Pat
         assert clip.name == str(name)
 
 
-def test_half_precision_files_become_float32(mini: CLIP, folder: Path) -> None:
+def test_half_precision_and_the_position_ids_of_old_files_make_no_difference(mini: CLIP, folder: Path) -> None:
     assert load_file(MINI / WEIGHTS)["visual_projection.weight"].dtype == torch.float16
-    edit(folder, lambda tensors: tensors.update({name: value.float() for name, value in tensors.items()}))
+    edit_weights(folder, lambda tensors: tensors.update({name: value.float() for name, value in tensors.items()}))
+    edit_weights(folder, lambda tensors: tensors.update({"text_model.embeddings.position_ids": torch.arange(48)[None]}))
     assert load_clip(str(folder)).fingerprint == mini.fingerprint
 
 
@@ -94,21 +104,18 @@ def test_shards_are_read(mini: CLIP, folder: Path) -> None:
     for file, part in parts.items():
         save_file({name: tensors[name] for name in part}, folder / file)
     index = {"weight_map": {name: file for file, part in parts.items() for name in part}}
-    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    (folder / INDEX).write_text(json.dumps(index))
     assert load_clip(str(folder)).fingerprint == mini.fingerprint
     (folder / "model-00002-of-00002.safetensors").unlink()
-    refused(folder, "model-00002-of-00002.safetensors", "missing")
+    refused(folder, "model-00002-of-00002.safetensors")
 
 
-@pytest.mark.parametrize(
-    "shards", ["x", ["x"], None, {"a": 1}, {"a": "model.safetensors.index.json"}, {"a": "pytorch_model.bin"}]
-)
-def test_an_index_that_names_no_shards_is_one_line(shards: object, tmp_path: Path) -> None:
+@pytest.mark.parametrize("shards", ["x", ["x"], None, {"a": 1}, {"a": INDEX}, {"a": "pytorch_model.bin"}])
+def test_an_index_that_names_no_safetensors_files_is_refused(shards: object, tmp_path: Path) -> None:
     """One that names itself would be read for ever."""
     shutil.copy(MINI / "config.json", tmp_path)
-    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": shards}))
-    with pytest.raises(UserError, match=r"index\.json does not say in which safetensors files"):
-        load_clip(tmp_path)
+    (tmp_path / INDEX).write_text(json.dumps({"weight_map": shards}))
+    refused(tmp_path, INDEX)
 
 
 PROJECTION = "visual_projection.weight"
@@ -117,39 +124,34 @@ PROJECTION = "visual_projection.weight"
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda t: t.pop("text_projection.weight"), ("'text_projection.weight' is missing",)),
-        (lambda t: t.update({"vision_model.x": torch.zeros(1)}), ("'vision_model.x' has no place",)),
-        (lambda t: t.update({PROJECTION: torch.zeros(384, 383)}), (PROJECTION, "(384, 383)", "(384, 384)")),
-        (lambda t: t[PROJECTION].fill_(torch.nan), (PROJECTION, "NaN or infinite")),
-        (lambda t: t[PROJECTION].fill_(-torch.inf), (PROJECTION, "NaN or infinite")),
+        (lambda t: t.pop("text_projection.weight"), ("Missing", "text_projection.weight")),
+        (lambda t: t.update({"vision_model.x": torch.zeros(1)}), ("Unexpected", "vision_model.x")),
+        (lambda t: t.update({PROJECTION: torch.zeros(384, 383)}), (PROJECTION, "[384, 383]", "[384, 384]")),
+        (lambda t: t[PROJECTION].fill_(torch.nan), (PROJECTION, "NaN")),
+        (lambda t: t[PROJECTION].fill_(-torch.inf), (PROJECTION, "infinite")),
         (lambda t: t.update({PROJECTION: torch.zeros(384, 384, dtype=torch.int8)}), (PROJECTION, "torch.int8")),
         (lambda t: t.update({PROJECTION: t[PROJECTION].to(torch.float8_e4m3fn)}), (PROJECTION, "float8")),
     ],
 )
-def test_a_tensor_that_does_not_fit_is_named(change, words: tuple[str, ...], folder: Path) -> None:
-    edit(folder, change)
+def test_a_tensor_that_does_not_fit_is_named(change: Any, words: tuple[str, ...], folder: Path) -> None:
+    edit_weights(folder, change)
     refused(folder, *words)
-
-
-def test_position_ids_of_old_files_are_ignored(mini: CLIP, folder: Path) -> None:
-    edit(folder, lambda tensors: tensors.update({"text_model.embeddings.position_ids": torch.arange(48)[None]}))
-    assert load_clip(str(folder)).fingerprint == mini.fingerprint
 
 
 @pytest.mark.parametrize("keep", [0, 8, 20_000, -1])
 @pytest.mark.parametrize("file", [WEIGHTS, "trunk.safetensors"])
-def test_cut_file(file: str, keep: int, folder: Path) -> None:
+def test_a_cut_file_is_named(file: str, keep: int, folder: Path) -> None:
     whole = (folder / file).read_bytes()
     (folder / file).write_bytes(whole[:keep])
-    refused(folder, file, "cut or damaged")
+    refused(folder, file)
 
 
 class Bomb:
-    def __reduce__(self):
+    def __reduce__(self) -> Any:
         return (Path.touch, (Path("exploded"),))
 
 
-def test_something_else_renamed_to_safetensors(folder: Path, tmp_path: Path, monkeypatch) -> None:
+def test_something_else_renamed_to_safetensors(folder: Path, tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.chdir(tmp_path)
     buffer = io.BytesIO()
     torch.save({"weights": Bomb()}, buffer)
@@ -162,24 +164,15 @@ def test_something_else_renamed_to_safetensors(folder: Path, tmp_path: Path, mon
 
 @pytest.mark.parametrize("file", ["config.json", "trunk.json"])
 @pytest.mark.parametrize("content", ['{"half": ', "[]"])
-def test_damaged_json(content: str, file: str, folder: Path) -> None:
+def test_damaged_json_is_named(content: str, file: str, folder: Path) -> None:
     (folder / file).write_text(content)
     refused(folder, file)
 
 
-@pytest.mark.parametrize("stride", [0, 9, 2.0, "2", None])
-def test_trunk_json_with_impossible_strides(stride: object, folder: Path) -> None:
-    spec = json.loads((folder / "trunk.json").read_text())
-    spec["blocks"][1]["stride"] = stride
-    (folder / "trunk.json").write_text(json.dumps(spec))
-    refused(folder, "trunk.json")
-
-
-def test_trunk_json_that_makes_another_number_of_places(folder: Path) -> None:
-    spec = json.loads((folder / "trunk.json").read_text())
-    spec["blocks"][1]["stride"] = 1
-    (folder / "trunk.json").write_text(json.dumps(spec))
-    refused(folder, "trunk.json makes 8 places a side, config.json wants 4")
+@pytest.mark.parametrize("stride", [0, 1, 9, 2.5, "2", None])
+def test_a_trunk_with_impossible_or_other_strides_is_refused(stride: object, folder: Path) -> None:
+    edit_json(folder / "trunk.json", lambda spec: spec["blocks"][1].update(stride=stride))
+    refused(folder, "trunk.json", "384×8×8" if stride == 1 else "blocks.1.stride")
 
 
 @pytest.mark.parametrize(
@@ -189,19 +182,21 @@ def test_trunk_json_that_makes_another_number_of_places(folder: Path) -> None:
         {"image_std": [0.2, 0.0, 0.2]},
         {"image_mean": ["a", "b", "c"]},
         {"size": {"shortest_edge": 10**9}},
+        {"size": {"longest_edge": 4}},
         {"size": "large"},
+        {"crop_size": 5},
+        {"crop_size": {"height": 4}},
         {"resample": 99},
         {"rescale_factor": "x"},
     ],
 )
-def test_preprocessing_with_impossible_values(wrong: dict, folder: Path) -> None:
+def test_preprocessing_with_impossible_values(wrong: dict[str, Any], folder: Path) -> None:
     (folder / "trunk.json").unlink()  # without a trunk the file of the preprocessing is read
-    raw = {"crop_size": 4, "size": 4, **wrong}
-    (folder / "preprocessor_config.json").write_text(json.dumps(raw))
+    (folder / "preprocessor_config.json").write_text(json.dumps({"crop_size": 4, "size": 4, **wrong}))
     refused(folder, "preprocessor_config.json")
 
 
-def test_missing_trunk_is_noticed(folder: Path) -> None:
+def test_a_missing_trunk_is_noticed(folder: Path) -> None:
     (folder / "trunk.json").unlink()
     refused(folder, "384 channels", "trunk.json")
 
@@ -213,10 +208,8 @@ def test_missing_trunk_is_noticed(folder: Path) -> None:
         ("text_config", "vocab_size", 100, ("8192 tokens", "100")),
     ],
 )
-def test_config_that_does_not_fit_the_files(section: str, key: str, value: int, words, folder: Path) -> None:
-    raw = json.loads((folder / "config.json").read_text())
-    raw[section][key] = value
-    (folder / "config.json").write_text(json.dumps(raw))
+def test_a_config_that_does_not_fit_the_files(section: str, key: str, value: int, words: Any, folder: Path) -> None:
+    edit_json(folder / "config.json", lambda raw: raw[section].update({key: value}))
     refused(folder, *words)
 
 
@@ -225,28 +218,30 @@ def test_unknown_names(name: str) -> None:
     refused(name, "no backbone")
 
 
-def test_other_folders_and_files(tmp_path: Path) -> None:
+def test_folders_and_files_of_something_else(tmp_path: Path) -> None:
     refused(tmp_path, "config.json", WEIGHTS, "tokenizer.json")
     (tmp_path / "x.bin").write_bytes(b"1")
     refused(tmp_path / "x.bin", ".safetensors or .pt")
 
 
-def test_config_errors_name_the_key() -> None:
-    for raw, word in (
+@pytest.mark.parametrize(
+    ("wrong", "key"),
+    [
         ({"model_type": "siglip"}, "siglip"),
-        ({"text_config": {"hidden_act": "quick_gel"}}, "did you mean 'quick_gelu'"),
+        ({"text_config": {"hidden_act": "quick_gel"}}, "text_config.hidden_act"),
         ({"vision_config": {"hidden_size": "768"}}, "vision_config.hidden_size"),
         ({"vision_config": {"num_attention_heads": 7}}, "7 heads"),
         ({"projection_dim": None}, "projection_dim"),
         ({"vision_config": {"hidden_act": 1}}, "vision_config.hidden_act"),
-        ({"vision_config": "half"}, "vision_config holds no table"),
-        ({"vision_config": {"patch_size": 0}}, "patch_size 0 does not fit"),
-        ({"vision_config": {"patch_size": 300}}, "patch_size 300 does not fit"),
+        ({"vision_config": {"patch_size": 0}}, "vision_config.patch_size"),
         ({"text_config": {"hidden_size": 10**12}}, "text_config.hidden_size"),
-        ({"text_config": {"num_hidden_layers": 10**5}}, "100000 layers"),
-    ):
-        with pytest.raises(UserError, match=word):
-            CLIPConfig.from_hf(raw)
+        ({"text_config": {"num_hidden_layers": 10**5}}, "text_config.num_hidden_layers"),
+        ({"vision_config": "half"}, ""),
+    ],
+)
+def test_errors_of_a_config_name_file_and_key(wrong: dict[str, Any], key: str, folder: Path) -> None:
+    edit_json(folder / "config.json", lambda raw: raw.update(wrong))
+    refused(folder, "config.json", key)
 
 
 def test_config_defaults_and_old_sections() -> None:

@@ -84,7 +84,7 @@ def test_torchscript_is_opened_only_when_openai_published_it(folder: Path, monke
     opened = []
     real = torch.jit.load
     monkeypatch.setattr(torch.jit, "load", lambda *args, **kwargs: opened.append(args) or real(*args, **kwargs))
-    with pytest.raises(UserError, match=r"TorchScript archive.*sha256 is not one OpenAI published"):
+    with pytest.raises(UserError, match=path.name):
         load_clip(str(path))
     assert not opened
     monkeypatch.setitem(openai.PUBLISHED, sha256(path), path.name)

@@ -93,7 +93,7 @@ def test_the_folded_trunk_is_the_published_network() -> None:
     network = lite.convert(state)
     with torch.no_grad():
         expected = unfolded(state, pixels)
-        got = network.trunk()(pixels)
+        got = network.trunk().maps(pixels)[0]
     assert got.shape == (2, 44, 4, 4)
     torch.testing.assert_close(got, expected, atol=1e-4, rtol=1e-4)
 

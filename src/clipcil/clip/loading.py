@@ -1,18 +1,23 @@
-"""`load_clip`: a backbone by name, folder, file or hub id.
+"""`load_clip`: a backbone by name, folder, file or hub id, and its files, which may come from strangers.
 
-From the hub come safetensors only (OpenAI's own repositories excepted), and nothing in offline mode.
+Tensors come from safetensors; `openai` reads the one other format. From the hub come safetensors only (OpenAI's own
+repositories excepted), and nothing in offline mode.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Annotated, Any
 
 import torch
-from torch import Tensor
+from pydantic import Field
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor, nn
 
 from clipcil.clip import open_clip, openai
 from clipcil.clip.config import CLIPConfig
@@ -20,26 +25,23 @@ from clipcil.clip.model import CLIP
 from clipcil.clip.preprocess import Preprocess, Steps
 from clipcil.clip.tokenizer import FILES, Tokenizer
 from clipcil.clip.trunk import Trunk
-from clipcil.clip.weights import fill, read_json, read_safetensors, shard_names
 from clipcil.errors import UserError, first_line
 from clipcil.network import ASK_FIRST, downloads_allowed
-from clipcil.storage import is_file, is_folder
+from clipcil.settings import typed
+from clipcil.storage import is_file, is_folder, read_json
 
 MINI = Path(__file__).parent / "mini"
 MINI_1 = "cf5c7e696f30/237319a126c6"
 """Fingerprints (weights/preprocessing) of version 1 of `mini`, which clipcil 0.1 shipped."""
 OPENAI_REPOSITORY = "openai/clip-vit-base-patch16"
-_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+(@[\w./-]+)?")
-_TOKENIZER_FILES = ("tokenizer.json", "vocab.json", "merges.txt")
-_HF_WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin")
+INDEX = "model.safetensors.index.json"
+WEIGHTS = ("model.safetensors", INDEX, "pytorch_model.bin", "open_clip_model.safetensors", "ViT-*.pt")
+"""Files of weights in a folder; the first that is there is read."""
+_HUB_ID = re.compile(r"(hf-hub:)?[A-Za-z0-9][\w.-]*/[\w.-]+(@[\w./-]+)?")
 
 
 def backbone_name(backbone: object) -> str:
-    """The name of a backbone that is given by name, by path or as a loaded `CLIP`.
-
-    Raises:
-        UserError: It is none of these.
-    """
+    """The name of a backbone that is given by name, by path or as a loaded `CLIP`."""
     if isinstance(backbone, CLIP):
         return backbone.name
     if isinstance(backbone, Path):
@@ -71,129 +73,159 @@ def load_clip(name: str | Path = "mini") -> CLIP:
         torch.Size([2, 384])
     """
     name = backbone_name(name)
-    if name == "mini":
-        return _from_folder(MINI, name)
-    path = Path(name).expanduser()
+    path = MINI if name == "mini" else Path(name).expanduser()
     if is_folder(path):
-        return _from_folder(path, name)
+        return _from_file(find_weights(path), name)
     if is_file(path):
+        if path.suffix not in (".pt", ".safetensors"):
+            raise UserError(f"{path}: a backbone file ends in .safetensors or .pt, or is a folder")
         return _from_file(path, name)
     if is_hub_id(name) and path.suffix not in (".pt", ".safetensors"):
         folder = download(name)
-        clip = _from_folder(folder, name)
+        clip = _from_file(find_weights(folder), name)
         clip.pinned = pinned(name, folder)
         return clip
     raise UserError(f"no backbone '{name}': not 'mini', a folder, a .pt or .safetensors file, or a hub id owner/name")
 
 
-def _from_folder(folder: Path, name: str) -> CLIP:
-    weights = next((folder / file for file in _HF_WEIGHTS if (folder / file).is_file()), None)
-    if (folder / "config.json").is_file() and weights is not None:
-        tensors = openai.read_checkpoint(weights) if weights.suffix == ".bin" else read_safetensors(weights)
-        if not openai.looks_like(tensors):
-            return _hugging_face(folder, name, tensors)
-    for file in open_clip.WEIGHTS:
-        if (folder / file).is_file():
-            return _openai_names(read_safetensors(folder / file), folder, name, open_clip.read_config(folder))
-    archives = sorted(folder.glob("ViT-*.pt"))
-    if archives:
-        return _from_file(archives[0], name)
+def find_weights(folder: Path) -> Path:
+    """The file of weights in the folder of a backbone."""
+    for pattern in WEIGHTS:
+        if found := sorted(folder.glob(pattern)):
+            return found[0]
     raise UserError(f"no backbone in {folder}: put config.json, model.safetensors and the tokenizer ({FILES}) there")
 
 
 def _from_file(path: Path, name: str) -> CLIP:
-    if path.suffix == ".safetensors":
-        tensors = read_safetensors(path)
-        if not openai.looks_like(tensors):
-            return _hugging_face(path.parent, name, tensors)
-        return _openai_names(tensors, path.parent, name, open_clip.read_config(path.parent))
-    if path.suffix == ".pt":
-        # OpenAI trained with QuickGELU; a state dict saved as .pt counts as OpenAI's.
-        return _openai_names(openai.read_checkpoint(path), path.parent, name, {"model_cfg": {"quick_gelu": True}})
-    raise UserError(f"{path}: a backbone file ends in .safetensors or .pt, or is a folder")
+    """The backbone with the weights in `path` and its other files beside it."""
+    folder = path.parent
+    tensors = read_safetensors(path) if path.suffix in (".safetensors", ".json") else openai.read_checkpoint(path)
+    if openai.looks_like(tensors):
+        raw: dict[str, Any] = {}
+        if path.suffix == ".pt":  # a state dict saved as .pt counts as OpenAI's, which trained with QuickGELU
+            raw = {"model_cfg": {"quick_gelu": True}}
+        elif (folder / open_clip.CONFIG).is_file():
+            raw = _read_table(folder / open_clip.CONFIG)
+        with _whole(f"'{name}' (weights and {open_clip.CONFIG})"):
+            tensors = openai.rename(tensors)
+            config = open_clip.make_config(raw, tensors, name)
+            preprocess = Preprocess(open_clip.make_steps(raw, config.vision.image_size))
+        return _assemble(config, openai_tokenizer(folder, config.text.context), preprocess, name, tensors)
+    raw = _read_table(folder / "config.json")
+    with _whole(folder / "config.json"):
+        config = CLIPConfig.from_hf(raw)
+    preprocess = _preprocess(folder, config)
+    return _assemble(config, Tokenizer.from_folder(folder, config.text.context), preprocess, name, tensors)
 
 
-def _hugging_face(folder: Path, name: str, tensors: dict[str, Tensor]) -> CLIP:
-    config = CLIPConfig.from_hf(read_json(folder / "config.json"))
-    tokenizer = Tokenizer.from_folder(folder, config.text.context)
+def _preprocess(folder: Path, config: CLIPConfig) -> Preprocess:
+    """As `trunk.json` or `preprocessor_config.json` says, or CLIP's own."""
+    side, file = config.vision.image_size, folder / "preprocessor_config.json"
     if (folder / "trunk.json").is_file():
-        preprocess = _with_trunk(folder, config)
-    elif (folder / "preprocessor_config.json").is_file():
-        raw = read_json(folder / "preprocessor_config.json")
-        with _whole(folder / "preprocessor_config.json"):
-            preprocess = Preprocess(Steps.from_hf(raw, config.vision.image_size))
-    else:
-        preprocess = Preprocess(Steps.plain(config.vision.image_size))
-    return _assemble(config, tokenizer, preprocess, name, tensors)
-
-
-def _openai_names(tensors: dict[str, Tensor], folder: Path, name: str, raw: dict[str, object]) -> CLIP:
-    with _whole(f"'{name}' (weights and {open_clip.CONFIG})"):
-        renamed = openai.to_hf(tensors)
-        config = open_clip.make_config(raw, renamed, name)
-        preprocess = Preprocess(open_clip.make_steps(raw, config.vision.image_size))
-    return _assemble(config, openai_tokenizer(folder, config.text.context), preprocess, name, renamed)
+        spec = _read_table(folder / "trunk.json")
+        with _whole(folder / "trunk.json"), torch.device("meta"):
+            steps, trunk = Steps.from_trunk(spec), Trunk(spec)
+        fill(trunk, read_safetensors(folder / "trunk.safetensors"), str(folder / "trunk.safetensors"))
+        preprocess = Preprocess(steps, trunk.eval().requires_grad_(False))
+        places = preprocess.shape[-1]
+        if (trunk.channels, places) != (config.vision.channels, side):
+            made, wanted = f"{trunk.channels}×{places}×{places}", f"{config.vision.channels}×{side}×{side}"
+            raise UserError(f"{folder}: trunk.json makes {made} numbers of a picture, config.json wants {wanted}")
+        return preprocess
+    steps = Steps.plain(side)
+    if file.is_file():
+        raw = _read_table(file)
+        with _whole(file):
+            steps = Steps.from_hf(raw, side)
+    if config.vision.channels != 3:
+        raise UserError(f"{folder} reads {config.vision.channels} channels, pictures have 3; its trunk.json is missing")
+    return Preprocess(steps)
 
 
 @contextmanager
 def _whole(source: object) -> Iterator[None]:
-    """What files with impossible values lead to, as one line that names them: they come from the net."""
+    """Turn whatever impossible values in a file lead to into one line that names the file."""
     try:
         yield
+    except UserError as error:
+        raise UserError(f"{source}: {error}") from error
     except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError, RuntimeError) as error:
         found = f"{type(error).__name__}: {first_line(error)}"
         raise UserError(f"{source} is not whole ({found}); copy it again") from error
 
 
-def _with_trunk(folder: Path, config: CLIPConfig) -> Preprocess:
-    spec = read_json(folder / "trunk.json")
-    with _whole(folder / "trunk.json"), torch.device("meta"):
-        steps, trunk = Steps.from_trunk(spec), Trunk(spec)
-    fill(trunk, read_safetensors(folder / "trunk.safetensors"), str(folder / "trunk.safetensors"))
-    trunk.eval().requires_grad_(False)
-    vision, side = config.vision, config.vision.image_size
-    if trunk.side(steps.crop[0]) != side:
-        raise UserError(
-            f"{folder / 'trunk.json'} makes {trunk.side(steps.crop[0])} places a side, config.json wants {side};"
-            " take both files from the same backbone"
-        )
-    return Preprocess(steps, trunk, (vision.channels + trunk.packed(side, side), side, side))
-
-
 def _assemble(
-    config: CLIPConfig, tokenizer: Tokenizer, preprocess: Preprocess, name: str, tensors: dict[str, Tensor]
+    config: CLIPConfig, tokenizer: Tokenizer, preprocess: Preprocess, name: str, tensors: Mapping[str, Tensor]
 ) -> CLIP:
     if tokenizer.vocab > config.text.vocab:
         raise UserError(
             f"the tokenizer of '{name}' has {tokenizer.vocab} tokens, the text tower {config.text.vocab}; "
             "take tokenizer and weights from the same backbone"
         )
-    if preprocess.trunk is None and preprocess.shape[0] != config.vision.channels:
-        raise UserError(f"'{name}' reads {config.vision.channels} channels, pictures have 3; its trunk.json is missing")
     # Old config.json files say bos 0, eos 2, pad 1, which is wrong; the tokenizer knows.
     text = replace(config.text, bos=tokenizer.bos, eos=tokenizer.eos, pad=tokenizer.eos)
     with torch.device("meta"):  # no time spent on random weights
         clip = CLIP(replace(config, text=text), tokenizer, preprocess, name)
-    towers = _Towers(clip)
-    fill(towers, tensors, f"weights of '{name}'")
+    towers = {
+        "vision_model": "vision.",
+        "visual_projection": "vision.",
+        "text_model": "text.",
+        "text_projection": "text.",
+    }
+    fill(clip, {towers.get(key.split(".")[0], "") + key: value for key, value in tensors.items()}, f"'{name}'")
     clip.vision.inner = preprocess.trunk.inner_sizes if preprocess.trunk is not None else ()
-    clip.logit_scale = towers.logit_scale  # the one tensor that is no member of a shared submodule
     return clip.freeze()
 
 
-class _Towers(torch.nn.Module):
-    """The towers under Hugging Face's names: `vision_model.*`, `visual_projection.weight`, …, `logit_scale`."""
+def fill(module: nn.Module, tensors: Mapping[str, Tensor], source: str) -> None:
+    """Put `tensors` into `module`, which may be on the meta device, as float32.
 
-    def __init__(self, clip: CLIP) -> None:
-        super().__init__()
-        self.vision_model, self.visual_projection = clip.vision.vision_model, clip.vision.visual_projection
-        self.text_model, self.text_projection = clip.text.text_model, clip.text.text_projection
-        self.logit_scale = clip.logit_scale
+    Raises:
+        UserError: A tensor is missing, left over, misshapen or not finite; the line names it.
+    """
+    ready = {}
+    for name, tensor in tensors.items():
+        if name.endswith("position_ids"):  # old files have them
+            continue
+        if not tensor.is_floating_point() or tensor.element_size() < 2:  # float8 too: torch cannot compute with it
+            raise UserError(f"weights of {source}: '{name}' is {tensor.dtype}; quantised weights are not read")
+        if not bool(torch.isfinite(tensor).all()):
+            raise UserError(f"weights of {source}: '{name}' holds NaN or infinite values; the file is damaged")
+        ready[name] = tensor.detach().to(torch.float32).contiguous()
+    try:
+        module.load_state_dict(ready, assign=True)
+    except RuntimeError as error:
+        raise UserError(f"weights of {source}: {first_line(error, 300)} Wrong config, or half a file?") from error
+
+
+def read_safetensors(path: Path) -> dict[str, Tensor]:
+    """All tensors of a safetensors file, or of the shards an `…index.json` names."""
+    if path.suffix == ".json":
+        return {name: tensor for shard in shards(path) for name, tensor in read_safetensors(shard).items()}
+    if not path.is_file():
+        raise UserError(f"{path} is missing; put the backbone's safetensors file there")
+    try:
+        return load_file(path)
+    except (SafetensorError, OSError) as error:
+        raise UserError(f"{path} is cut or damaged, or not safetensors ({first_line(error)})") from error
+
+
+def shards(index: Path) -> list[Path]:
+    """The safetensors files beside `index` in which it says the tensors are; folders before their names are ignored."""
+    with _whole(index):
+        files = typed(_read_table(index)["weight_map"], dict[str, Annotated[str, Field(pattern=r"\.safetensors$")]])
+    return [index.parent / name for name in sorted({Path(file).name for file in files.values()})]
+
+
+def _read_table(path: Path) -> dict[str, Any]:
+    """The JSON object in a file of a backbone."""
+    table: dict[str, Any] = typed(read_json(path, links=True), dict[str, Any], str(path))  # the hub's cache has links
+    return table
 
 
 def is_hub_id(name: str) -> bool:
     """Whether `name` has the form owner/name or owner/name@revision; open_clip's `hf-hub:` before it is allowed."""
-    return _ID.fullmatch(name.removeprefix("hf-hub:")) is not None
+    return _HUB_ID.fullmatch(name) is not None
 
 
 def pinned(name: str, folder: Path) -> str:
@@ -208,37 +240,37 @@ def download(name: str) -> Path:
     `owner/name@revision` names a commit, a tag or a branch; without one it is the newest commit of the main branch.
     """
     repository = name.removeprefix("hf-hub:")
-    config = _hub_file(repository, "config.json")
-    weights = _hub_file(repository, "model.safetensors") if config else None
-    if config and not weights and (index := _hub_file(repository, "model.safetensors.index.json")):
-        for shard in shard_names(index):
-            weights = _hub_file(repository, shard)
-    if config and not weights and repository.startswith("openai/"):
-        # Some of OpenAI's own repositories have no safetensors. The file is read as tensors only (see `openai`).
-        weights = _hub_file(repository, "pytorch_model.bin")
-    if not weights:
-        config = _hub_file(repository, open_clip.CONFIG)
-        weights = config and _hub_file(repository, open_clip.WEIGHTS[0])
-    if not weights or not config:
+    layouts = [("config.json", "model.safetensors"), ("config.json", INDEX)]
+    if repository.startswith("openai/"):  # some of its own have no safetensors; the file is read as tensors only
+        layouts.append(("config.json", "pytorch_model.bin"))
+    for config, file in (*layouts, (open_clip.CONFIG, "open_clip_model.safetensors")):
+        weights = _hub_file(repository, file) if _hub_file(repository, config) else None
+        if weights is not None:
+            break
+    else:
         if not downloads_allowed():
             raise UserError(f"'{repository}' is not on this machine; {ASK_FIRST}")
-        raise UserError(f"hub repository '{repository}' has no safetensors weights of a CLIP; {_by_hand()}")
-    for file in (*_TOKENIZER_FILES, "preprocessor_config.json"):
+        raise UserError(f"hub repository '{repository}' has no safetensors weights of a CLIP; {BY_HAND}")
+    if weights.name == INDEX:
+        for shard in shards(weights):
+            _hub_file(repository, shard.name)
+    for file in ("tokenizer.json", "vocab.json", "merges.txt", "preprocessor_config.json"):
         _hub_file(repository, file)
     return weights.parent
 
 
 def openai_tokenizer(folder: Path, context: int) -> Tokenizer:
     """OpenAI's vocabulary, which its own and open_clip's files leave out: from beside the weights, else the hub."""
-    if (folder / "tokenizer.json").is_file() or (folder / "vocab.json").is_file():
-        return Tokenizer.from_folder(folder, context)
-    try:
-        found = _hub_file(OPENAI_REPOSITORY, "tokenizer.json")
-    except UserError:
-        found = None
-    if found is None:
-        raise UserError(f"no tokenizer beside the weights: put {FILES} of {OPENAI_REPOSITORY} in {folder.resolve()}")
-    return Tokenizer.from_folder(found.parent, context)
+    if not (folder / "tokenizer.json").is_file() and not (folder / "vocab.json").is_file():
+        try:
+            found = _hub_file(OPENAI_REPOSITORY, "tokenizer.json")
+        except UserError:
+            found = None
+        if found is None:
+            where = folder.resolve()
+            raise UserError(f"no tokenizer beside the weights: put {FILES} of {OPENAI_REPOSITORY} in {where}")
+        folder = found.parent
+    return Tokenizer.from_folder(folder, context)
 
 
 def _hub_file(repository: str, file: str) -> Path | None:
@@ -252,13 +284,10 @@ def _hub_file(repository: str, file: str) -> Path | None:
             found = try_to_load_from_cache(repository, file, revision=revision or None)
             return Path(found) if isinstance(found, str) else None
         return Path(hf_hub_download(repository, file, revision=revision or None))
-    except LocalEntryNotFoundError as error:
-        raise UserError(f"cannot get {file} of '{repository}' from the hub; {_by_hand()}") from error
-    except EntryNotFoundError:
-        return None
     except Exception as error:  # gated, misspelt, no network: the library has a class for each
-        raise UserError(f"cannot get '{repository}' from the hub ({first_line(error)}); {_by_hand()}") from error
+        if isinstance(error, EntryNotFoundError) and not isinstance(error, LocalEntryNotFoundError):
+            return None
+        raise UserError(f"cannot get {file} of '{repository}' from the hub ({first_line(error)}); {BY_HAND}") from error
 
 
-def _by_hand() -> str:
-    return f"put config.json, model.safetensors and {FILES} in a folder and give its path as the backbone"
+BY_HAND = f"put config.json, model.safetensors and {FILES} in a folder and give its path as the backbone"

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import asdict
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
 from PIL import Image
+from pydantic import Field, FiniteFloat
+from pydantic.dataclasses import dataclass
 from torch import Tensor
 
 from clipcil.clip.trunk import Trunk
@@ -19,34 +20,28 @@ from clipcil.errors import UserError
 
 OPENAI_MEAN = (0.48145466, 0.4578275, 0.40821073)
 OPENAI_STD = (0.26862954, 0.26130258, 0.27577711)
-_LARGEST = 10**4  # of a side that pictures are resized to
-_SLIM = 32  # a picture this many times as long as it is high is cropped before it is resized, to bound the memory
+LONGEST_SHAPE = 32
+"""A picture this many times as long as it is high is cropped before it is resized, to bound the memory."""
+Side = Annotated[int, Field(ge=1, le=10_000)]
+"""A side that pictures are resized to."""
+Deviation = Annotated[FiniteFloat, Field(gt=0)]
 
 
 @dataclass(frozen=True)
 class Steps:
     """What is done to a picture; the names are those of transformers' CLIPImageProcessor, the values its defaults."""
 
-    crop: tuple[int, int]
+    crop: tuple[Side, Side]
     """(height, width) of the result."""
-    short_side: int | None = None
+    short_side: Side | None = None
     """Resize so that the shorter side has this length."""
-    exact: tuple[int, int] | None = None
+    exact: tuple[Side, Side] | None = None
     """Or resize to (height, width), whatever the shape."""
-    resample: int = int(Image.Resampling.BICUBIC)
-    mean: tuple[float, ...] = OPENAI_MEAN
-    std: tuple[float, ...] = OPENAI_STD
-    rescale: float = 1 / 255
-
-    def __post_init__(self) -> None:
-        sides = [*self.crop, *(self.exact or ()), *([] if self.short_side is None else [self.short_side])]
-        if not all(1 <= side <= _LARGEST for side in sides):
-            raise ValueError(f"pictures of size {min(sides)} to {max(sides)}")
-        Image.Resampling(self.resample)  # a ValueError, where there is no such filter
-        if len(self.mean) != 3 or len(self.std) != 3 or 0 in self.std:
-            raise ValueError("mean and std are not three numbers each, those of std not 0")
-        if not all(math.isfinite(value) for value in (*self.mean, *self.std, self.rescale)):
-            raise ValueError("mean, std or rescale is not finite")
+    resample: Literal[0, 1, 2, 3, 4, 5] = 3
+    """A filter of `PIL.Image.Resampling`; 3 is bicubic."""
+    mean: tuple[FiniteFloat, FiniteFloat, FiniteFloat] = OPENAI_MEAN
+    std: tuple[Deviation, Deviation, Deviation] = OPENAI_STD
+    rescale: FiniteFloat = 1 / 255
 
     @classmethod
     def plain(cls, image_size: int) -> Steps:
@@ -57,45 +52,37 @@ class Steps:
     def from_hf(cls, raw: Mapping[str, Any], image_size: int) -> Steps:
         """From the content of a `preprocessor_config.json`; old files give sizes as one number."""
         size = raw.get("size", image_size) if raw.get("do_resize", True) else None
-        short, exact = None, None
-        if isinstance(size, int):
-            short = size
-        elif isinstance(size, Mapping) and isinstance(size.get("shortest_edge"), int):
-            short = int(size["shortest_edge"])
-        elif size is not None:
-            exact = _pair(size)
-        crop = raw.get("crop_size", image_size) if raw.get("do_center_crop", True) else exact or image_size
-        if _pair(crop) != (image_size, image_size):
-            raise UserError(
-                f"preprocessor_config.json makes pictures of {crop}, config.json wants {image_size}×{image_size}; "
-                "take both files from the same backbone"
-            )
-        normalise = raw.get("do_normalize", True)
+        short = size.get("shortest_edge") if isinstance(size, Mapping) else size if isinstance(size, int) else None
+        exact = None if size is None or short is not None else _pair(size)
+        crop = _pair(raw.get("crop_size", image_size)) if raw.get("do_center_crop", True) else exact
+        if crop not in (None, (image_size, image_size)):
+            raise UserError(f"it makes pictures of {crop}, config.json wants {image_size}×{image_size}")
+        normalise, rescale = raw.get("do_normalize", True), raw.get("do_rescale", True)
         return cls(
             crop=(image_size, image_size),
             short_side=short,
             exact=exact,
-            resample=int(raw.get("resample", Image.Resampling.BICUBIC)),
-            mean=tuple(raw.get("image_mean", OPENAI_MEAN)) if normalise else (0.0,) * 3,
-            std=tuple(raw.get("image_std", OPENAI_STD)) if normalise else (1.0,) * 3,
-            rescale=float(raw.get("rescale_factor", 1 / 255)) if raw.get("do_rescale", True) else 1.0,
+            resample=raw.get("resample", 3),
+            mean=raw.get("image_mean", OPENAI_MEAN) if normalise else (0.0, 0.0, 0.0),
+            std=raw.get("image_std", OPENAI_STD) if normalise else (1.0, 1.0, 1.0),
+            rescale=raw.get("rescale_factor", 1 / 255) if rescale else 1.0,
         )
 
     @classmethod
     def from_trunk(cls, spec: Mapping[str, Any]) -> Steps:
-        side = int(spec["image_size"])
-        resample = Image.Resampling[str(spec["resample"]).upper()]
-        mean, std = tuple(spec["image_mean"]), tuple(spec["image_std"])
-        return cls(crop=(side, side), exact=(side, side), resample=int(resample), mean=mean, std=std)
+        """From the content of a `trunk.json`."""
+        side, filters = (spec["image_size"], spec["image_size"]), Image.Resampling
+        resample: Any = int(filters[spec["resample"].upper()])
+        return cls(crop=side, exact=side, resample=resample, mean=spec["image_mean"], std=spec["image_std"])
 
 
 class Preprocess:
     """`picture` per picture (threads may share it), `finish` per batch, `preprocess(images)` for both."""
 
-    def __init__(self, steps: Steps, trunk: Trunk | None = None, shape: tuple[int, int, int] | None = None) -> None:
+    def __init__(self, steps: Steps, trunk: Trunk | None = None) -> None:
         self.steps = steps
         self.trunk = trunk
-        self.shape = shape or (3, *steps.crop)
+        self.shape = (3, *steps.crop) if trunk is None else trunk.output_shape(steps.crop[0])
         self.fingerprint = _fingerprint(steps, trunk)
         self._mean = torch.tensor(steps.mean).view(3, 1, 1)
         self._std = torch.tensor(steps.std).view(3, 1, 1)
@@ -111,7 +98,7 @@ class Preprocess:
         """(B, 3, h, w) → (B, *shape): through the frozen trunk, or unchanged where the backbone has none."""
         if self.trunk is None:
             return batch
-        out: Tensor = self.trunk.to(batch.device)(batch, inner=True)
+        out: Tensor = self.trunk.to(batch.device)(batch)
         return out
 
     def __call__(self, images: Sequence[Image.Image]) -> Tensor:
@@ -122,17 +109,13 @@ class Preprocess:
 
     def _resize(self, image: Image.Image) -> Image.Image:
         steps = self.steps
-        wide, high = image.size
         if steps.exact is not None:
             size = (steps.exact[1], steps.exact[0])
         elif steps.short_side is not None:
-            short, long = min(wide, high), max(wide, high)
-            if long > _SLIM * short:
-                image = _centre_crop(image, min(high, _SLIM * short), min(wide, _SLIM * short))
-                wide, high = image.size
-                long = max(wide, high)
-            other = int(steps.short_side * long / short)
-            size = (steps.short_side, other) if wide <= high else (other, steps.short_side)
+            longest = LONGEST_SHAPE * min(image.size)
+            image = _centre_crop(image, min(image.height, longest), min(image.width, longest))
+            other = int(steps.short_side * max(image.size) / min(image.size))
+            size = (steps.short_side, other) if image.width <= image.height else (other, steps.short_side)
         else:
             return image
         return image if size == image.size else image.resize(size, Image.Resampling(steps.resample))
@@ -141,10 +124,8 @@ class Preprocess:
 def _pair(size: Any) -> tuple[int, int]:
     """(height, width) from one number, a pair or a mapping."""
     if isinstance(size, Mapping):
-        size = (size.get("height"), size.get("width"))
+        return size["height"], size["width"]
     high, wide = (size, size) if isinstance(size, int) else size
-    if not isinstance(high, int) or not isinstance(wide, int):
-        raise UserError(f"preprocessor_config.json: size {size} is neither a shortest_edge nor a height and a width")
     return high, wide
 
 

@@ -1,4 +1,9 @@
-"""The text tower: causal, fed with embeddings so that prompts can be learnt, cut where the texts end."""
+"""The text tower: causal, fed with embeddings so that prompts can be learnt; nothing is computed for padding.
+
+On a CPU the tokens of all texts lie one after the other: projections, norms and the MLP take all of them at once, and
+attention takes texts of one length together. The last layer computes the end tokens alone. Attention is causal, so a
+beginning that the texts share has the same keys and values in each of them: it is computed once. All of this is exact.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from clipcil.clip.config import TextConfig
-from clipcil.clip.layers import Block, Encoder, embedding
-from clipcil.clip.ragged import end_states
+from clipcil.clip.layers import Attention, Block, Encoder, embedding
 from clipcil.errors import UserError
 
 
@@ -45,15 +49,17 @@ class TextTower(nn.Module):
     def forward(self, embeddings: Tensor, ends: Tensor, length: int | None = None) -> Tensor:
         """Embeddings (N, L, width) and end-of-text positions (N,) → features (N, dim), not normalised.
 
-        Attention is causal: what stands after a text's end-of-text token cannot reach it. So all work after the longest
-        end is left out, on a CPU all work after each text's own end, and the last layer computes the end tokens alone;
-        all of it is exact.
+        What stands after a text's end-of-text token cannot reach it, so work after the longest end is left out; on a
+        CPU all work after each text's own end. The ends are passed because a soft prompt has no ids. For the ids that
+        `Tokenizer` returns they agree with transformers, which searches the ids for the end.
 
-        transformers looks for the end in the ids: the first end-of-text id, or, where an old config says
-        `eos_token_id: 2`, the largest id. Here the caller passes it, because a soft prompt has no ids; for what
-        `Tokenizer` returns all three agree.
+        Args:
+            embeddings: (N, L, width), without positions.
+            ends: (N,), positions of the end-of-text tokens.
+            length: The longest end + 1, where the caller knows it: reading it from `ends` would wait for a GPU.
 
-        length: the longest end + 1, from a caller who knows it: reading it from `ends` would synchronise with a GPU.
+        Raises:
+            UserError: The longest text does not fit the context.
         """
         if embeddings.shape[0] == 0:
             return embeddings.new_zeros(0, self.text_projection.out_features)
@@ -86,3 +92,83 @@ def padded(blocks: Sequence[Block], hidden: Tensor, ends: Tensor) -> Tensor:
     if blocks:
         return blocks[-1].at(hidden, ends, causal=True)
     return hidden[torch.arange(len(ends), device=ends.device), ends]
+
+
+def end_states(
+    blocks: Sequence[Block], groups: Sequence[Tensor], ends: Sequence[Tensor], beginning: Tensor | None = None
+) -> Tensor:
+    """What the layers make of the end token of each text.
+
+    Args:
+        blocks: Layers of the tower; there may be none.
+        groups: Texts of one length each, (n_i, L_i, width), with positions added.
+        ends: Where each text of a group ends, (n_i,); what stands after it is padding.
+        beginning: (1, P, width), with positions added: tokens in front of every text. Default: none.
+
+    Returns:
+        (Σ n_i, width), in the order of the groups.
+    """
+    shapes = [(int(group.shape[0]), int(group.shape[1])) for group in groups]
+    own = torch.cat([group.flatten(0, 1) for group in groups])  # (T, width)
+    start = 0 if beginning is None else int(beginning.shape[1])
+    steps = torch.arange(start + max(length for _, length in shapes), device=own.device)
+    masks: list[Tensor | None] = [None] * len(groups)  # causal
+    if start:  # a token sees the beginning and what stands before it: (L, P + L)
+        masks = [steps[: start + length] <= steps[start : start + length, None] for _, length in shapes]
+    for block in blocks[:-1]:
+        own = own + _attend(block, own, shapes, masks, beginning)
+        own = own + block.mlp(block.layer_norm2(own))
+        beginning = None if beginning is None else block(beginning, causal=True)
+    places = torch.arange(len(own), device=own.device)
+    firsts = torch.split(places, [count * length for count, length in shapes])
+    at_end = torch.cat([first[::length] + end for first, end, (_, length) in zip(firsts, ends, shapes, strict=True)])
+    last = own[at_end]
+    for block in blocks[-1:]:
+        masks = [
+            (steps[: start + length] <= start + end[:, None])[:, None, None]  # (n, 1, 1, P + L)
+            for end, (_, length) in zip(ends, shapes, strict=True)
+        ]
+        last = last + _attend(block, own, shapes, masks, beginning, at_end)
+        last = last + block.mlp(block.layer_norm2(last))
+    return last
+
+
+def _attend(
+    block: Block,
+    own: Tensor,
+    shapes: Sequence[tuple[int, int]],
+    masks: Sequence[Tensor | None],
+    beginning: Tensor | None,
+    at: Tensor | None = None,
+) -> Tensor:
+    """Attention of a layer at all tokens (T, width) of the texts, or at one of each text: (T or N, width).
+
+    Args:
+        block: The layer.
+        own: (T, width), the tokens of all texts.
+        shapes: Number of texts of each group, which lie one after the other in `own`, and their length.
+        masks: What the queries of each group see of the beginning and their own text; None: what stands before them.
+        beginning: (1, P, width), as in `end_states`.
+        at: Rows of `own` that ask, one of each text.
+    """
+    attention: Attention = block.self_attn
+    normed = block.layer_norm1(own)
+    queries = attention.q_proj(normed if at is None else normed[at])
+    keys, values = attention.k_proj(normed), attention.v_proj(normed)
+    tokens = [count * length for count, length in shapes]
+    asking = tokens if at is None else [count for count, _ in shapes]
+    before = None if beginning is None else block.layer_norm1(beginning)
+    shared = [] if before is None else [attention.k_proj(before), attention.v_proj(before)]
+    mixed = []
+    for (count, _), mask, *parts in zip(
+        shapes, masks, queries.split(asking), keys.split(tokens), values.split(tokens), strict=True
+    ):
+        query, key, value = (part.unflatten(0, (count, -1)) for part in parts)  # (n, L or 1, width)
+        if shared:
+            key, value = (
+                torch.cat([common.expand(count, -1, -1), part], dim=1)  # (n, P + L, width)
+                for common, part in zip(shared, (key, value), strict=True)
+            )
+        mixed.append(attention.mix(query, key, value, causal=mask is None, mask=mask).flatten(0, 1))
+    out: Tensor = attention.out_proj(torch.cat(mixed))
+    return out

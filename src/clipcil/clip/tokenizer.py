@@ -25,22 +25,16 @@ class Tokenizer:
 
     def __init__(self, backend: Backend, context: int, fingerprint: str) -> None:
         bos, eos = backend.token_to_id(BOS), backend.token_to_id(EOS)
-        if bos is None or eos is None:
-            raise UserError(
-                f"the tokenizer has no {BOS} or no {EOS} token, so it is not CLIP's; use the backbone's own"
-            )
         # A hub file may carry its own truncation: a cut class name would be silent, so both are switched off.
         backend.no_truncation()
         backend.no_padding()
-        if backend.encode("").ids != [bos, eos]:
-            raise UserError(f"the tokenizer does not put {BOS} and {EOS} around a text; use the backbone's own")
+        if bos is None or eos is None or backend.encode("").ids != [bos, eos]:
+            raise UserError(f"the tokenizer does not put CLIP's {BOS} and {EOS} around a text; use the backbone's own")
         self._backend = backend
         self.context = context
         self.fingerprint = fingerprint
-        """Short SHA-256 of the files it was read from: another library version may write the same tokenizer
-        differently."""
-        self.bos: int = bos
-        self.eos: int = eos
+        """Short SHA-256 of the files: another version of the library may write the same tokenizer differently."""
+        self.bos, self.eos = bos, eos
 
     @classmethod
     def from_folder(cls, folder: Path, context: int) -> Tokenizer:
@@ -66,13 +60,14 @@ class Tokenizer:
         """N texts → ids (N, L) int64, padded with the end token, and the positions of the end tokens (N,)."""
         rows = [encoding.ids for encoding in self._backend.encode_batch(list(texts))]
         for text, row in zip(texts, rows, strict=True):
+            shown = text if len(text) <= 80 else text[:77] + "..."
             if len(row) > self.context:
                 raise UserError(
-                    f"'{_short(text)}' takes {len(row)} tokens with start and end, the backbone reads {self.context}; "
+                    f"'{shown}' takes {len(row)} tokens with start and end, the backbone reads {self.context}; "
                     "shorten the class name or the prompt"
                 )
             if row.index(self.eos) != len(row) - 1 or self.bos in row[1:]:
-                raise UserError(f"'{_short(text)}' contains {BOS} or {EOS}, which mark where a text begins and ends")
+                raise UserError(f"'{shown}' contains {BOS} or {EOS}, which mark where a text begins and ends")
         ends = torch.tensor([len(row) - 1 for row in rows], dtype=torch.int64)
         longest = max(map(len, rows), default=0)
         ids = torch.full((len(rows), longest), self.eos, dtype=torch.int64)
@@ -84,29 +79,18 @@ class Tokenizer:
 def _openai_bpe(vocab: Path, merges: Path) -> Backend:
     """CLIP's pipeline around a vocabulary: NFC, white space to one blank, lower case, word pattern, bytes, BPE."""
     table = json.loads(vocab.read_text(encoding="utf-8"))
-    lines = merges.read_text(encoding="utf-8").splitlines()
-    if lines and lines[0].startswith("#version"):
-        lines = lines[1:]
+    lines = [line for line in merges.read_text(encoding="utf-8").splitlines() if not line.startswith("#version:")]
     pairs = [(left, right) for left, _, right in (line.partition(" ") for line in lines) if right]
     backend = Backend(BPE(vocab=table, merges=pairs, end_of_word_suffix="</w>", unk_token=EOS))
     backend.normalizer = normalizers.Sequence(
         [normalizers.NFC(), normalizers.Replace(Regex(r"\s+"), " "), normalizers.Lowercase()]
     )
-    backend.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(Regex(_WORDS), behavior="removed", invert=True),
-            pre_tokenizers.ByteLevel(add_prefix_space=False),
-        ]
-    )
+    words = pre_tokenizers.Split(Regex(_WORDS), behavior="removed", invert=True)
+    backend.pre_tokenizer = pre_tokenizers.Sequence([words, pre_tokenizers.ByteLevel(add_prefix_space=False)])
     backend.add_special_tokens([BOS, EOS])
-    bos, eos = table[BOS], table[EOS]
-    backend.post_processor = processors.RobertaProcessing((EOS, eos), (BOS, bos), False, False)
+    backend.post_processor = processors.RobertaProcessing((EOS, table[EOS]), (BOS, table[BOS]), False, False)
     return backend
 
 
 def _fingerprint(*files: Path) -> str:
     return hashlib.sha256(b"".join(hashlib.sha256(file.read_bytes()).digest() for file in files)).hexdigest()[:12]
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= 80 else text[:77] + "..."

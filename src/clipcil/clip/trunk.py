@@ -5,38 +5,60 @@
     head: 1×1 convolution, ReLU6 (the last layer before EfficientNet's pooling and classifier)
     reduce: 1×1 convolution without activation, the principal axes of the head's output
 
-`trunk.json` holds the list of blocks and may leave out head and reduce; padding is TensorFlow's "same": ⌈n/stride⌉
-outputs, the odd pixel at the end.
+`trunk.json` holds the shapes and may leave out head and reduce. Padding is TensorFlow's "same": ⌈n/stride⌉ outputs, the
+odd pixel at the end.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import torch
 import torch.nn.functional as F
+from pydantic import Field
+from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
-_AT_ONCE = 16
+from clipcil.clip.config import Size
+from clipcil.settings import typed
+
+PASS = 16
+"""Pictures per pass: so few stay in the cache of a CPU."""
 INNER_STAGES = 4
 """Chosen on held-out training pictures (docs/beyond.md): two are 2 points worse on emoji and 1 on CIFAR-100 and CUB."""
+EXPANSION = 6
+"""EfficientNet-Lite widens its blocks by this factor, all but those of the first stage."""
 
 
-KERNELS, STRIDES = range(1, 16, 2), range(1, 9)
-"""What a convolution may have; the padding of even kernels would be another."""
+@dataclass(frozen=True)
+class LayerShape:
+    """A convolution, or a block around one. The padding of an even kernel would be another."""
+
+    out: Size
+    kernel: Literal[1, 3, 5, 7, 9, 11, 13, 15] = 1
+    stride: Annotated[int, Field(ge=1, le=8)] = 1
+    expand: bool = False
+    skip: bool = False
+
+
+@dataclass(frozen=True)
+class TrunkShape:
+    """The part of `trunk.json` that describes the layers."""
+
+    stem: LayerShape
+    blocks: tuple[LayerShape, ...]
+    head: LayerShape | None = None
+    reduce: LayerShape | None = None
 
 
 class Convolution(nn.Module):
     """One convolution with TensorFlow's padding and, where asked for, ReLU6."""
 
-    def __init__(self, into: int, out: int, kernel: int, stride: int = 1, depthwise: bool = False, relu: bool = True):
+    def __init__(self, into: int, out: int, kernel: int = 1, stride: int = 1, groups: int = 1, relu: bool = True):
         super().__init__()
-        if {type(kernel), type(stride)} != {int} or kernel not in KERNELS or stride not in STRIDES:
-            raise ValueError(f"a convolution with kernel {kernel!r} and stride {stride!r}")
-        self.stride, self.relu = stride, relu
-        self.groups = into if depthwise else 1
-        self.weight = nn.Parameter(torch.zeros(out, into // self.groups, kernel, kernel), requires_grad=False)
+        self.stride, self.groups, self.relu = stride, groups, relu
+        self.weight = nn.Parameter(torch.zeros(out, into // groups, kernel, kernel), requires_grad=False)
         self.bias = nn.Parameter(torch.zeros(out), requires_grad=False)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -55,13 +77,13 @@ def _total_padding(size: int, kernel: int, stride: int) -> int:
 
 
 class MobileBlock(nn.Module):
-    def __init__(self, into: int, out: int, kernel: int, stride: int, expand: int, skip: bool) -> None:
+    def __init__(self, into: int, shape: LayerShape) -> None:
         super().__init__()
-        inner = into * expand
-        self.skip = skip
-        self.expand = Convolution(into, inner, 1) if expand > 1 else nn.Identity()
-        self.depthwise = Convolution(inner, inner, kernel, stride, depthwise=True)
-        self.project = Convolution(inner, out, 1, relu=False)
+        inner = into * EXPANSION if shape.expand else into
+        self.skip = shape.skip
+        self.expand = Convolution(into, inner) if shape.expand else nn.Identity()
+        self.depthwise = Convolution(inner, inner, shape.kernel, shape.stride, groups=inner)
+        self.project = Convolution(inner, shape.out, relu=False)
 
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.project(self.depthwise(self.expand(x)))
@@ -72,42 +94,39 @@ class Trunk(nn.Module):
     """(B, 3, 128, 128) normalised pixels → (B, channels, 4, 4)."""
 
     def __init__(self, spec: Mapping[str, Any]) -> None:
+        """`spec` is the content of a `trunk.json`."""
         super().__init__()
-        width = spec["stem"]["out"]
-        self.stem = Convolution(3, width, spec["stem"]["kernel"], spec["stem"]["stride"])
-        blocks = []
-        for block in spec["blocks"]:
-            expand = 6 if block["expand"] else 1  # EfficientNet-Lite widens by 6 wherever it widens
-            blocks.append(MobileBlock(width, block["out"], block["kernel"], block["stride"], expand, block["skip"]))
-            width = block["out"]
-        self.blocks = nn.Sequential(*blocks)
+        shape: TrunkShape = typed(spec, TrunkShape)
+        widths = [block.out for block in shape.blocks]
+        self.stem = Convolution(3, shape.stem.out, shape.stem.kernel, shape.stem.stride)
+        self.blocks = nn.Sequential(*map(MobileBlock, [shape.stem.out, *widths], shape.blocks))
+        self.channels = [shape.stem.out, *widths][-1]
         self.head: nn.Module = nn.Identity()
         self.reduce: nn.Module = nn.Identity()
-        if "head" in spec:
-            self.head = Convolution(width, spec["head"]["out"], 1)
-            width = spec["head"]["out"]
-        if "reduce" in spec:
-            self.reduce = Convolution(width, spec["reduce"]["out"], 1, relu=False)
+        if shape.head is not None:
+            self.head, self.channels = Convolution(self.channels, shape.head.out), shape.head.out
+        if shape.reduce is not None:
+            self.reduce, self.channels = Convolution(self.channels, shape.reduce.out, relu=False), shape.reduce.out
 
-        widths = [block["out"] for block in spec["blocks"]]
         ends = [depth for depth, width in enumerate(widths) if widths[depth + 1 : depth + 2] != [width]]
         self.depths = ends[-INNER_STAGES:]
-        """The last block of each of the last stages, blocks of equal width: what `inner` averages."""
+        """The last block of each of the last stages, which are blocks of equal width: their outputs are averaged."""
         self.inner_sizes = tuple(widths[depth] for depth in self.depths)
 
     @torch.no_grad()
-    def forward(self, pixels: Tensor, inner: bool = False) -> Tensor:
-        """With `inner`, some channels more that hold averages over places of blocks further down, `inner_sizes` of
-        each, packed as they come, and zeros to fill the last channel."""
-        # Channels last is twice as fast in the CPU's depthwise kernels, and a few pictures at a time stay in its cache.
-        parts = []
-        for start in range(0, max(len(pixels), 1), _AT_ONCE):
-            part = pixels[start : start + _AT_ONCE].contiguous(memory_format=torch.channels_last)
-            parts.append((self.whole(part) if inner else self.maps(part)[0]).contiguous())
-        return torch.cat(parts)
+    def forward(self, pixels: Tensor) -> Tensor:
+        """`whole`, a few pictures at a time."""
+        # Channels last is twice as fast in the CPU's depthwise kernels.
+        parts = [pixels[start : start + PASS] for start in range(0, max(len(pixels), 1), PASS)]
+        return torch.cat(
+            [self.whole(part.contiguous(memory_format=torch.channels_last)).contiguous() for part in parts]
+        )
 
     def whole(self, pixels: Tensor) -> Tensor:
-        """(B, 3, h, w) → (B, channels + packed, high, wide) in one piece, as a graph that is exported needs it."""
+        """(B, 3, h, w) → (B, channels + packed, high, wide) in one piece, as a graph that is exported needs it.
+
+        The packed channels hold the averages of `maps` one after the other, and zeros to fill the last channel.
+        """
         maps, averages = self.maps(pixels)
         places = maps.shape[2] * maps.shape[3]
         packed = F.pad(averages, (0, -averages.shape[1] % places))
@@ -123,14 +142,11 @@ class Trunk(nn.Module):
                 averages.append(hidden.mean((2, 3)))
         return self.reduce(self.head(hidden)), torch.cat([hidden.new_zeros(hidden.shape[0], 0), *averages], dim=1)
 
-    def side(self, pixels: int) -> int:
-        """How many places the output has along one side, for a picture of as many pixels along it."""
+    def output_shape(self, pixels: int) -> tuple[int, int, int]:
+        """(channels + packed, high, wide) of the output, for pictures of `pixels` along each side."""
+        side = pixels
         for module in self.modules():
             if isinstance(module, Convolution):
-                pixels = -(-pixels // module.stride)
-        return pixels
-
-    def packed(self, high: int, wide: int) -> int:
-        """How many channels of high × wide the averages take."""
-        numbers: int = sum(self.inner_sizes)
-        return -(-numbers // (high * wide))
+                side = -(-side // module.stride)
+        packed = -(-sum(self.inner_sizes) // side**2)
+        return self.channels + packed, side, side

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from clipcil.clip import CLIP
-from clipcil.clip.ragged import end_states
+from clipcil.clip.text import end_states
 from clipcil.distributed import spread
 from clipcil.errors import UserError
 
@@ -88,7 +88,7 @@ def encode_shared(clip: CLIP, texts: PromptTexts, vectors: Tensor) -> Tensor:
     """Encode prompts that share their vectors: vectors (1, M, width) before each of N names → (N, dim), not normalised.
 
     The text tower is causal, so the common beginning [SOS] V_1 … V_M has the same keys and values in every class and is
-    encoded once; only the few tokens of the names are each class's own (`clip/ragged.py`). Exact, and with M = 16 about
+    encoded once; only the few tokens of the names are each class's own (`clip/text.py`). Exact, and with M = 16 about
     ten times less work than one prompt after the other.
     """
     model = clip.text.text_model
