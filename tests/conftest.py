@@ -3,21 +3,14 @@
 from __future__ import annotations
 
 import os
-import sys
-from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: tests run in several processes, one thread each
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[1]))  # for `benchmarks` and `reproduce`
-for folder in ("clip", "devices", "faults", "report"):
-    sys.path.insert(0, str(Path(__file__).parent / folder))
-
-from helpers import make_tiny_clip
-
 from clipcil.clip import CLIP, load_clip
 from clipcil.training.device import avoid_broken_amx
+from support.towers import make_tiny_clip
 
 if "PYTEST_XDIST_WORKER" not in os.environ:  # the workers are given the variable it may set
     avoid_broken_amx()

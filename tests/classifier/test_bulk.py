@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from picture_helpers import pictures, write_tree
 
 import clipcil
 from clipcil.classifier import bulk
 from clipcil.cluster import connect
 from clipcil.errors import UserError
+from support.lessons import pictures, write_tree
 
 NAMES = ["airplane", "ant", "banana", "ladybug"]
 

@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from picture_helpers import FAST, flat, pictures, write_tree
 from PIL import Image
 from torch.nn.functional import normalize
 
@@ -21,6 +20,7 @@ from clipcil.classifier.sources import read_source
 from clipcil.data.reader import Reader
 from clipcil.errors import UserError
 from clipcil.methods.dmc import DMC
+from support.lessons import FAST, flat, pictures, write_tree
 
 FIRST, SECOND = ["airplane", "ant", "apple"], ["banana", "bee"]
 RANDOM = {"ranpac": {"projections": 64}, "strata": {"random_features": 64}}

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from picture_helpers import FAST, flat, pictures
 from safetensors.torch import load_file
 from torch.nn.functional import normalize
 
@@ -16,6 +15,7 @@ import clipcil
 from clipcil.classifier.export import export
 from clipcil.classifier.predicting import stream_scores
 from clipcil.errors import UserError
+from support.lessons import FAST, flat, pictures
 
 HAS_ONNX = all(importlib.util.find_spec(name) for name in ("onnx", "onnxscript", "onnxruntime"))
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from picture_helpers import FAST, pictures
 from PIL import Image
 from scipy.stats import binomtest
 from torch.nn.functional import normalize
@@ -19,6 +18,7 @@ from clipcil.classifier.sources import read_source
 from clipcil.data.reader import Reader
 from clipcil.errors import UserError
 from clipcil.intervals import wilson_interval
+from support.lessons import FAST, pictures
 
 WEEKS = (["airplane", "ant", "apple", "banana"], ["bee", "bicycle", "bread", "bus"])
 

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from picture_helpers import pictures
 
 import clipcil
 from clipcil.classifier import model_folder
@@ -18,6 +17,7 @@ from clipcil.classifier.summary import summarise
 from clipcil.clip.loading import MINI_1
 from clipcil.errors import UserError
 from clipcil.storage import run_lock
+from support.lessons import pictures
 
 
 @pytest.fixture(scope="module")

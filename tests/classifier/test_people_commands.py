@@ -9,7 +9,6 @@ import re
 from pathlib import Path
 
 import pytest
-from picture_helpers import pictures, write_tree
 
 import clipcil
 from clipcil.classifier.facts import KnownClass
@@ -21,6 +20,7 @@ from clipcil.classifier.summary import kept_sentence
 from clipcil.classifier.watching import watch
 from clipcil.cli import COMMANDS, main
 from clipcil.errors import UserError
+from support.lessons import pictures, write_tree
 
 
 @pytest.fixture(scope="module")

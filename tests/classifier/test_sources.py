@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from picture_helpers import pictures
 from PIL import Image
 
 import clipcil
@@ -22,6 +21,7 @@ from clipcil.data import sources as data_sources
 from clipcil.data.pictures import decode
 from clipcil.data.sources import SUFFIXES
 from clipcil.errors import UserError
+from support.lessons import pictures
 
 
 def tree(root: Path, *files: str) -> Path:

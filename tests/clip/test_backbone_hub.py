@@ -8,13 +8,13 @@ from pathlib import Path
 import huggingface_hub
 import pytest
 import torch
-from helpers import make_tiny_clip, to_openai_names
 from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 from safetensors.torch import load_file, save_file
 
 from clipcil.clip import CLIP, load_clip
 from clipcil.clip.loading import MINI, is_hub_id
 from clipcil.errors import UserError
+from support.towers import make_tiny_clip, to_openai_names
 
 
 @pytest.fixture

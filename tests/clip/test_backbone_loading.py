@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import REFERENCE
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -23,6 +22,7 @@ from clipcil.clip import CLIP, load_clip
 from clipcil.clip.config import CLIPConfig
 from clipcil.clip.loading import MINI
 from clipcil.errors import UserError
+from support.towers import REFERENCE
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 

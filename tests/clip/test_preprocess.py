@@ -6,13 +6,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from helpers import REFERENCE
 from PIL import Image
 from safetensors.torch import load_file
 
 from clipcil.clip import CLIP
 from clipcil.clip.preprocess import OPENAI_MEAN, OPENAI_STD, Preprocess, Steps
 from clipcil.clip.trunk import Trunk
+from support.towers import REFERENCE
 
 
 def noise(high: int, wide: int, seed: int = 0) -> Image.Image:

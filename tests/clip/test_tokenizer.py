@@ -4,12 +4,12 @@ import json
 
 import pytest
 import torch
-from helpers import with_other_tokenizer, write_openai_vocabulary
 
 from clipcil.clip import CLIP
 from clipcil.clip.loading import MINI
 from clipcil.clip.tokenizer import Tokenizer
 from clipcil.errors import UserError
+from support.towers import with_other_tokenizer, write_openai_vocabulary
 
 
 def test_pads_to_the_longest_and_knows_the_ends(mini: CLIP) -> None:

@@ -6,11 +6,11 @@ import copy
 
 import pytest
 import torch
-from helpers import make_tiny_clip
 
 from clipcil.clip import CLIP
 from clipcil.clip.text import padded, without_padding
 from clipcil.errors import UserError
+from support.towers import make_tiny_clip
 
 
 def dense_vision(clip: CLIP, pixels, extra=None, prefixes=None):

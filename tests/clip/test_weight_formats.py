@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers import make_tiny_clip, to_openai_names, write_openai_vocabulary
 from safetensors.torch import save_file
 from torch import nn
 
@@ -16,6 +15,7 @@ from clipcil.clip import CLIP, load_clip, openai
 from clipcil.clip.loading import MINI
 from clipcil.errors import UserError
 from clipcil.storage import sha256
+from support.towers import make_tiny_clip, to_openai_names, write_openai_vocabulary
 
 
 def wide(activation: str) -> CLIP:

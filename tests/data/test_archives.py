@@ -6,10 +6,10 @@ import tarfile
 from pathlib import Path
 
 import pytest
-from made_up import make_tar
 
 from clipcil.data.archives import unpack
 from clipcil.errors import UserError
+from support.made_up import make_tar
 
 
 def test_unpacked_once_with_the_archives_times(tmp_path: Path, own_cache: Path) -> None:

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from made_up import make_tar, shared_data
 
 from clipcil.data.dataset import open_dataset
 from clipcil.data.datasets import cifar100
 from clipcil.errors import UserError
+from support.made_up import make_tar, shared_data
 
 
 def test_real_parquet_files() -> None:

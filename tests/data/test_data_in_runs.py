@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from made_up import class_tree
 
 from clipcil.errors import UserError
 from clipcil.experiment.experiment import Experiment, LoadCache
@@ -13,6 +12,7 @@ from clipcil.experiment.monitor import Display
 from clipcil.experiment.spec import RunSpec, as_table, method_settings, resolved
 from clipcil.settings import build
 from clipcil.storage import read_toml
+from support.made_up import class_tree
 
 
 class Told(Display):

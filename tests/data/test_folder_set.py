@@ -3,9 +3,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from made_up import class_tree, encoded, picture, refused
 
 from clipcil.data.dataset import open_dataset
+from support.made_up import class_tree, encoded, picture, refused
 
 
 def test_a_tree_is_split_by_seed(tmp_path: Path) -> None:

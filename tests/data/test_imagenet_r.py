@@ -3,9 +3,8 @@ from __future__ import annotations
 import tarfile
 from pathlib import Path
 
-from made_up import imagenet_r_tree, refused, write_lines
-
 from clipcil.data.dataset import Dataset, open_dataset
+from support.made_up import imagenet_r_tree, refused, write_lines
 
 ALL = [f"{wnid}/art_{i}.jpg" for wnid in ("n01443537", "n01484850", "n02106662") for i in range(5)]
 

@@ -15,13 +15,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from made_up import encoded, picture, pixels
 from PIL import Image
 
 from clipcil.data.dataset import Dataset, drop_broken
 from clipcil.data.pictures import PictureSet, decode, decoding_pool, identity_of_files, identity_of_pictures
 from clipcil.data.sources import list_files, walk
 from clipcil.errors import UserError
+from support.made_up import encoded, picture, pixels
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # PIL's, about damaged metadata
 

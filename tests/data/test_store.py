@@ -13,12 +13,12 @@ import numpy as np
 import PIL
 import pytest
 import torch
-from made_up import encoded
 from torch import Tensor
 
 from clipcil.data.pictures import PictureSet
 from clipcil.data.store import PixelStore
 from clipcil.errors import UserError
+from support.made_up import encoded
 
 COUNT = 100
 

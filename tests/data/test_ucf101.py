@@ -4,11 +4,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from made_up import picture, refused, shared_data, write_lines
 
 from clipcil.data.dataset import Dataset, open_dataset
 from clipcil.data.video import VideoClip, middles, read_frames
 from clipcil.errors import UserError
+from support.made_up import picture, refused, shared_data, write_lines
 
 
 def frames_tree(root: Path) -> Path:

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from claimed import GPU, ClaimedDevices, MixedDevicesError, is_gpu
 from torch import Tensor
 
 from clipcil import checks
@@ -18,6 +17,7 @@ from clipcil.data.tasks import TaskStream
 from clipcil.methods.base import Method
 from clipcil.methods.registry import methods
 from clipcil.training.trainer import Trainer
+from support.claimed import GPU, ClaimedDevices, MixedDevicesError, is_gpu
 
 ALL = sorted(methods())
 

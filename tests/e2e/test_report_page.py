@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from browser import CHROMIUM, DRIVER, MISSING, Browser
-from finished_runs import write_run
 
 from clipcil.report.page import write_report
 from clipcil.report.runs import find_runs
+from support.browser import CHROMIUM, DRIVER, MISSING, Browser
+from support.finished_runs import write_run
 
 pytestmark = pytest.mark.skipif(not (CHROMIUM and DRIVER), reason=MISSING)
 

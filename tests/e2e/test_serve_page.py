@@ -11,10 +11,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from browser import CHROMIUM, DRIVER, MISSING, Browser
-from picture_helpers import pictures, write_tree
 from PIL import Image
-from server_process import Server, png, running
+
+from support.browser import CHROMIUM, DRIVER, MISSING, Browser
+from support.lessons import pictures, write_tree
+from support.server import Server, png, running
 
 pytestmark = [
     pytest.mark.skipif(not (CHROMIUM and DRIVER), reason=MISSING),

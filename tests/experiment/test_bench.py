@@ -13,9 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from helpers import with_other_tokenizer
 from PIL import Image
-from short_runs import digest
 
 from clipcil import cluster
 from clipcil.cli import main
@@ -31,6 +29,8 @@ from clipcil.experiment.finished import FinishedRuns, inputs, write_inputs
 from clipcil.experiment.grid import PlannedRun, data_roots, plan
 from clipcil.experiment.spec import Grid
 from clipcil.storage import InUseError
+from support.short_runs import digest
+from support.towers import with_other_tokenizer
 
 COLOURS = ("red", "green", "blue", "white", "black", "orange")
 FAST = ("stage1.epochs=1", "stage2.epochs=1", "stage2.steps=0")

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from short_runs import few_classes
 
 import clipcil
 from clipcil.experiment import experiment
+from support.short_runs import few_classes
 
 README = Path(__file__).parents[2] / "README.md"
 

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from short_runs import few_classes
 from torch import Tensor
 from torch.nn.functional import normalize
 
@@ -20,6 +19,7 @@ from clipcil.errors import UserError
 from clipcil.experiment.experiment import Experiment
 from clipcil.experiment.spec import RunSpec, read_preset
 from clipcil.methods.simplecil import SimpleCIL
+from support.short_runs import few_classes
 
 
 @pytest.fixture(scope="module", autouse=True)

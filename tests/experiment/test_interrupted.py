@@ -10,9 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers import with_other_tokenizer
 from PIL import Image
-from short_runs import SAME
 
 from clipcil.clip import CLIP
 from clipcil.data.dataset import Dataset
@@ -21,6 +19,8 @@ from clipcil.errors import UserError
 from clipcil.experiment.experiment import Experiment, LoadCache
 from clipcil.methods.simplecil import SimpleCIL
 from clipcil.training.device import usual_torch
+from support.short_runs import SAME
+from support.towers import with_other_tokenizer
 
 COLOURS = {"red": ("red", "darkred"), "green": ("lime", "green"), "blue": ("blue", "navy")}
 

@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 from PIL import Image
-from short_runs import digest
-from test_processes import start
 
 from clipcil.errors import UserError
 from clipcil.experiment.bench import run_grid
 from clipcil.experiment.grid import plan
 from clipcil.experiment.spec import Grid
+from support.processes import start
+from support.short_runs import digest
 
 os.environ.setdefault("RAY_worker_niceness", "0")  # Ray's own 15 would starve its workers while other tests run
 ray = pytest.importorskip("ray")

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
-from short_runs import Runner, few_classes
-from small_models import plain
 
 import clipcil
 from clipcil.clip import CLIP
+from support.lessons import plain
+from support.short_runs import Runner, few_classes
 
 # A busy machine is no reason to fail.
 settings.register_profile("calm", deadline=None, suppress_health_check=[HealthCheck.too_slow], database=None)

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from short_runs import Killed, Runner, Told, digest, stop_after
 
 from clipcil.errors import UserError
 from clipcil.tensor_store import TensorStore, read_entry
+from support.short_runs import Killed, Runner, Told, digest, stop_after
 
 
 def find(run: Path, key: str) -> Path:

@@ -4,28 +4,15 @@ from __future__ import annotations
 
 import errno
 import os
-import resource
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from short_runs import Killed, Runner, Told, digest, stop_after, tree
 
 from clipcil.errors import UserError
 from clipcil.storage import LOCK, run_lock, whole_file, write_text
-
-
-@contextmanager
-def files_of_at_most(size: int) -> Iterator[None]:
-    """The kernel itself refuses to let any file grow beyond `size` bytes (Python ignores the signal)."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+from support.processes import files_of_at_most
+from support.short_runs import Killed, Runner, Told, digest, stop_after, tree
 
 
 @pytest.fixture(scope="module")

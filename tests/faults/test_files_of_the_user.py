@@ -15,9 +15,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from finished_runs import write_run
-from short_runs import tree
-from small_models import plain, refused, week
 
 import clipcil
 from clipcil.classifier import model_folder
@@ -33,6 +30,9 @@ from clipcil.report.compare import MeanStd
 from clipcil.report.figures import Curve, save_sweep
 from clipcil.storage import LOCK, run_lock, write_json, write_text, write_toml
 from clipcil.tensor_store import TensorStore
+from support.finished_runs import write_run
+from support.lessons import plain, refused, week
+from support.short_runs import tree
 
 
 @pytest.mark.parametrize("name", ["weights.safetensors", "weights-best.safetensors", ".thesis.pdf.part", ".notes"])

@@ -11,11 +11,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
-from small_models import plain
 
 from clipcil.cli import main
 from clipcil.data import pictures
 from clipcil.data.pictures import decode
+from support.lessons import plain
 
 
 @contextlib.contextmanager

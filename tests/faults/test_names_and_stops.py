@@ -13,9 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from short_runs import tree
-from small_models import plain, refused, week
-from test_disk import files_of_at_most
 
 import clipcil
 from clipcil.classifier.model_folder import load_model
@@ -28,6 +25,9 @@ from clipcil.errors import UserError, printable
 from clipcil.experiment.monitor import Display, PlainDisplay
 from clipcil.storage import cache_folder
 from clipcil.terminal import stops_once
+from support.lessons import plain, refused, week
+from support.processes import files_of_at_most
+from support.short_runs import tree
 
 
 @pytest.mark.parametrize(

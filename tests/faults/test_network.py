@@ -13,9 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from finished_runs import write_run
-from small_models import plain, refused
-from test_processes import start
 
 import clipcil
 from clipcil.cli import main
@@ -23,6 +20,9 @@ from clipcil.clip.loading import download, is_hub_id, pinned
 from clipcil.descriptions.client import Endpoint, ask_for_descriptions, parse_answer
 from clipcil.errors import UserError
 from clipcil.network import allow_downloads, on_behalf_of_a_folder
+from support.finished_runs import write_run
+from support.lessons import plain, refused
+from support.processes import start
 
 
 @pytest.fixture

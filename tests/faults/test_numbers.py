@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from short_runs import Runner, few_classes
 
 from clipcil.clip import CLIP
 from clipcil.data.dataset import Dataset
@@ -20,6 +19,7 @@ from clipcil.experiment.experiment import Experiment
 from clipcil.methods.registry import methods
 from clipcil.tensor_store import TensorStore, read_entry
 from clipcil.training.trainer import Trainer, Training
+from support.short_runs import Runner, few_classes
 
 ALL = sorted(methods())
 

@@ -11,23 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from support.processes import start
+
 ROOT = Path(__file__).parents[2]
-
-
-def start(folder: Path, *words: str) -> subprocess.Popen[str]:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
-    command = [sys.executable, "-m", "clipcil", *words]
-    pipe = subprocess.PIPE
-
-    def restore() -> None:
-        """A background job has SIGINT ignored, one under nohup SIGHUP, and hands that on: here they are as a terminal
-        has them."""
-        for number in (signal.SIGINT, signal.SIGHUP):
-            signal.signal(number, signal.SIG_DFL)
-
-    return subprocess.Popen(
-        command, cwd=folder, env=environment, stdout=pipe, stderr=pipe, text=True, preexec_fn=restore
-    )
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])

@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 
 import pytest
-from short_runs import Runner, digest
 
 from clipcil.methods.registry import methods
+from support.short_runs import Runner, digest
 
 
 @pytest.mark.parametrize("name", sorted(methods()))

@@ -13,10 +13,8 @@ from typing import Any
 import pytest
 import tomli_w
 import torch
-from finished_runs import write_run
 from PIL import Image
 from safetensors.torch import save
-from small_models import plain, refused
 
 import clipcil
 from clipcil.classifier.model_folder import load_model, read_model, write_model
@@ -26,6 +24,8 @@ from clipcil.errors import UserError
 from clipcil.report.runs import find_runs, read_run
 from clipcil.storage import open_regular, parse_json, parse_toml, read_bytes, read_json
 from clipcil.tensor_store import read_tensors
+from support.finished_runs import write_run
+from support.lessons import plain, refused
 
 DEEP = "[" * 100_000
 

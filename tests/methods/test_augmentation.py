@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from visual_stream import FAST, all_tests, learnt, stream, tower
 
 from clipcil.experiment.spec import RunSpec, method_settings
 from clipcil.methods.base import Method
@@ -16,6 +15,7 @@ from clipcil.methods.dualprompt import DualPrompt
 from clipcil.methods.l2p import L2P
 from clipcil.training.augment import Augment
 from clipcil.training.trainer import Training
+from support.visual_stream import FAST, all_tests, learnt, stream, tower
 
 
 @pytest.mark.parametrize("kind", [L2P, DualPrompt, CODAPrompt])

@@ -4,14 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from feature_helpers import (
-    accuracy,
-    assert_batch_invariant,
-    assert_survives_checkpoint,
-    learn_all,
-    make_tasks,
-    make_test,
-)
 from torch.distributions import Independent, Normal, kl_divergence
 from torch.nn.functional import cross_entropy, normalize, softplus
 
@@ -28,6 +20,14 @@ from clipcil.methods.clap4clip import (
     language_loss,
 )
 from clipcil.training.trainer import Trainer, Training
+from support.features import (
+    accuracy,
+    assert_batch_invariant,
+    assert_survives_checkpoint,
+    learn_all,
+    make_tasks,
+    make_test,
+)
 
 QUICK = Training(epochs=6, lr=0.02, optimizer="sgd", batch_size=16, momentum=0.0, weight_decay=0.0)
 

@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 import torch
-from feature_helpers import (
+from torch.nn.functional import cross_entropy, normalize
+
+from clipcil.clip import CLIP
+from clipcil.memory.exemplars import Budget
+from clipcil.methods.coop import CoOp, CoOpConfig
+from clipcil.prompts.text import PromptTexts, encode_prompts
+from clipcil.training.trainer import Trainer, Training
+from support.features import (
     WORDS,
     FeaturePictures,
     accuracy,
@@ -13,13 +20,6 @@ from feature_helpers import (
     make_tasks,
     make_test,
 )
-from torch.nn.functional import cross_entropy, normalize
-
-from clipcil.clip import CLIP
-from clipcil.memory.exemplars import Budget
-from clipcil.methods.coop import CoOp, CoOpConfig
-from clipcil.prompts.text import PromptTexts, encode_prompts
-from clipcil.training.trainer import Trainer, Training
 
 QUICK = Training(epochs=4, lr=0.02, optimizer="sgd", batch_size=16)
 

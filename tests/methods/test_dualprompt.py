@@ -7,14 +7,14 @@ from dataclasses import replace
 import pytest
 import torch
 from torch.nn.functional import cosine_similarity, normalize
-from visual_stream import FAST, Recorder, all_tests, assert_rows_stand_alone, encode_by_hand, learnt, project
-from visual_stream import stream as make_stream
-from visual_stream import tower as make_tower
 
 from clipcil.clip import CLIP
 from clipcil.errors import UserError
 from clipcil.methods.dualprompt import DualPrompt, DualPromptConfig
 from clipcil.training.trainer import Trainer
+from support.visual_stream import FAST, Recorder, all_tests, assert_rows_stand_alone, encode_by_hand, learnt, project
+from support.visual_stream import stream as make_stream
+from support.visual_stream import tower as make_tower
 
 CONFIG = DualPromptConfig(train=FAST, general_length=2, expert_length=3)
 

@@ -12,13 +12,13 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.functional import normalize
-from visual_stream import FAST, Recorder, all_tests, assert_rows_stand_alone, learnt, stream, tower
 
 from clipcil.clip import CLIP
 from clipcil.data.tasks import TaskStream
 from clipcil.errors import UserError
 from clipcil.methods.engine import ENGINE, ENGINEConfig, info_nce, rerank, summed
 from clipcil.training.trainer import Trainer, Training
+from support.visual_stream import FAST, Recorder, all_tests, assert_rows_stand_alone, learnt, stream, tower
 
 QUICK = ENGINEConfig(adapters=replace(FAST, epochs=6), views=2)
 

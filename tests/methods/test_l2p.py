@@ -7,14 +7,14 @@ from dataclasses import replace
 import pytest
 import torch
 from torch.nn.functional import cosine_similarity
-from visual_stream import FAST, Recorder, all_tests, assert_rows_stand_alone, encode_by_hand, learnt, project
-from visual_stream import stream as make_stream
-from visual_stream import tower as make_tower
 
 from clipcil.errors import UserError
 from clipcil.methods.l2p import L2P, L2PConfig
 from clipcil.prompts.visual import choose, cosine
 from clipcil.training.trainer import Trainer
+from support.visual_stream import FAST, Recorder, all_tests, assert_rows_stand_alone, encode_by_hand, learnt, project
+from support.visual_stream import stream as make_stream
+from support.visual_stream import tower as make_tower
 
 CONFIG = L2PConfig(train=FAST, pool=6, length=2, top_k=3, pull=0.1, prompt_range=(-1.0, 1.0), key_range=(-1.0, 1.0))
 

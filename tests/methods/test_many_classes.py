@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from feature_helpers import learn_all, make_tasks
 from torch import Tensor
 from torch.nn.functional import normalize
 
@@ -16,6 +15,7 @@ from clipcil.methods.dmc import DMCOT, DMCOTConfig
 from clipcil.training.augment import TowerTraining
 from clipcil.training.losses import nearest_classes, sampled_classes
 from clipcil.training.trainer import Trainer, Training
+from support.features import learn_all, make_tasks
 
 QUICK = DMCOTConfig(stage1=TowerTraining(epochs=0), stage2=Training(epochs=2, batch_size=8), prompt_length=2)
 
@@ -63,7 +63,7 @@ def test_the_memory_keeps_few_maps(tiny_clip: CLIP) -> None:
 
 
 def learnt_with_tower(clip: CLIP, config: DMCOTConfig) -> DMCOT:
-    from visual_stream import stream
+    from support.visual_stream import stream
 
     own = clip.with_own_vision_tower()
     torch.manual_seed(0)

@@ -6,14 +6,6 @@ import math
 
 import pytest
 import torch
-from feature_helpers import (
-    accuracy,
-    assert_batch_invariant,
-    assert_survives_checkpoint,
-    learn_all,
-    make_tasks,
-    make_test,
-)
 from torch.nn.functional import layer_norm, normalize
 
 from clipcil.clip import CLIP
@@ -22,6 +14,14 @@ from clipcil.methods import proof
 from clipcil.methods.proof import PROOF, Fusion, PROOFConfig, TokenScores, project
 from clipcil.training.cpu import draw_kept
 from clipcil.training.trainer import Trainer, Training
+from support.features import (
+    accuracy,
+    assert_batch_invariant,
+    assert_survives_checkpoint,
+    learn_all,
+    make_tasks,
+    make_test,
+)
 
 QUICK = Training(epochs=6, lr=0.02, optimizer="sgd", batch_size=16)
 

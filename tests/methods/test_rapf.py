@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, normalize
-from visual_stream import FAST, Recorder, all_tests, assert_rows_stand_alone, learnt, stream, tower
 
 from clipcil.clip import CLIP
 from clipcil.errors import UserError
 from clipcil.methods.rapf import RAPF, RAPFConfig, fuse, hard_pairs, round_robin, separation, spread, widening
 from clipcil.training.trainer import Trainer
+from support.visual_stream import FAST, Recorder, all_tests, assert_rows_stand_alone, learnt, stream, tower
 
 QUICK = RAPFConfig(
     adapter=replace(FAST, epochs=10), threshold=2.1, replay_classes=3, replay_each=5, replay_epoch=0, pair_each=4

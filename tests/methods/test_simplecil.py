@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from feature_helpers import assert_batch_invariant, assert_survives_checkpoint, learn_all, make_tasks, make_test
 from sklearn.metrics.pairwise import cosine_similarity
 from sklearn.neighbors import NearestCentroid
 
 from clipcil.clip import CLIP
 from clipcil.methods.simplecil import SimpleCIL, SimpleCILConfig
 from clipcil.training.trainer import Trainer
+from support.features import assert_batch_invariant, assert_survives_checkpoint, learn_all, make_tasks, make_test
 
 
 def test_equals_scikit_learn(tiny_clip: CLIP) -> None:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import torch
-from feature_helpers import WORDS, assert_batch_invariant, assert_survives_checkpoint, learn_all, make_tasks, make_test
 from torch.nn.functional import normalize
 
 from clipcil.clip import CLIP
 from clipcil.methods.zero_shot import ZeroShot, ZeroShotConfig
 from clipcil.training.trainer import Trainer
+from support.features import WORDS, assert_batch_invariant, assert_survives_checkpoint, learn_all, make_tasks, make_test
 
 
 def make(clip: CLIP, **options: object) -> ZeroShot:

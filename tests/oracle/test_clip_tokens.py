@@ -7,11 +7,11 @@ import shutil
 from pathlib import Path
 
 import pytest
-from helpers import write_openai_vocabulary
 from transformers import CLIPTokenizer, PreTrainedTokenizerFast
 
 from clipcil.clip.loading import MINI
 from clipcil.clip.tokenizer import Tokenizer
+from support.towers import write_openai_vocabulary
 
 WORDS = [
     *("octopus", "Tree", "pickup_truck", "golden-retriever", "it's", "We'll", "they've", "I'd", "she's", "l'été"),

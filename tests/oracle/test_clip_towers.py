@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers import write_openai_vocabulary
 from torch.nn.functional import normalize
 from transformers import CLIPConfig, CLIPModel
 
 from clipcil.clip import CLIP, load_clip
 from clipcil.clip.loading import MINI
+from support.towers import write_openai_vocabulary
 
 TEXTS = ["a photo of an octopus", "tree", "", "a drawing of a very old red pickup truck, 2 dogs & a café!"]
 

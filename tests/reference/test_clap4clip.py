@@ -19,7 +19,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from feature_helpers import make_tasks
 from torch import Tensor
 from torch.distributions import Normal, kl_divergence
 from torch.nn.functional import cross_entropy, normalize, softplus
@@ -29,6 +28,7 @@ from clipcil.experiment.spec import RunSpec, method_settings
 from clipcil.memory.exemplars import Budget
 from clipcil.methods.clap4clip import CLAP4CLIP, CLAP4CLIPConfig
 from clipcil.training.trainer import Trainer
+from support.features import make_tasks
 
 TEMPLATES = ("a photo of a {}.", "a drawing of a {}.", "art of the {}.")
 SIZES = [2, 3, 2]

@@ -16,11 +16,11 @@ from dataclasses import replace
 import pytest
 import torch
 from torch.nn.functional import cross_entropy, normalize
-from visual_stream import FAST, Recorder, encode_by_hand, project, stream, tower
 
 from clipcil.experiment.spec import RunSpec, method_settings
 from clipcil.methods.coda_prompt import CODAPrompt, CODAPromptConfig
 from clipcil.paper import read_table
+from support.visual_stream import FAST, Recorder, encode_by_hand, project, stream, tower
 
 
 def test_score_loss_and_gradient_are_the_reference() -> None:

@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import pytest
 import torch
-from feature_helpers import learn_all, make_tasks, make_test
 from torch.nn.functional import normalize
 
 from clipcil.clip import CLIP
 from clipcil.memory.exemplars import Budget
 from clipcil.methods.coop import CoOp, CoOpConfig
 from clipcil.training.trainer import Trainer, Training
+from support.features import learn_all, make_tasks, make_test
 
 
 def test_score_is_the_reference(tiny_clip: CLIP) -> None:

@@ -15,10 +15,10 @@ from __future__ import annotations
 
 import torch
 from torch.nn.functional import cross_entropy, normalize
-from visual_stream import FAST, Recorder, encode_by_hand, project, stream, tower
 
 from clipcil.clip import CLIP
 from clipcil.methods.dualprompt import DualPrompt, DualPromptConfig
+from support.visual_stream import FAST, Recorder, encode_by_hand, project, stream, tower
 
 
 def literal(clip: CLIP, method: DualPrompt, pixels: torch.Tensor, expert: int) -> torch.Tensor:

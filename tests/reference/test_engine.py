@@ -29,12 +29,12 @@ import pytest
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, normalize
-from visual_stream import FAST, Recorder, all_tests, stream, tower
 
 from clipcil.clip import CLIP
 from clipcil.experiment.spec import RunSpec, method_settings
 from clipcil.heads.lda import RunningHead
 from clipcil.methods.engine import ENGINE, ENGINEConfig
+from support.visual_stream import FAST, Recorder, all_tests, stream, tower
 
 TEMPLATES = ("a photo of a {}.", "a drawing of a {}.")
 NAMES = ["lynx", "wolf", "crow", "hen", "carp", "pike", "moth", "bee"]

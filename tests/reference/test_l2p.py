@@ -17,9 +17,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
-from visual_stream import FAST, Recorder, encode_by_hand, project, stream, tower
 
 from clipcil.methods.l2p import L2P, L2PConfig
+from support.visual_stream import FAST, Recorder, encode_by_hand, project, stream, tower
 
 POOL, LENGTH, TOP = 6, 2, 3
 

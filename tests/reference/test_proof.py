@@ -21,15 +21,15 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from feature_helpers import make_tasks, make_test
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, normalize
-from visual_stream import Recorder
 
 from clipcil.clip import CLIP
 from clipcil.experiment.spec import RunSpec, method_settings
 from clipcil.memory.exemplars import Budget
 from clipcil.methods.proof import PROOF, PROOFConfig
+from support.features import make_tasks, make_test
+from support.visual_stream import Recorder
 
 TEMPLATES = ("a photo of a {}.", "a drawing of a {}.", "art of the {}.")
 

@@ -16,11 +16,11 @@ from __future__ import annotations
 import pytest
 import torch
 from torch.nn.functional import cross_entropy, normalize
-from visual_stream import FAST, stream, tower
 
 from clipcil.experiment.spec import RunSpec, method_settings
 from clipcil.methods.rapf import RAPF, RAPFConfig, fuse, spread
 from clipcil.training.trainer import Trainer
+from support.visual_stream import FAST, stream, tower
 
 
 def test_fusion_is_the_reference() -> None:

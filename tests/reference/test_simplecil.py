@@ -6,11 +6,11 @@ A class's prototype is the mean of the projected, unnormalised features of its t
 from __future__ import annotations
 
 import torch
-from feature_helpers import learn_all, make_tasks, make_test
 
 from clipcil.clip import CLIP
 from clipcil.methods.simplecil import SimpleCIL, SimpleCILConfig
 from clipcil.training.trainer import Trainer
+from support.features import learn_all, make_tasks, make_test
 
 
 def test_score_is_the_reference(tiny_clip: CLIP) -> None:

@@ -40,10 +40,9 @@ def test_sentences_of_the_datasets_are_the_authors(data: str) -> None:
 
 def test_score_is_the_reference(mini: CLIP) -> None:
     """Texts one by one through the tower, and a score for each picture and class."""
-    from feature_helpers import learn_all, make_tasks, make_test
-
     from clipcil.methods.zero_shot import ZeroShot, ZeroShotConfig
     from clipcil.training.trainer import Trainer
+    from support.features import learn_all, make_tasks, make_test
 
     tasks, pictures = make_tasks(mini, [2, 2]), make_test(mini, 4, per_class=2)
     method = learn_all(ZeroShot(ZeroShotConfig(), mini, Trainer()), tasks)

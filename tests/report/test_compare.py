@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 
 import pytest
-from finished_runs import write_run
 from rich.console import Console
 
 from clipcil.errors import UserError
@@ -14,6 +13,7 @@ from clipcil.paper import PaperResult
 from clipcil.report.compare import group_runs, mean_std, stream_titles
 from clipcil.report.console import Line, print_comparison
 from clipcil.report.runs import find_runs, read_run
+from support.finished_runs import write_run
 
 
 def test_spread_is_mean_and_sample_deviation() -> None:

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from finished_runs import write_run
 from PIL import Image
 
 from clipcil.errors import UserError
@@ -24,6 +23,7 @@ from clipcil.report.page import OWN_FIGURE, write_report
 from clipcil.report.pictures import Thumbnails, evenly_spaced
 from clipcil.report.runs import find_runs
 from clipcil.report.style import LOOKS, assign_looks, series_looks
+from support.finished_runs import write_run
 
 NASTY = "<img src=x onerror=alert(1)>"
 

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from finished_runs import write_run
 
 from clipcil.intervals import t_interval, t_quantile
 from clipcil.report.runs import RunRecord, find_runs
 from clipcil.report.statistics import Bootstrap, paired
+from support.finished_runs import write_run
 
 
 def run_of(folder: Path, tasks: list[int], right: list[bool], order: str = "seed:1", last: float = 0.0) -> RunRecord:

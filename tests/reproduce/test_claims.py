@@ -8,7 +8,6 @@ import shutil
 from pathlib import Path
 
 import pytest
-from finished_runs import write_run
 
 from clipcil.cli import main
 from clipcil.errors import UserError
@@ -24,6 +23,7 @@ from reproduce.__main__ import main as reproduce
 from reproduce.claims import markdown, markdown_table
 from reproduce.judge import Judged, decide, judge_claims, outdated, paper_difference, read_claims
 from reproduce.keep import keep
+from support.finished_runs import write_run
 
 ORDERS = ("seed:1993", "seed:1", "seed:2")
 TABLE = read_table("claims")

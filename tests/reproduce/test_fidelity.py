@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from feature_helpers import WORDS, draw, make_tasks
 
 from clipcil.clip import CLIP
 from clipcil.experiment.spec import RunSpec, method_settings
@@ -17,6 +16,7 @@ from clipcil.training.trainer import Trainer
 from reproduce.fidelity.__main__ import PUBLISHED, Line
 from reproduce.fidelity.proof import Attention
 from reproduce.fidelity.stream import Features, Part, accuracy
+from support.features import WORDS, draw, make_tasks
 
 SIZES = [2, 3]
 TEMPLATES = ("a photo of a {}.", "a drawing of a {}.")

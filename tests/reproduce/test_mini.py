@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -20,8 +19,6 @@ from clipcil.clip.config import TextConfig, VisionConfig
 from clipcil.clip.loading import MINI
 from clipcil.clip.tokenizer import Tokenizer
 from clipcil.errors import UserError
-
-sys.path.insert(0, str(Path(__file__).parents[2]))
 from reproduce.mini import cache, card, export, lessons, lite, measure, pictures, sources, steps, text, texts, vision
 from reproduce.mini.__main__ import main
 from reproduce.mini.wordnet import WordNet

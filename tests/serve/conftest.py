@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-for folder in (Path(__file__).parent, Path(__file__).parents[1] / "classifier"):
-    sys.path.insert(0, str(folder))
-
-from picture_helpers import pictures
-from server_process import Server, png, running
+from support.lessons import pictures
+from support.server import Server, png, running
 
 NAMES = ["fox", "owl", "rocket", "tiger"]
 

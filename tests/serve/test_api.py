@@ -13,7 +13,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from server_process import Server, form, running
+
+from support.server import Server, form, running
 
 
 def test_before_the_first_lesson(server: Server, emoji: dict[str, list[bytes]]) -> None:

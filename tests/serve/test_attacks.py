@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 from PIL import Image
-from server_process import Server, form, png, running
 
 from clipcil.errors import UserError
 from clipcil.serve.guard import Guard, Limits, is_loopback
 from clipcil.serve.transfer import unpack_model
+from support.server import Server, form, png, running
 
 SMALL = {
     "picture_bytes": 60_000,

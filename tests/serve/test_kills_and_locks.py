@@ -10,10 +10,10 @@ import time
 from pathlib import Path
 
 import pytest
-from picture_helpers import FAST, pictures, write_tree
-from server_process import Server, environment, running
 
 import clipcil
+from support.lessons import FAST, pictures, write_tree
+from support.server import Server, environment, running
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,6 @@ from typing import Any
 import pytest
 import torch
 from PIL import Image
-from server_process import form, png
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from clipcil.classifier.facts import Facts, KnownClass
@@ -31,6 +30,7 @@ from clipcil.serve.guard import Guard, Limits
 from clipcil.serve.lessons import Hub, Lessons
 from clipcil.serve.server import build_app
 from clipcil.serve.staging import Staging, Waiting
+from support.server import form, png
 
 NO_ROOM = OSError(errno.ENOSPC, "No space left on device")
 PICTURES = [("a.png", png(Image.new("RGB", (8, 8), "red"))), ("b.png", png(Image.new("RGB", (8, 8), "blue")))]

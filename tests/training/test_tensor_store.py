@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import with_other_tokenizer
 from torch import Tensor, nn
 
 from clipcil.clip import CLIP, load_clip
@@ -22,6 +21,7 @@ from clipcil.methods.dmc import DMC
 from clipcil.tensor_store import ABANDONED, SHARED_BYTES, SIZE, TensorStore, content_key
 from clipcil.training.own_random import own_random
 from clipcil.training.trainer import Trainer, Training
+from support.towers import with_other_tokenizer
 
 SAME = ("results.json", "matrix.csv", "predictions.csv", "steps.jsonl")
 KEPT = 2 + 7

@@ -1,4 +1,4 @@
-"""Small lessons: emoji as folders, and settings that train for a moment."""
+"""Small lessons: emoji as folders, plain colours, settings that train for a moment, and commands that are refused."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import pytest
 from PIL import Image
 
+from clipcil.cli import main
 from clipcil.data.dataset import Dataset, open_dataset
 
 FAST: dict[str, Any] = {"stage1": {"epochs": 1, "lr": 1e-4}, "stage2": {"epochs": 4, "steps": 0}, "prompt_length": 2}
@@ -35,3 +37,23 @@ def write_tree(root: Path, classes: dict[str, list[Image.Image]]) -> Path:
 
 def flat(classes: dict[str, list[Image.Image]]) -> list[Image.Image]:
     return [image for images in classes.values() for image in images]
+
+
+def plain(*colours: str) -> list[Image.Image]:
+    return [Image.new("RGB", (32, 32), colour) for colour in colours]
+
+
+def week(folder: Path) -> Path:
+    for name, colours in (("green", ("green", "lime")), ("grey", ("grey", "silver"))):
+        (folder / name).mkdir(parents=True)
+        for place, image in enumerate(plain(*colours)):
+            image.save(folder / name / f"{place}.png")
+    return folder
+
+
+def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    with pytest.raises(SystemExit) as stop:
+        main(list(words))
+    said = capsys.readouterr().err
+    assert stop.value.code == 2 and said.count("\n") == 1, said
+    return said

@@ -16,7 +16,7 @@ from clipcil.clip.preprocess import Preprocess, Steps
 from clipcil.clip.tokenizer import Tokenizer
 from clipcil.clip.vision import PatchEmbedding
 
-REFERENCE = Path(__file__).parent / "data" / "reference.safetensors"
+REFERENCE = Path(__file__).parents[1] / "clip" / "data" / "reference.safetensors"
 
 
 def make_tiny_clip(

@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from helpers import make_tiny_clip
 from PIL import Image
 from torch import Tensor
 
@@ -18,6 +17,7 @@ from clipcil.data.tasks import TaskStream
 from clipcil.methods.base import Method
 from clipcil.training.augment import TowerTraining
 from clipcil.training.trainer import Trainer, Training
+from support.towers import make_tiny_clip
 
 FAST = TowerTraining(epochs=3, lr=5e-3, batch_size=8, optimizer="adam", weight_decay=0, schedule="constant")
 

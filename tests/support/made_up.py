@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import tarfile
 from pathlib import Path
 
@@ -13,17 +14,13 @@ from PIL import Image
 from clipcil.data.dataset import open_dataset
 from clipcil.errors import UserError
 
-SHARED = Path(__file__).resolve().parents[2] / "../shared/data"
-
 
 def shared_data(name: str) -> Path:
-    """Real pictures beside the project, or a skipped test."""
-    import os
-
-    path = Path(os.environ.get("CLIPCIL_DATA", SHARED)) / name
-    if not path.exists():
-        pytest.skip(f"the real data {name} is not there (set CLIPCIL_DATA to its folder)")
-    return path
+    """Real pictures in the folder `$CLIPCIL_DATA`, or a skipped test."""
+    root = os.environ.get("CLIPCIL_DATA")
+    if not root or not (Path(root) / name).exists():
+        pytest.skip(f"set CLIPCIL_DATA to a folder that holds {name}")
+    return Path(root) / name
 
 
 def picture(path: Path, seed: int = 0, size: tuple[int, int] = (8, 8)) -> Path:

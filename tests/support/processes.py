@@ -1,0 +1,39 @@
+"""Commands in processes of their own, and a limit on the size of files."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+def start(folder: Path, *words: str) -> subprocess.Popen[str]:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+    command = [sys.executable, "-m", "clipcil", *words]
+    pipe = subprocess.PIPE
+
+    def restore() -> None:
+        """A background job has SIGINT ignored, one under nohup SIGHUP, and hands that on: here they are as a terminal
+        has them."""
+        for number in (signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, signal.SIG_DFL)
+
+    return subprocess.Popen(
+        command, cwd=folder, env=environment, stdout=pipe, stderr=pipe, text=True, preexec_fn=restore
+    )
+
+
+@contextmanager
+def files_of_at_most(size: int) -> Iterator[None]:
+    """The kernel itself refuses to let any file grow beyond `size` bytes (Python ignores the signal)."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
