@@ -10,8 +10,8 @@ from torch.nn.functional import cross_entropy
 
 from clipcil.errors import UserError
 from clipcil.heads.linear import GrowingHead
+from clipcil.methods.l2p import L2PConfig
 from clipcil.prompts.visual import (
-    check_range,
     choose,
     existing,
     missing_note,
@@ -52,7 +52,7 @@ def test_layers_a_tower_does_not_have_are_dropped_and_named() -> None:
 @pytest.mark.parametrize("between", [(1.0, -1.0), (0.5,), (float("nan"), 1.0)])
 def test_a_range_is_two_numbers_the_lower_first(between: tuple[float, ...]) -> None:
     with pytest.raises(UserError, match="key_range"):
-        check_range("key_range", between)
+        L2PConfig(key_range=between)  # type: ignore[arg-type]
 
 
 @settings(max_examples=30, deadline=None)

@@ -55,12 +55,13 @@ def shorten(name: str, length: int = 60) -> str:
     return name if len(name) <= length else f"{name[:length]}… ({len(name)} characters)"
 
 
-def check_template(template: str) -> None:
-    """Refuse a sentence about a class that does not have exactly one `{}`, or has another brace."""
+def check_template(template: str) -> str:
+    """The sentence, which must have exactly one `{}`, for the class name, and no other brace."""
     rest = template.replace("{}", "", 1)
     if "{}" not in template or "{" in rest or "}" in rest:
         shown = shorten(printable(template))
         raise UserError(f"template '{shown}' must have {{}} once, where the class name goes, and no other brace")
+    return template
 
 
 def check_names(dataset: str, names: Sequence[str]) -> None:

@@ -1,17 +1,15 @@
-"""CoOp with memory: one learnt context in front of every class name, carried from task to task.
+"""CoOp with memory (https://arxiv.org/abs/2109.01134): one learnt context in front of every class name.
 
-https://arxiv.org/abs/2109.01134
+    score(x, c) = s · cos(v(x), f_t([SOS] V_1 … V_M name_c . [EOS])),    V shared by all classes
 
-CoOp was made for one dataset; there is no official class-incremental version. As in the comparisons of this field, the
-context of the last task is trained further on the new pictures and the exemplars, over all classes seen.
-
-Read at KaiyangZhou/CoOp, commit ff61507.
+V alone is trained, by cross-entropy over all classes seen, on new pictures and exemplars. CoOp was made for one
+dataset and has no official class-incremental version; as in the comparisons of this field, the context of the last task
+is trained further. Read at KaiyangZhou/CoOp, commit ff61507.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import field
 
 import torch
 from pydantic import NonNegativeFloat, PositiveInt
@@ -32,31 +30,22 @@ from clipcil.training.trainer import Training
 class CoOpConfig:
     """CoOp's own values where it has them; epochs and memory are those of its class-incremental versions."""
 
-    train: Training = field(
-        default_factory=lambda: Training(
-            epochs=10, lr=2e-3, batch_size=32, optimizer="sgd", weight_decay=5e-4, momentum=0.9, warmup=0.1
-        )
+    train: Training = Training(
+        epochs=10, lr=2e-3, batch_size=32, optimizer="sgd", weight_decay=5e-4, momentum=0.9, warmup=0.1
     )
-    """CoOp: SGD 2e-3, batch 32, cosine, one epoch of warm-up (at a constant 1e-5; here the rate rises from 0 over the
-    same time). Its 50 to 200 epochs are for a few shots; with whole datasets 10 are usual."""
+    """Training of the context. CoOp has 50 to 200 epochs for a few shots; with whole datasets 10 are usual."""
     context_length: PositiveInt = 16
-    """M, CoOp's main setting."""
+    """M, number of context vectors."""
     context_std: NonNegativeFloat = 0.02
-    """Standard deviation of the initial context vectors; CoOp's value."""
+    """Standard deviation of the initial context vectors."""
     suffix: str = "."
-    """What follows the class name; CoOp ends the sentence."""
-    memory: Budget = field(default_factory=Budget)
+    """Text after the class name."""
+    memory: Budget = Budget()
     """Exemplars, chosen by herding."""
 
 
 @register
 class CoOp(Method):
-    """score(x, c) = s · cos(v(x), f_t([SOS] V_1 … V_M name_c . [EOS])), V shared by all classes.
-
-    Trained: V alone, by cross-entropy over all classes seen on D_k ∪ exemplars. The texts of all classes are encoded
-    once a step, and their common beginning [SOS] V_1 … V_M only once for all of them (`encode_shared`).
-    """
-
     name = "coop"
     title = "CoOp"
     Config = CoOpConfig

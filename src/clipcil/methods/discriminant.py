@@ -1,7 +1,22 @@
-"""Discriminant: keeps the mean and the scatter of every class and nothing else; exact for every order of the classes.
+"""Discriminant (after https://arxiv.org/abs/1909.01520): a mean and a scatter for each class, no feature of a picture.
 
-A streaming discriminant with a shared covariance, as in Deep SLDA (https://arxiv.org/abs/1909.01520), with exact
-forgetting.
+    score(x, c) = μ_cᵀ A⁻¹ x − ½ μ_cᵀ A⁻¹ μ_c,    A = (S + r I) / n,    S = Σ_c S_c,    r = tr(S)/(n−1)
+
+One covariance A is shared by all classes, as in the paper, Deep SLDA; S_c is the scatter of the
+n_c pictures of class c, n = Σ n_c. The ridge r loses influence as n grows; with few pictures this is nearly the nearest
+class mean. Features are those before CLIP's last projection, of unit length.
+
+Every class keeps its mean, its number of pictures and rows B_c with B_cᵀB_c = S_c, and classes share only what is
+computed from these. So adding pictures of a class, and forgetting a class, give the same model as learning the
+remaining pictures at once.
+
+Example:
+    >>> import clipcil
+    >>> experiment = clipcil.Experiment("discriminant", data="emoji", tasks=10)
+    >>> for task in experiment:
+    ...     experiment.learn(task)
+    >>> round(experiment.evaluate().last)
+    74
 """
 
 from __future__ import annotations
@@ -22,18 +37,6 @@ from clipcil.methods.registry import register
 
 @register
 class Discriminant(Method):
-    """Linear discriminant analysis with one covariance shared by all classes, on frozen unit features.
-
-        score(x, c) = μ_cᵀ A⁻¹ x − ½ μ_cᵀ A⁻¹ μ_c,    A = (S + r I) / n,    r = tr(S)/(n−1)
-
-    n pictures in all, S = Σ_c S_c the scatter within the classes. The ridge r loses influence as n grows; with few
-    pictures this is nearly the nearest class mean. Features are taken before CLIP's last projection.
-
-    Every class keeps its mean, its number of pictures and rows B_c with B_cᵀB_c = S_c, and classes share only what is
-    computed from these. So adding pictures of a class, and forgetting a class, give the same model as learning the
-    remaining pictures at once.
-    """
-
     name = "discriminant"
     title = "Discriminant"
     keeps = "class means and scatters"
@@ -53,11 +56,8 @@ class Discriminant(Method):
         self.growing_buffer("bias")
         self.register_buffer("rows", torch.zeros(0, dim, device=self.device))
 
-    def learn_task(self, task: Task) -> None:
-        self.learn_again(task)
-
     @torch.no_grad()
-    def learn_again(self, task: Task) -> None:
+    def learn_task(self, task: Task) -> None:
         """S of a union: S₁ + S₂ + n₁n₂/(n₁+n₂) (μ₁−μ₂)(μ₁−μ₂)ᵀ, one row more."""
         features, labels = _inputs(task.pictures), task.pictures.labels
         parts = list(torch.split(self.rows, self.ranks.tolist()))
@@ -66,13 +66,16 @@ class Discriminant(Method):
             group = features[labels == label]
             old, new, mean = int(counts[label]), len(group), group.mean(0)
             shift = (old * new / (old + new)) ** 0.5 * (mean - means[label])
-            own = [parts[label].double(), group - mean, *([shift[None]] if old else [])]
-            parts[label] = _compressed(torch.cat(own)).to(self.rows)
+            own = torch.cat([parts[label].double(), group - mean, *([shift[None]] if old else [])])
+            own = own if len(own) <= own.shape[1] else torch.linalg.qr(own, mode="r").R  # RᵀR = BᵀB
+            parts[label] = own.to(self.rows)
             means[label] = (old * means[label] + new * mean) / (old + new)
             counts[label] = old + new
         self.means, self.counts, self.rows = means, counts, torch.cat(parts)
         self.ranks = torch.tensor([len(part) for part in parts], device=self.ranks.device)
         self._refit()
+
+    learn_again = learn_task
 
     @torch.no_grad()
     def forget(self, index: int) -> None:
@@ -84,14 +87,13 @@ class Discriminant(Method):
     def logits(self, batch: Batch) -> Tensor:
         return normalize(batch.pooled, dim=-1) @ self.weight.T + self.bias
 
-    def leave_one_out(self, batch: Batch, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Scores (B, C) and novelty (B,) of pictures learnt as `labels` (B,), each by the model without it."""
-        scores, distances = self._statistics().leave_one_out(_inputs(batch), labels)
-        return scores, distances.amin(1)
-
     def novelty(self, batch: Batch) -> Tensor:
         """(B,): the squared Mahalanobis distance to the nearest class, min_c (x − μ_c)ᵀ A⁻¹ (x − μ_c)."""
         return self._statistics().nearest_distance(_inputs(batch))
+
+    def leave_one_out(self, batch: Batch, labels: Tensor) -> tuple[Tensor, Tensor]:
+        scores, distances = self._statistics().leave_one_out(_inputs(batch), labels)
+        return scores, distances.amin(1)
 
     def _statistics(self) -> Statistics:
         rows = self.rows.double()
@@ -113,8 +115,3 @@ class Discriminant(Method):
 
 def _inputs(batch: Batch) -> Tensor:
     return normalize(batch.pooled, dim=-1).double()
-
-
-def _compressed(rows: Tensor) -> Tensor:
-    """At most d rows R with RᵀR = BᵀB, by QR."""
-    return rows if len(rows) <= rows.shape[1] else torch.linalg.qr(rows, mode="r").R

@@ -1,19 +1,18 @@
-"""RAPF: one linear adapter, trained with replay from class Gaussians and fused with its predecessor after each task.
+"""RAPF (https://arxiv.org/abs/2407.14143): one linear adapter, fused with its predecessor after each task.
 
-https://arxiv.org/abs/2407.14143
+    score(x, c) = s · cos(A v(x), t_c),    v raw, t_c the frozen text
 
-Both towers are frozen. One matrix A is applied to the feature of every picture; old classes are replayed from Gaussians
-of the features before A is applied, so nothing stored ever drifts. Old classes whose texts lie close to a new class are
-pushed away from it, and after each task A is fused with the A before it, direction by direction.
+Both towers are frozen. The matrix A is trained with replay from Gaussians of the features before A is applied, so
+nothing stored ever drifts. Old classes whose texts lie close to a new class are pushed away from it, and after each
+task A is fused with the A before it, direction by direction.
 
-"Class-Incremental Learning with CLIP: Adaptive Representation Adjustment and Parameter Fusion". Read at linlany/RAPF,
-commit 81d41df; `docs/baselines.md` compares whole runs.
+Read at linlany/RAPF, commit 81d41df; `docs/baselines.md` compares whole runs. A starts as a Kaiming-uniform matrix, not
+as the identity, as in that code. The Gaussians are those of DMC (Ledoit–Wolf), where the code adds 10⁻⁴ I.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import field
 
 import torch
 from pydantic import NonNegativeFloat, NonNegativeInt, PositiveInt
@@ -25,45 +24,33 @@ from clipcil.data.tasks import Task
 from clipcil.memory.gaussians import GaussianMemory
 from clipcil.methods.base import Method
 from clipcil.methods.registry import register
-from clipcil.prompts.templates import check_sentences, encode_classes
+from clipcil.prompts.templates import Template, check_sentences, encode_classes
 from clipcil.settings import Share, options
 from clipcil.training.trainer import Training
-
-
-def _training() -> Training:
-    return Training(
-        epochs=15,
-        lr=1e-3,
-        batch_size=100,
-        optimizer="adam",
-        weight_decay=0.0,
-        schedule="multistep",
-        milestones=(4, 10),
-    )
 
 
 @options
 class RAPFConfig:
     """The defaults are those of the authors' code for CIFAR-100 (β = 2)."""
 
-    adapter: Training = field(default_factory=_training)
-    """Training A: Adam, ×0.1 after epochs 4 and 10."""
-    template: str = "a good photo of a {}."
+    adapter: Training = Training(
+        epochs=15, lr=1e-3, batch_size=100, optimizer="adam", weight_decay=0, schedule="multistep", milestones=(4, 10)
+    )
+    """Training of A."""
+    template: Template = "a good photo of a {}."
     """The sentence of a class."""
     replay_classes: PositiveInt = 2
     """Old classes replayed in a step; they take turns, in an order drawn anew for each epoch."""
     replay_each: PositiveInt = 20
     """Features drawn for each of them, the code's 10β."""
     replay_epoch: NonNegativeInt = 1900
-    """Approximate number of features replayed in an epoch: where a task is too small to reach it, a step replays more
-    classes, up to all old ones. The authors' settings give 1900–2000 on each of their datasets, as their configuration
-    intends."""
+    """Features replayed in an epoch, about; a task too small for that replays more classes in a step."""
     threshold: NonNegativeFloat = 0.55
     """τ: an old and a new class whose unit texts are closer than this are a hard pair."""
     pair_each: PositiveInt = 40
     """Features of the old class drawn for each hard pair in a step, the code's 20β."""
     margin: NonNegativeFloat = 0.1
-    """Margin of the hinge loss on hard pairs. It is fixed in the code, which never reads its setting `margin`."""
+    """Margin of the hinge loss on hard pairs."""
     fusion: Share = 0.6
     """b of the fusion: the minimum share of the new A in every entry; 1 takes the new A as it is."""
     widen: bool = False
@@ -72,13 +59,6 @@ class RAPFConfig:
 
 @register
 class RAPF(Method):
-    """Scores: s · cos(A v(x), t_c), with v raw and t_c the frozen text.
-
-    A starts as a Kaiming-uniform matrix, not as the identity: this is what the code does. The Gaussians are DMC's
-    (Ledoit–Wolf); the code adds 10⁻⁴ I to the sample covariance, which is singular below 512 pictures a class, and
-    decomposes it again for every draw.
-    """
-
     name = "rapf"
     title = "RAPF"
     Config = RAPFConfig
@@ -88,11 +68,10 @@ class RAPF(Method):
     spreads: Tensor  # (C, 2): mean of the diagonal and of the rest of each Σ, for `widen`
 
     def build(self) -> None:
-        dim = self.dim
-        self.memory = GaussianMemory(dim)
-        self.adapter = nn.Linear(dim, dim, bias=False, device=self.device)  # Kaiming-uniform is its default
+        self.memory = GaussianMemory(self.dim)
+        self.adapter = nn.Linear(self.dim, self.dim, bias=False, device=self.device)  # Kaiming-uniform is its default
         self.adapter.requires_grad_(False)
-        self.growing_buffer("texts", dim)
+        self.growing_buffer("texts", self.dim)
         self.growing_buffer("spreads", 2)
 
     def check_names(self, names: Sequence[str]) -> None:
@@ -105,8 +84,7 @@ class RAPF(Method):
         before = self.adapter.weight.detach().clone()
         self.train_adapter(task.pictures)
         with self.trainer.phase("statistics"), torch.no_grad():
-            features, labels = task.pictures.features.double(), task.pictures.labels
-            self.memory.add([features[labels == label] for label in self.new_labels])
+            self.memory.add(self.by_new_class(task.pictures.features.double(), task.pictures.labels))
             for label in self.new_labels:
                 self.spreads[label] = spread(self.memory.moments(label)[1])
         if self.old:
@@ -122,8 +100,7 @@ class RAPF(Method):
 
     def train_adapter(self, pictures: Pictures) -> None:
         """Cross-entropy over all classes seen on the task's and the replayed features, plus the hinge on hard pairs."""
-        features, labels, how = pictures.features, pictures.labels, self.config.adapter
-        old = self.old
+        features, labels, how, old = pictures.features, pictures.labels, self.config.adapter, self.old
         steps = -(-len(pictures) // how.batch_size)
         pairs = hard_pairs(self.texts, old, self.config.threshold)
         paired = pairs[:, 0].repeat_interleave(self.config.pair_each)  # the old class of every draw for a hard pair

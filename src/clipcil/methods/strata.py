@@ -1,15 +1,24 @@
 """Strata: closed-form heads on features from several depths of the frozen tower, mixed by leave-one-out.
 
-Our own method, not in the paper. Its parts are known, and credited where they are used; what is new is combining them
-so that nothing has to be set for a dataset or a backbone:
+    logits = a · discriminant(x) + b · ridge([x, ReLU(R x)]) + c · CLIP's text logits,    x: levels of the tower
+
+Our own method, not in the paper. Nothing has to be set for a dataset or a backbone. Its parts are known:
 
 - Features from several depths of a frozen tower (LayUP, https://arxiv.org/abs/2312.08888): features that later layers
-  discard still distinguish classes. The tower never changes, so nothing has to be calibrated.
-- A linear discriminant, and a ridge regression on the features and random ReLU features of them (RanPAC,
-  https://arxiv.org/abs/2307.02251), both with exact leave-one-out scores (`heads`), and CLIP's texts.
-- Their ridge parameters and the weights of the three are chosen on the leave-one-out scores of the stored features
-  (stacked generalisation).
-- The features are stored with one byte per number (`memory.rows`), in fewer bytes than the Gaussians of DMC-OT.
+  discard still distinguish classes, and the tower never changes, so nothing has to be calibrated.
+- A linear discriminant, a ridge regression on the features and random ReLU features of them (RanPAC,
+  https://arxiv.org/abs/2307.02251), and CLIP's texts.
+- Ridge parameters and the weights a, b, c are chosen on the exact leave-one-out scores of the stored features (stacked
+  generalisation).
+- The features are stored with one byte per number (`memory/rows.py`), in fewer bytes than the Gaussians of DMC-OT.
+
+Example:
+    >>> import clipcil
+    >>> experiment = clipcil.Experiment("strata", data="emoji", tasks=10)
+    >>> for task in experiment:
+    ...     experiment.learn(task)
+    >>> round(experiment.evaluate().last)
+    80
 """
 
 from __future__ import annotations
@@ -37,19 +46,15 @@ from clipcil.settings import options
 @options
 class StrataConfig:
     random_features: PositiveInt = field(default=2048, metadata={"in_checks": 64})
-    """Random ReLU features beside the linear ones. On held-out pictures of CIFAR-100 with 400 to learn per class 1,024,
-    2,048 and 4,096 gave 68.3, 69.0 and 69.4 %; the work grows with their square."""
+    """Random ReLU features beside the linear ones; more are slightly better, and the work grows with their square."""
     rows_per_dim: PositiveInt = 2
-    """A class keeps the features of at most this many pictures for each dimension of the joint space."""
+    """Pictures of a class whose features are kept, for each dimension of the joint space."""
     leave_one_out_rows: PositiveInt = 1500
-    """Number of stored pictures, equally many of each class, on whose leave-one-out scores the ridge parameters and the
-    weights of the heads are chosen."""
+    """Stored pictures, equally many of each class, on which the ridge parameters and the weights are chosen."""
 
 
 @register
 class Strata(Method):
-    """logits = a · discriminant(x) + b · ridge([x, ReLU(R x)]) + c · CLIP's text logits; x: levels of the tower."""
-
     name = "strata"
     title = "Strata"
     Config = StrataConfig
@@ -89,12 +94,11 @@ class Strata(Method):
         self.background = self.background.new_zeros(self.seen, self.seen)
 
     def learn_task(self, task: Task) -> None:
-        self.learn_again(task)
-
-    def learn_again(self, task: Task) -> None:
         """The same bits as if all pictures had been learnt at once: the heads are fitted to the memory from scratch."""
         self.memory.add(task.pictures.levels, task.pictures.labels)
         self.fit()
+
+    learn_again = learn_task
 
     def forget(self, index: int) -> None:
         """As if the class had never been learnt."""

@@ -1,6 +1,9 @@
-"""Zero-shot CLIP: pictures against the texts of the classes seen. Nothing is learnt and nothing is kept.
+"""Zero-shot CLIP (https://arxiv.org/abs/2103.00020): pictures against the texts of the classes seen.
 
-https://arxiv.org/abs/2103.00020
+    score(x, c) = s · cos(v(x), t_c),    t_c the text of class c
+
+Nothing is learnt and nothing is kept. DMC's paper names one plain sentence (section 3.1), and its zero-shot accuracy,
+which is low for OpenAI's ViT-B/16, suggests one sentence and not an average of many.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ from clipcil.data.reader import Batch
 from clipcil.data.tasks import Task
 from clipcil.methods.base import Method
 from clipcil.methods.registry import register
-from clipcil.prompts.templates import check_sentences, encode_classes
+from clipcil.prompts.templates import Template, check_sentences, encode_classes
 from clipcil.settings import options
 
 
@@ -22,17 +25,14 @@ from clipcil.settings import options
 class ZeroShotConfig:
     """How the class names are put into sentences."""
 
-    template: str = "a photo of a {}."
-    """The sentence of a class, `{}` standing for its name: the same on every dataset. Section 3.1 of the paper has this
-    one, and its zero-shot accuracy, low for OpenAI's ViT-B/16, suggests one plain sentence, not an average of many."""
+    template: Template = "a photo of a {}."
+    """The sentence of a class, the same on every dataset; {} is the class name."""
     ensemble: bool = False
-    """Average over the dataset's own sentences instead; `template` is not used then."""
+    """Average over the sentences of the dataset instead."""
 
 
 @register
 class ZeroShot(Method):
-    """score(x, c) = s · cos(v(x), t_c), t_c the text of class c."""
-
     name = "zero-shot"
     title = "Zero-shot CLIP"
     Config = ZeroShotConfig
@@ -42,16 +42,16 @@ class ZeroShot(Method):
     def build(self) -> None:
         self.growing_buffer("texts", self.dim)
 
+    @property
+    def sentences(self) -> tuple[str, ...]:
+        """The templates that a class text is the mean of."""
+        return self.templates if self.config.ensemble else (self.config.template,)
+
     def check_names(self, names: Sequence[str]) -> None:
         check_sentences(self.clip, names, self.sentences)
 
     def allocate(self, names: Sequence[str]) -> None:
         self.texts[self.old :] = encode_classes(self.clip, names, self.sentences)
-
-    @property
-    def sentences(self) -> tuple[str, ...]:
-        """The templates that a class text is the mean of."""
-        return self.templates if self.config.ensemble else (self.config.template,)
 
     def learn_task(self, task: Task) -> None:
         """Nothing is learnt: the texts follow from the names."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Annotated
 
+from pydantic import AfterValidator
 from torch import Tensor
 from torch.nn.functional import normalize
 
@@ -11,11 +13,13 @@ from clipcil.clip import CLIP
 from clipcil.data.names import check_template
 from clipcil.errors import UserError
 
+Template = Annotated[str, AfterValidator(check_template)]
+"""An option: a sentence with `{}` in the place of the class name."""
+
 
 def fill(template: str, name: str) -> str:
     """`a photo of a {}.` with the class name in place of the braces."""
-    check_template(template)
-    return template.replace("{}", name)
+    return check_template(template).replace("{}", name)
 
 
 def check_sentences(clip: CLIP, names: Sequence[str], templates: Sequence[str]) -> None:

@@ -8,13 +8,24 @@ tower without prompts, so a picture's prompts depend on that picture alone.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Annotated
 
 import torch
+from pydantic import AfterValidator
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
 from clipcil.clip.layers import Prefix
-from clipcil.errors import UserError
+
+
+def _ordered(bounds: tuple[float, float]) -> tuple[float, float]:
+    if bounds[0] > bounds[1]:
+        raise ValueError("the lower number comes first, as in -1,1")
+    return bounds
+
+
+Range = Annotated[tuple[float, float], AfterValidator(_ordered)]
+"""An option: the bounds of U[low, high)."""
 
 
 def cosine(queries: Tensor, keys: Tensor) -> Tensor:
@@ -39,13 +50,6 @@ def uniform(*shape: int, between: Sequence[float], device: torch.device) -> nn.P
     """A parameter drawn from U[low, high), `between` = (low, high); frozen until a stage trains it."""
     low, high = between
     return nn.Parameter((low + (high - low) * torch.rand(*shape)).to(device), requires_grad=False)
-
-
-def check_range(name: str, between: Sequence[float]) -> None:
-    """Refuse a range that is not two numbers, the lower first."""
-    if len(between) != 2 or not between[0] <= between[1]:
-        given = ", ".join(f"{value:g}" for value in between)
-        raise UserError(f"setting '{name}' is ({given}); it must be two numbers, the lower first, such as -1,1")
 
 
 def existing(layers: Sequence[int], depth: int) -> list[int]:
