@@ -126,5 +126,5 @@ def test_layers_the_tower_lacks_are_left_out_and_noted(mini: CLIP) -> None:
 
 
 def test_a_layer_below_zero_is_refused() -> None:
-    with pytest.raises(UserError, match="expert_layers' is '-1'"):
+    with pytest.raises(UserError, match=r"expert_layers.*-1"):
         DualPromptConfig(expert_layers=(-1,))

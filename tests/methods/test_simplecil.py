@@ -8,14 +8,15 @@ from sklearn.metrics.pairwise import cosine_similarity
 from sklearn.neighbors import NearestCentroid
 
 from clipcil.clip import CLIP
-from clipcil.methods.simplecil import SimpleCIL, SimpleCILConfig
+from clipcil.methods.base import NoConfig
+from clipcil.methods.simplecil import SimpleCIL
 from clipcil.training.trainer import Trainer
 from support.features import assert_batch_invariant, assert_survives_checkpoint, learn_all, make_tasks, make_test
 
 
 def test_equals_scikit_learn(tiny_clip: CLIP) -> None:
     tasks = make_tasks(tiny_clip, [3, 1, 4], per_class=[12, 1, 2, 5, 9, 3, 30, 7])
-    method = learn_all(SimpleCIL(SimpleCILConfig(), tiny_clip, Trainer()), tasks)
+    method = learn_all(SimpleCIL(NoConfig(), tiny_clip, Trainer()), tasks)
     features = np.concatenate([task.pictures.features.double().numpy() for task in tasks])
     labels = np.concatenate([task.pictures.labels.numpy() for task in tasks])
     centroids = NearestCentroid().fit(features, labels).centroids_  # means of raw features, one for each class
@@ -25,20 +26,20 @@ def test_equals_scikit_learn(tiny_clip: CLIP) -> None:
     np.testing.assert_allclose(ours.numpy(), expected, atol=1e-5)
     assert (ours.argmax(1).numpy() == expected.argmax(1)).all()
     assert_batch_invariant(method, pictures)
-    assert_survives_checkpoint(method, SimpleCIL(SimpleCILConfig(), tiny_clip, Trainer()), pictures)
+    assert_survives_checkpoint(method, SimpleCIL(NoConfig(), tiny_clip, Trainer()), pictures)
 
 
 def test_raw_features_are_averaged_not_unit_ones(tiny_clip: CLIP) -> None:
     task = make_tasks(tiny_clip, [2], per_class=2)[0]
     task.pictures.features[0] *= 50  # a long feature pulls the mean of raw features, not the mean of unit ones
-    method = learn_all(SimpleCIL(SimpleCILConfig(), tiny_clip, Trainer()), [task])
+    method = learn_all(SimpleCIL(NoConfig(), tiny_clip, Trainer()), [task])
     mean = (task.pictures.features[0] + task.pictures.features[1]) / 2
     torch.testing.assert_close(method.prototypes[0], mean)
 
 
 def test_old_prototypes_never_change(tiny_clip: CLIP) -> None:
     tasks = make_tasks(tiny_clip, [3, 2])
-    method = learn_all(SimpleCIL(SimpleCILConfig(), tiny_clip, Trainer()), tasks[:1])
+    method = learn_all(SimpleCIL(NoConfig(), tiny_clip, Trainer()), tasks[:1])
     before = method.prototypes.clone()
     learn_all(method, tasks[1:])
     assert torch.equal(method.prototypes[:3], before)

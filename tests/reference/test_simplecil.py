@@ -8,14 +8,15 @@ from __future__ import annotations
 import torch
 
 from clipcil.clip import CLIP
-from clipcil.methods.simplecil import SimpleCIL, SimpleCILConfig
+from clipcil.methods.base import NoConfig
+from clipcil.methods.simplecil import SimpleCIL
 from clipcil.training.trainer import Trainer
 from support.features import learn_all, make_tasks, make_test
 
 
 def test_score_is_the_reference(tiny_clip: CLIP) -> None:
     tasks, pictures = make_tasks(tiny_clip, [3, 2]), make_test(tiny_clip, 5)
-    method = learn_all(SimpleCIL(SimpleCILConfig(), tiny_clip, Trainer()), tasks)
+    method = learn_all(SimpleCIL(NoConfig(), tiny_clip, Trainer()), tasks)
     features = torch.cat([task.pictures.features for task in tasks])
     labels = torch.cat([task.pictures.labels for task in tasks])
     expected = torch.empty(len(pictures), 5)
