@@ -31,7 +31,7 @@ CLIENTS = 16
 CODE = """
 import json, sys
 from pathlib import Path
-from clipcil.serve.guard import Limits
+from clipcil.serve.answers import Limits
 from clipcil.serve.server import serve_model
 model, batch = json.loads(sys.argv[1])
 serve_model(Path(model), "127.0.0.1", 0, False, None, None, "cpu", Limits(batch=batch))

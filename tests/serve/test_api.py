@@ -18,37 +18,39 @@ from support.server import Server, form, running
 
 
 def test_before_the_first_lesson(server: Server, emoji: dict[str, list[bytes]]) -> None:
-    assert server.call("GET", "/api/health").json["status"] == "ok"
-    assert server.call("GET", "/api/model").json["exists"] is False
-    for method, path in [
-        ("POST", "/api/lesson"),
-        ("DELETE", "/api/lesson"),
-        ("POST", "/api/undo"),
-        ("GET", "/api/export"),
+    assert server.call("GET", "/api/health").json()["status"] == "ok"
+    assert server.model["exists"] is False and server.model["method"] == "simplecil"
+    for method, path, body in [
+        ("POST", "/api/lesson", None),
+        ("DELETE", "/api/lesson", None),
+        ("POST", "/api/undo", None),
+        ("GET", "/api/export", None),
+        ("POST", "/api/predict", emoji["fox"][0]),
     ]:
-        answer = server.call(method, path)
-        assert answer.status == 409 and "\n" not in answer.json["error"], path
-    answer = server.call("POST", "/api/predict", emoji["fox"][0], "image/png")
-    assert answer.status == 409 and "teach it first" in answer.json["error"]
-    for method, path, status in [("GET", "/api/nothing", 404), ("PUT", "/api/undo", 405)]:
-        answer = server.call(method, path)
-        assert answer.status == status and "/docs lists what there is" in answer.json["error"]
+        answer = server.call(method, path, body)
+        assert answer.status_code == 409 and "\n" not in answer.json()["error"], path
+    for method, path, status in [
+        ("GET", "/api/nothing", 404),
+        ("PUT", "/api/undo", 405),
+        ("HEAD", "/api/events", 405),
+    ]:
+        assert server.call(method, path).status_code == status
 
 
 def test_what_waits(server: Server, emoji: dict[str, list[bytes]]) -> None:
     broken = emoji["fox"][1][:200]
     answer = server.add("fox", [("a.png", emoji["fox"][0]), ("b.png", broken), ("again.png", emoji["fox"][0])])
-    first, second, third = answer.json["pictures"]
-    assert (first["broken"] is None and "cannot be" in second["broken"]) or "not a picture" in second["broken"]
+    first, second, third = answer.json()["pictures"]
+    assert first["broken"] is None and second["broken"]
     assert third["id"] == first["id"], "the same picture waits once"
     small = server.call("GET", "/api/waiting/thumbnail", id=first["id"])
     assert small.headers["Content-Type"] == "image/jpeg" and small.headers["Cache-Control"] == "no-store"
-    assert server.call("GET", "/api/waiting/thumbnail", id=second["id"]).status == 404
-    assert server.call("DELETE", "/api/waiting", id=first["id"]).status == 200
-    assert server.call("DELETE", "/api/waiting", id=first["id"]).status == 404
-    assert [len(each["pictures"]) for each in server.call("GET", "/api/waiting").json["classes"]] == [1]
-    assert server.call("DELETE", "/api/waiting", name="FOX").status == 200
-    assert server.call("GET", "/api/waiting").json["classes"] == []
+    assert server.call("GET", "/api/waiting/thumbnail", id=second["id"]).status_code == 404
+    assert server.call("DELETE", "/api/waiting", id=first["id"]).status_code == 200
+    assert server.call("DELETE", "/api/waiting", id=first["id"]).status_code == 404
+    assert server.waiting == {"fox": 1}
+    assert server.call("DELETE", "/api/waiting", name="FOX").status_code == 200
+    assert server.waiting == {}
 
 
 def test_two_classes_then_a_third(server: Server, emoji: dict[str, list[bytes]], fresh_emoji: dict[str, bytes]) -> None:
@@ -60,7 +62,8 @@ def test_two_classes_then_a_third(server: Server, emoji: dict[str, list[bytes]],
     assert state["result"]["held_out"] == 2 and state["result"]["accuracy"] is not None
     listening.join(30)
     assert {"lesson", "model", "waiting"} <= {line.split(": ")[1] for line in events if line.startswith("event")}
-    assert server.call("GET", "/api/waiting").json["classes"] == []
+    assert events[:2] == ["event: lesson", "data: null"], "a page that was open when a server died hears so"
+    assert server.waiting == {}
     assert server.predict(fresh_emoji["fox"])["classes"][0]["name"] == "fox"
     state = server.teach({"rocket": emoji["rocket"], "Fox": [fresh_emoji["fox"], emoji["fox"][0]]})
     assert state["result"]["new"] == {"rocket": 6} and list(state["result"]["again"].values()) == [1]
@@ -69,132 +72,119 @@ def test_two_classes_then_a_third(server: Server, emoji: dict[str, list[bytes]],
         found = server.predict(fresh_emoji[name], top=3)
         assert found["classes"][0]["name"] == name
         assert sum(each["probability"] for each in found["classes"]) == pytest.approx(1, abs=1e-6)
-    model = server.call("GET", "/api/model").json
-    assert [each["classes"] for each in model["lessons"]] == [2, 3]
-    assert [each["name"] for each in model["classes"]] == ["fox", "owl", "rocket"]
+    assert [each["classes"] for each in server.model["lessons"]] == [2, 3]
+    assert server.classes == ["fox", "owl", "rocket"]
 
 
 def _listen(server: Server, events: list[str]) -> None:
-    import http.client
-
-    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
-    connection.request("GET", "/api/events")
-    answer = connection.getresponse()
-    while line := answer.readline().decode():
-        events.append(line.strip())
-        if line.startswith("data") and '"state": "done"' in line and '"fox"' in line:
-            events += [answer.readline().decode().strip() for _ in range(7)]
-            break
-    connection.close()
+    with server.client.stream("GET", "/api/events") as answer:
+        for line in answer.iter_lines():
+            events.append(line)
+            if '"state":"done"' in line:
+                break
 
 
 def test_many_clients_each_get_their_own_answer(server: Server, emoji: dict[str, list[bytes]]) -> None:
     everything = [picture for name in ("fox", "owl", "rocket") for picture in emoji[name]]
     alone = [server.predict(picture, top=3) for picture in everything]
     with ThreadPoolExecutor(16) as pool:
-        together = list(pool.map(lambda picture: server.predict(picture, top=3), everything * 3))
-    body, kind = form("", [("x.png", picture) for picture in everything])
-    in_one = server.call("POST", "/api/predict", body, kind, top=3).json["predictions"]
-    for found in (together[: len(alone)], together[len(alone) : 2 * len(alone)], in_one):
-        for each, expected in zip(found, alone, strict=True):
-            assert [c["name"] for c in each["classes"]] == [c["name"] for c in expected["classes"]]
-            for mine, theirs in zip(each["classes"], expected["classes"], strict=True):
-                assert mine["probability"] == pytest.approx(theirs["probability"], abs=1e-4)
+        together = list(pool.map(lambda picture: server.predict(picture, top=3), everything * 2))
+    files = form([("x.png", picture) for picture in everything])
+    in_one = server.client.post("/api/predict?top=3", files=files).json()["predictions"]
+    for each, expected in zip([*together, *in_one], alone * 3, strict=True):
+        assert [c["name"] for c in each["classes"]] == [c["name"] for c in expected["classes"]]
+        for mine, theirs in zip(each["classes"], expected["classes"], strict=True):
+            assert mine["probability"] == pytest.approx(theirs["probability"], abs=1e-4)
 
 
 def test_one_broken_picture_among_good_ones(server: Server, emoji: dict[str, list[bytes]]) -> None:
-    body, kind = form("", [("a", emoji["fox"][0]), ("b", b"not a picture"), ("c", emoji["owl"][0])])
-    found = server.call("POST", "/api/predict", body, kind).json["predictions"]
+    files = form([("a", emoji["fox"][0]), ("b", b"not a picture"), ("c", emoji["owl"][0])])
+    found = server.client.post("/api/predict", files=files).json()["predictions"]
     assert [each["error"] is None for each in found] == [True, False, True]
     assert [each["classes"][0]["name"] for each in (found[0], found[2])] == ["fox", "owl"]
 
 
 def test_small_pictures_are_kept_only_when_switched_on(server: Server, emoji: dict[str, list[bytes]]) -> None:
-    small = Path(server.call("GET", "/api/model").json["folder"]) / "small-pictures"
+    small = Path(server.model["folder"]) / "small-pictures"
     assert not small.exists()
-    assert server.call("PATCH", "/api/settings", {"keep_small_pictures": True}).json == {"keep_small_pictures": True}
+    assert server.call("PATCH", "/api/settings", {"keep_small_pictures": True}).json() == {"keep_small_pictures": True}
     server.teach({"tiger": emoji["tiger"]})
-    counts = {each["name"]: each["small_pictures"] for each in server.call("GET", "/api/model").json["classes"]}
+    counts = {each["name"]: each["small_pictures"] for each in server.model["classes"]}
     assert counts == {"fox": 0, "owl": 0, "rocket": 0, "tiger": 6}
-    assert server.call("GET", "/api/classes/picture", name="tiger", index=5).body[:2] == b"\xff\xd8"
-    assert server.call("GET", "/api/classes/picture", name="tiger", index=6).status == 404
+    assert server.call("GET", "/api/classes/picture", name="tiger", index=5).content[:2] == b"\xff\xd8"
+    assert server.call("GET", "/api/classes/picture", name="tiger", index=6).status_code == 404
     server.call("PATCH", "/api/settings", {"keep_small_pictures": False})
     assert not small.exists()
 
 
 def test_rename_and_forget(server: Server, fresh_emoji: dict[str, bytes]) -> None:
     before = server.predict(fresh_emoji["fox"])["classes"][0]
-    assert server.call("PATCH", "/api/classes", {"name": "red fox"}, name="fox").status == 200
+    # As `curl -d` sends it: JSON that is said to be a form.
+    body, kind = json.dumps({"name": "red_fox"}).encode(), "application/x-www-form-urlencoded"
+    assert server.call("PATCH", "/api/classes", body, kind, name="fox").json() == {"name": "red fox"}
     assert server.predict(fresh_emoji["fox"])["classes"][0] == {**before, "name": "red fox"}
-    assert server.call("PATCH", "/api/classes", {"name": "OWL"}, name="red fox").status == 400
-    assert server.call("DELETE", "/api/classes", name="fox").status == 400
-    assert server.call("DELETE", "/api/classes", name="tiger").status == 200
+    assert server.call("PATCH", "/api/classes", {"name": "OWL"}, name="red fox").status_code == 400
+    assert server.call("DELETE", "/api/classes", name="fox").status_code == 400
+    assert server.call("DELETE", "/api/classes", name="tiger").status_code == 200
     assert server.classes == ["red fox", "owl", "rocket"]
 
 
 def test_undo_goes_back_one_lesson_and_forgetting_leaves_nothing_to_go_back_to(
     server: Server, emoji: dict[str, list[bytes]]
 ) -> None:
-    assert server.call("GET", "/api/model").json["previous"] is None, "the forgotten class would lie in it"
+    assert server.model["previous"] is None, "the forgotten class would lie in it"
     server.teach({"tiger": emoji["tiger"]})
-    model = server.call("GET", "/api/model").json
+    model = server.model
     assert len(model["classes"]) == 4 and model["previous"]["classes"] == 3
-    assert server.call("POST", "/api/undo").status == 200
+    assert server.call("POST", "/api/undo").status_code == 200
     assert server.classes == ["red fox", "owl", "rocket"]
-    assert len(server.call("GET", "/api/model").json["lessons"]) == len(model["lessons"]) - 1
+    assert len(server.model["lessons"]) == len(model["lessons"]) - 1
 
 
 def test_pictures_that_wait_follow_a_rename_and_its_undo(server: Server, emoji: dict[str, list[bytes]]) -> None:
-    assert server.add("owl", [("a.png", emoji["owl"][0])]).status == 201
-
-    def names() -> list[str]:
-        return [each["name"] for each in server.call("GET", "/api/waiting").json["classes"]]
-
-    assert names() == ["owl"]
+    assert server.add("owl", [("a.png", emoji["owl"][0])]).status_code == 201
     server.call("PATCH", "/api/classes", {"name": "barn owl"}, name="owl")
-    assert names() == ["barn owl"]
+    assert server.waiting == {"barn owl": 1}
     server.call("POST", "/api/undo")
-    assert server.classes == ["red fox", "owl", "rocket"] and names() == ["owl"]
+    assert server.classes == ["red fox", "owl", "rocket"] and server.waiting == {"owl": 1}
     server.call("DELETE", "/api/waiting", name="owl")
 
 
 def test_download_upload_and_export(server: Server, tmp_path: Path, fresh_emoji: dict[str, bytes]) -> None:
     model = server.call("GET", "/api/model/download")
     assert 'filename="model-model.zip"' in model.headers["Content-Disposition"]
-    names = zipfile.ZipFile(io.BytesIO(model.body)).namelist()
-    assert names[:2] == ["model.toml", "README.md"] and len(names) == 3 and names[2].startswith("weights-")
+    names = zipfile.ZipFile(io.BytesIO(model.content)).namelist()
+    assert {"model.toml", "README.md"} < set(names) and len(names) == 3
     with running(tmp_path / "copy", tmp_path / "cache") as other:
-        assert other.call("POST", "/api/model/upload", model.body, "application/zip").status == 200
+        assert other.call("POST", "/api/model/upload", model.content, "application/zip").status_code == 200
         assert other.classes == server.classes
         assert other.predict(fresh_emoji["owl"]) == server.predict(fresh_emoji["owl"])
         exported = other.call("GET", "/api/export")
-        with zipfile.ZipFile(io.BytesIO(exported.body)) as packed:
+        with zipfile.ZipFile(io.BytesIO(exported.content)) as packed:
             assert {"model.pt2", "classes.json"} <= set(packed.namelist())
             assert json.loads(packed.read("classes.json"))["classes"] == server.classes
+        left = [path for path in (tmp_path / "cache" / "serve").rglob("*") if path.is_file()]
+        assert left == [], "what was sent is deleted"
 
 
 def test_everything_is_described(server: Server) -> None:
-    described = server.call("GET", "/api/openapi.json").json
+    described = server.call("GET", "/api/openapi.json").json()
     assert described["openapi"].startswith("3.1") and len(described["paths"]) >= 12
     for path, methods in described["paths"].items():
         for method in {"get", "post", "put", "patch", "delete"} - set(methods):
-            assert server.call(method.upper(), path).status == 405, (path, method)
-    answers = {path: methods["get"]["responses"]["200"]["content"] for path, methods in described["paths"].items()
-               if "get" in methods}  # fmt: skip
+            assert server.call(method.upper(), path).status_code == 405, (path, method)
     for path in ("/api/health", "/api/model", "/api/waiting"):
-        told = described["components"]["schemas"][answers[path]["application/json"]["schema"]["$ref"].split("/")[-1]][
-            "properties"
-        ]
-        assert set(told) == set(server.call("GET", path).json), path
-    assert b"/static/docs.js" in server.call("GET", "/docs").body
+        answer = described["paths"][path]["get"]["responses"]["200"]["content"]["application/json"]
+        schema = described["components"]["schemas"][answer["schema"]["$ref"].split("/")[-1]]
+        assert set(schema["properties"]) == set(server.call("GET", path).json()), path
+    assert "/static/docs.js" in server.call("GET", "/docs").text
 
 
 def test_small_pictures_follow_the_model(server: Server, emoji: dict[str, list[bytes]]) -> None:
     def counts() -> dict[str, int]:
-        model = server.call("GET", "/api/model").json
-        return {each["name"]: each["small_pictures"] for each in model["classes"] if each["small_pictures"]}
+        return {each["name"]: each["small_pictures"] for each in server.model["classes"] if each["small_pictures"]}
 
-    folder = Path(server.call("GET", "/api/model").json["folder"])
+    folder = Path(server.model["folder"])
     server.call("PATCH", "/api/settings", {"keep_small_pictures": True})
     server.teach({"lion": emoji["tiger"]})
     server.call("PATCH", "/api/classes", {"name": "big cat"}, name="lion")
@@ -204,7 +194,7 @@ def test_small_pictures_follow_the_model(server: Server, emoji: dict[str, list[b
     server.teach({"banana": emoji["owl"]})
     server.call("POST", "/api/undo")
     assert counts() == {"lion": 6}
-    assert server.call("GET", "/api/classes/picture", name="banana", index=0).status == 404
+    assert server.call("GET", "/api/classes/picture", name="banana", index=0).status_code == 404
     server.call("POST", "/api/undo")
     assert counts() == {"lion": 6, "banana": 6}, "a lesson that is brought back brings them along"
     server.call("DELETE", "/api/classes", name="banana")

@@ -2,29 +2,27 @@
 
 from __future__ import annotations
 
-import http.client
 import io
 import json
 import os
 import re
-import secrets
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlencode
 
+import httpx
 from PIL import Image
 
 CODE = """
 import json, sys
 from pathlib import Path
-from clipcil.serve.guard import Limits
+from clipcil.serve.answers import Limits
 from clipcil.serve.server import serve_model
 model, host, method, limits = json.loads(sys.argv[1])
 serve_model(Path(model), host, 0, False, method, None, "cpu", Limits(**limits))
@@ -33,69 +31,55 @@ SECONDS = 120.0
 
 
 @dataclass
-class Answer:
-    status: int
-    headers: http.client.HTTPMessage
-    body: bytes
-
-    @property
-    def json(self) -> Any:
-        return json.loads(self.body)
-
-
-@dataclass
 class Server:
     process: subprocess.Popen[str]
     port: int
     address: str
-    headers: dict[str, str] = field(default_factory=dict)
+    client: httpx.Client
 
-    def call(
-        self, method: str, path: str, body: bytes | Mapping[str, Any] | None = None, kind: str = "", **query: Any
-    ) -> Answer:
-        """One request on a connection of its own."""
-        headers = dict(self.headers)
+    def call(self, method: str, path: str, body: Any = None, kind: str = "", **query: Any) -> httpx.Response:
+        """One request; a mapping is sent as JSON, and bytes as they are."""
         if isinstance(body, Mapping):
-            body, kind = json.dumps(body).encode(), "application/json"
-        if kind:
-            headers["Content-Type"] = kind
-        return self.raw(method, f"{path}?{urlencode(query)}" if query else path, body, headers)
+            return self.client.request(method, path, json=body, params=query or None)
+        headers = {"Content-Type": kind} if kind else {}
+        return self.client.request(method, path, content=body, headers=headers, params=query or None)
 
-    def raw(self, method: str, path: str, body: bytes | None, headers: Mapping[str, str]) -> Answer:
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=SECONDS)
-        try:
-            connection.request(method, path, body, dict(headers))
-            answer = connection.getresponse()
-            return Answer(answer.status, answer.headers, answer.read())
-        finally:
-            connection.close()
-
-    def add(self, name: str, pictures: Sequence[tuple[str, bytes]]) -> Answer:
-        body, kind = form(name, pictures)
-        return self.call("POST", "/api/waiting", body, kind)
+    def add(self, name: str, pictures: Sequence[tuple[str, bytes]]) -> httpx.Response:
+        return self.client.post("/api/waiting", data={"name": name}, files=form(pictures))
 
     def teach(self, classes: Mapping[str, Sequence[bytes]]) -> dict[str, Any]:
         """A whole lesson; returns its last state."""
         for name, pictures in classes.items():
-            assert self.add(name, [(f"{i}.png", picture) for i, picture in enumerate(pictures)]).status == 201
-        assert self.call("POST", "/api/lesson").status == 202
+            found = self.add(name, [(f"{i}.png", picture) for i, picture in enumerate(pictures)])
+            assert found.status_code == 201, found.text
+        assert self.call("POST", "/api/lesson").status_code == 202
         return self.wait_for_lesson()
 
     def wait_for_lesson(self) -> dict[str, Any]:
         end = time.monotonic() + SECONDS
-        while (state := self.call("GET", "/api/lesson").json)["state"] == "running":
+        while (state := self.call("GET", "/api/lesson").json())["state"] == "running":
             assert time.monotonic() < end, state
             time.sleep(0.1)
         return dict(state)
 
     def predict(self, picture: bytes, top: int = 5) -> dict[str, Any]:
         answer = self.call("POST", "/api/predict", picture, "image/png", top=top)
-        assert answer.status == 200, answer.body
-        return dict(answer.json["predictions"][0])
+        assert answer.status_code == 200, answer.text
+        return dict(answer.json()["predictions"][0])
+
+    @property
+    def model(self) -> dict[str, Any]:
+        return dict(self.call("GET", "/api/model").json())
 
     @property
     def classes(self) -> list[str]:
-        return [each["name"] for each in self.call("GET", "/api/model").json["classes"]]
+        return [each["name"] for each in self.model["classes"]]
+
+    @property
+    def waiting(self) -> dict[str, int]:
+        """Numbers of the pictures that wait."""
+        found = self.call("GET", "/api/waiting").json()["classes"]
+        return {each["name"]: len(each["pictures"]) for each in found}
 
     def kill(self) -> None:
         self.process.send_signal(signal.SIGKILL)
@@ -107,20 +91,20 @@ def running(
     model: Path, cache: Path, *, host: str = "127.0.0.1", method: str | None = None, **limits: int
 ) -> Iterator[Server]:
     """A server on `model`, stopped at the end as Ctrl-C stops it."""
-    given = json.dumps([str(model), host, method, limits])
+    command = [sys.executable, "-c", CODE, json.dumps([str(model), host, method, limits])]
     process = subprocess.Popen(
-        [sys.executable, "-c", CODE, given],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=environment(cache),
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment(cache)
     )
     try:
         assert process.stdout is not None and process.stderr is not None
         line = process.stdout.readline()
         found = re.search(r"at (http://\S+:(\d+)\S*)", line)
         assert found, line + process.stderr.read()
-        yield Server(process, int(found[2]), found[1])
+        token = re.search(r"token=(\S+)", line)
+        headers = {"Authorization": f"Bearer {token[1]}"} if token else {}
+        base = f"http://127.0.0.1:{found[2]}"
+        with httpx.Client(base_url=base, headers=headers, timeout=SECONDS, trust_env=False) as client:
+            yield Server(process, int(found[2]), found[1], client)
     finally:
         if process.poll() is None:
             process.send_signal(signal.SIGINT)
@@ -132,16 +116,9 @@ def environment(cache: Path) -> dict[str, str]:
     return {**os.environ, "CLIPCIL_CACHE": str(cache), "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
 
 
-def form(name: str, pictures: Sequence[tuple[str, bytes]]) -> tuple[bytes, str]:
-    """A form with a class name and pictures under their file names."""
-    mark = secrets.token_hex(16)
-    out = io.BytesIO()
-    out.write(f'--{mark}\r\nContent-Disposition: form-data; name="name"\r\n\r\n{name}\r\n'.encode())
-    for title, content in pictures:
-        head = f'--{mark}\r\nContent-Disposition: form-data; name="pictures"; filename="{title}"\r\n'
-        out.write(f"{head}Content-Type: image/png\r\n\r\n".encode() + content + b"\r\n")
-    out.write(f"--{mark}--\r\n".encode())
-    return out.getvalue(), f"multipart/form-data; boundary={mark}"
+def form(pictures: Sequence[tuple[str, bytes]]) -> list[tuple[str, tuple[str, bytes]]]:
+    """Pictures under their file names, as form fields."""
+    return [("pictures", each) for each in pictures]
 
 
 def png(image: Image.Image) -> bytes:

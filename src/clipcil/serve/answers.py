@@ -1,25 +1,70 @@
-"""Bodies and answers of the JSON API, as the page, `/docs` and the OpenAPI document show them."""
+"""Limits, bodies and answers of the JSON API, as the page, `/docs` and the OpenAPI document show them."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from pydantic import BaseModel, StrictBool, StrictStr, model_validator
 from pydantic_core import from_json
 
-from clipcil.classifier.facts import KnownClass
 from clipcil.classifier.lesson import Lesson
 from clipcil.classifier.predicting import Prediction
 from clipcil.classifier.scoring import Confusion
+from clipcil.errors import UserError
 
+MB = 2**20
 MOST_PAIRS = 20
 """Confused pairs of classes in the result of a lesson, the most frequent first."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one request, all requests and all waiting pictures may take."""
+
+    picture_bytes: int = 32 * MB
+    """Bytes of one picture file."""
+    request_bytes: int = 256 * MB
+    """Bytes of a request with pictures."""
+    request_pictures: int = 64
+    """Pictures in one request."""
+    model_bytes: int = 1024 * MB
+    """Bytes of an uploaded model, packed and unpacked."""
+    small_bytes: int = 64 * 2**10
+    """Bytes of any other request."""
+    all_bytes: int = 1280 * MB
+    """Bytes of all requests in progress together; beyond it the answer is 503."""
+    connections: int = 256
+    """Open connections; beyond it the answer is 503."""
+    queued_pictures: int = 256
+    """Pictures that wait for a prediction; beyond it the answer is 503."""
+    batch: int = 32
+    """Pictures predicted in one pass."""
+    waiting_pictures: int = 20_000
+    """Pictures that wait to be taught."""
+    waiting_bytes: int = 4096 * MB
+    """Bytes on disk of the pictures that wait to be taught."""
+
+    def body(self, path: str) -> int:
+        """Maximum bytes of a request to `path`."""
+        if path in ("/api/predict", "/api/waiting"):
+            return self.request_bytes
+        return self.model_bytes if path == "/api/model/upload" else self.small_bytes
+
+    def check(self, picture: bytes) -> None:
+        """Refuse a picture file with too many bytes."""
+        if len(picture) > self.picture_bytes:
+            raise UserError(f"more than {self.picture_bytes / MB:.3g} MB; make it smaller")
 
 
 class Error(BaseModel):
     """Why a request was refused or failed, in one line."""
 
     error: str
+
+
+class Empty(BaseModel):
+    """Nothing more to say."""
 
 
 class Health(BaseModel):
@@ -47,9 +92,9 @@ class PredictionAnswer(BaseModel):
     error: str | None
 
     @classmethod
-    def of(cls, found: Prediction) -> PredictionAnswer:
-        """The answer for one picture."""
-        pairs = zip(found.names, found.probabilities, strict=True)
+    def of(cls, found: Prediction, top: int) -> PredictionAnswer:
+        """The answer for one picture with at most `top` classes."""
+        pairs = list(zip(found.names, found.probabilities, strict=True))[:top]
         guesses = [Guess(name=name, probability=probability) for name, probability in pairs]
         return cls(name=found.name, unknown=found.unknown, classes=guesses, error=found.error)
 
@@ -96,24 +141,19 @@ class LessonResult(BaseModel):
     warnings: list[str]
 
     @classmethod
-    def of(cls, lesson: Lesson, broken: list[str], classes: int) -> LessonResult:
-        """The result of a lesson.
-
-        Args:
-            lesson: The lesson as `learn` returned it.
-            broken: A line for each picture that could not be read when it arrived.
-            classes: Number of classes the model knows now. One class alone has no accuracy: every answer is right.
-        """
+    def of(cls, lesson: Lesson, classes: int) -> LessonResult:
+        """The result of a lesson, after which the model knows this many classes."""
+        found = lesson.evaluation
         return cls(
             new=lesson.new,
             again=lesson.again,
-            unreadable=[*broken, *lesson.unreadable],
+            unreadable=lesson.unreadable,
             repeated=len(lesson.repeated),
-            held_out=lesson.evaluation.pictures,
+            held_out=found.pictures,
             left_one_out=lesson.left_one_out,
-            accuracy=lesson.accuracy if classes > 1 else None,
-            interval=list(lesson.evaluation.interval),
-            confused=lesson.evaluation.confused[:MOST_PAIRS],
+            accuracy=accuracy(found.right, found.pictures, classes),
+            interval=list(found.interval),
+            confused=found.confused[:MOST_PAIRS],
             warnings=lesson.warnings,
         )
 
@@ -143,13 +183,6 @@ class ClassFacts(BaseModel):
     held_out: int
     small_pictures: int
 
-    @classmethod
-    def of(cls, known: KnownClass, small_pictures: int, alone: bool) -> ClassFacts:
-        """The facts of a class; `alone`: the model knows no other class, so accuracy says nothing."""
-        accuracy = known.right / known.held_out if known.held_out and not alone else None
-        facts = {key: getattr(known, key) for key in ("name", "learnt", "newest", "pictures", "held_out")}
-        return cls(**facts, accuracy=accuracy, small_pictures=small_pictures)
-
 
 class LessonFacts(BaseModel):
     """A lesson of the model, with the accuracy over all classes after it."""
@@ -173,18 +206,19 @@ class ModelFacts(BaseModel):
     revision: int
     keep_small_pictures: bool
     limits: dict[str, int]
-    exists: bool = False
-    method: str | None = None
-    classes: list[ClassFacts] = []
-    lessons: list[LessonFacts] = []
-    accuracy: float | None = None
-    held_out: int = 0
-    threshold: float | None = None
-    previous: dict[str, int] | None = None
+    exists: bool
+    method: str
+    classes: list[ClassFacts]
+    lessons: list[LessonFacts]
+    accuracy: float | None
+    held_out: int
+    threshold: float | None
+    previous: dict[str, int] | None
 
 
-class Empty(BaseModel):
-    """Nothing more to say."""
+def accuracy(right: int, pictures: int, classes: int) -> float | None:
+    """The share of correct answers. One class alone has no accuracy: every answer is right."""
+    return right / pictures if pictures and classes > 1 else None
 
 
 class JsonBody(BaseModel):

@@ -5,96 +5,44 @@ Endpoints that are not `async` run in threads.
 
 from __future__ import annotations
 
-import shutil
+import asyncio
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import asdict, replace
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
-from tempfile import mkdtemp
+from tempfile import TemporaryDirectory
 from typing import Annotated, Any, Literal
 
-import anyio.to_thread
-from anyio import CapacityLimiter
-from fastapi import APIRouter, Depends, HTTPException, Query, Request
-from fastapi.responses import FileResponse, Response, StreamingResponse
-from python_multipart.multipart import parse_options_header
-from starlette.background import BackgroundTask
-from starlette.datastructures import UploadFile
+from fastapi import APIRouter, Depends, Form, HTTPException, Query, Request, UploadFile
+from fastapi.responses import FileResponse, Response
+from fastapi.sse import EventSourceResponse, ServerSentEvent
+from starlette.datastructures import UploadFile as FormFile
 
 import clipcil
-from clipcil.classifier.facts import KnownClass
+from clipcil.classifier.export import export as export_model
 from clipcil.classifier.model_folder import COPY
-from clipcil.classifier.small_pictures import SmallPictures
-from clipcil.data.names import same_name
+from clipcil.data.names import clean_name, same_name
 from clipcil.errors import UserError, printable
 from clipcil.serve import answers
-from clipcil.serve.guard import Limits
-from clipcil.serve.lessons import Hub, Lessons
-from clipcil.serve.model import Keeper, Predictor
-from clipcil.serve.staging import Staging, Waiting, class_name
-from clipcil.serve.transfer import download_name, pack_export, pack_model, unpack_model
+from clipcil.serve.answers import Limits
+from clipcil.serve.lessons import Lessons
+from clipcil.serve.model import MOST_CLASSES, Predictor, ServedModel, pack, unpack_model
+from clipcil.serve.staging import Staging, class_name
+
+EVENT_SECONDS = 0.2
+"""Seconds between two looks for events to send."""
 
 
 class Service:
     """The model, the waiting pictures and the lesson that the endpoints work on."""
 
-    def __init__(self, keeper: Keeper, staging: Staging, limits: Limits) -> None:
-        self.keeper, self.staging, self.limits = keeper, staging, limits
-        self.hub = Hub()
-        self.small = SmallPictures(keeper.folder)
-        self.lessons = Lessons(keeper, staging, self.small, self.hub)
-        self.predictor = Predictor(keeper, limits)
-        self.decoders = CapacityLimiter(2)
+    def __init__(self, served: ServedModel, staging: Staging, limits: Limits) -> None:
+        self.served, self.staging, self.limits = served, staging, limits
+        self.lessons, self.predictor = Lessons(served, staging), Predictor(served, limits)
         self.packing = threading.Lock()
-
-    @contextmanager
-    def change(self) -> Iterator[None]:
-        """A change of the model: small and waiting pictures follow it, and every page hears of it."""
-        before = self._classes()
-        yield
-        try:
-            if self.keeper.model is not None:
-                self.small.follow(before)
-        finally:  # the model has changed even if its small pictures cannot follow
-            self._rename_waiting(before)
-            self.hub.publish(model={}, waiting={})
-
-    def _classes(self) -> list[KnownClass]:
-        return self.keeper.model.class_facts if self.keeper.model is not None else []
-
-    def _rename_waiting(self, before: list[KnownClass]) -> None:
-        """Where the change only renamed classes, or undid that, waiting pictures get the new names."""
-        after = self._classes()
-        if [replace(each, name="") for each in before] == [replace(each, name="") for each in after]:
-            for old, new in zip(before, after, strict=True):
-                if old.name != new.name:
-                    self.staging.rename_class(old.name, new.name)
-
-    def pack(self, what: str, pack: Callable[[Path], Path]) -> Response:
-        """A zip file that `pack` writes, as a download; one is made at a time, and deleted when it was sent.
-
-        Raises:
-            HTTPException: 409 before the first lesson, 503 while another one is made.
-        """
-        self.keeper.need()
-        if self.packing.locked():
-            raise HTTPException(503, "another download is being made; try again in a moment", {"Retry-After": "5"})
-        with self.packing:
-            scratch = self.scratch()
-            try:
-                file = pack(scratch / "file.zip")
-            except BaseException:
-                shutil.rmtree(scratch, ignore_errors=True)
-                raise
-        done = BackgroundTask(shutil.rmtree, scratch, ignore_errors=True)
-        return FileResponse(
-            file, media_type=KINDS["zip"], filename=download_name(self.keeper.folder, what), background=done
-        )
-
-    def scratch(self) -> Path:
-        """A new private folder, in the staging folder."""
-        return Path(mkdtemp(dir=self.staging.folder))
+        self.stopping: Callable[[], bool] = lambda: False
+        """Whether the server is asked to stop."""
 
 
 def _service(request: Request) -> Service:
@@ -102,101 +50,109 @@ def _service(request: Request) -> Service:
     return found
 
 
-router = APIRouter(prefix="/api")
-KINDS = {"form": "multipart/form-data", "image": "image/*", "zip": "application/zip"}
-FILE = {"type": "string", "format": "binary"}
-FILES = {"type": "array", "items": FILE}
 Used = Annotated[Service, Depends(_service)]
+
+
+def _scratch(service: Used) -> Iterator[Path]:
+    """A private folder, until the answer is sent."""
+    with TemporaryDirectory(dir=service.staging.folder) as folder:
+        yield Path(folder)
+
+
+router = APIRouter(prefix="/api")
+Scratch = Annotated[Path, Depends(_scratch)]
 Name = Annotated[str, Query(min_length=1)]
+FILE = {"schema": {"type": "string", "format": "binary"}}
+FORM = {"schema": {"type": "object", "properties": {"pictures": {"type": "array", "items": FILE["schema"]}}}}
 
 
-def _takes(**schemas: dict[str, Any]) -> dict[str, Any]:
-    """The OpenAPI description of a body that is not JSON: the schema of each kind in `KINDS`."""
-    content = {KINDS[kind]: {"schema": schema} for kind, schema in schemas.items()}
+def _takes(content: dict[str, Any]) -> dict[str, Any]:
+    """The OpenAPI description of a body that FastAPI does not parse."""
     return {"openapi_extra": {"requestBody": {"required": True, "content": content}}}
 
 
 def _gives(kind: str) -> dict[str, Any]:
     """The OpenAPI description of an answer that is not JSON."""
-    return {"response_class": Response, "responses": {200: {"content": {kind: {"schema": FILE}}}}}
+    return {"response_class": Response, "responses": {200: {"content": {kind: FILE}}}}
 
 
 @router.get("/health")
 async def health(service: Used) -> answers.Health:
     """Whether the server runs and a lesson is in progress, with the version and the number of classes."""
-    model = service.keeper.model
-    classes, learning = len(model.classes) if model else 0, service.lessons.running
-    return answers.Health(status="ok", version=clipcil.__version__, classes=classes, learning=learning)
+    classes = len(service.served.model.classes)
+    return answers.Health(status="ok", version=clipcil.__version__, classes=classes, learning=service.lessons.running)
 
 
-@router.get("/model")
-def model(service: Used) -> answers.ModelFacts:
+@router.get("/model", response_model=answers.ModelFacts)
+def model(service: Used) -> dict[str, Any]:
     """The model: its classes, its lessons and what undoing would restore; and the limits of requests."""
-    keeper, small = service.keeper, service.small
-    folder = keeper.folder.resolve()
-    found = answers.ModelFacts(
-        name=printable(folder.name),  # a name that is not UTF-8 cannot be sent as it is
-        folder=printable(folder),
-        backbone=keeper.backbone,
-        revision=keeper.revision,
-        keep_small_pictures=small.on,
-        limits={key: getattr(service.limits, key) for key in ("picture_bytes", "request_bytes", "request_pictures")},
-    )
-    if keeper.model is None:
-        return found
-    facts, previous = keeper.model.facts(), keeper.previous()
-    alone = len(facts.known) == 1  # one class is always right, which says nothing
-    right, found.held_out = sum(known.right for known in facts.known), sum(known.held_out for known in facts.known)
-    found.exists, found.method, found.threshold = True, facts.method, facts.calibration.threshold
-    found.accuracy = right / found.held_out if found.held_out and not alone else None
-    for known in facts.known:
-        found.classes.append(answers.ClassFacts.of(known, len(small.of(known.name)) if small.on else 0, alone))
-    for record in facts.history:
-        accuracy = record.accuracy if record.classes > 1 else None
-        found.lessons.append(answers.LessonFacts(**asdict(record), accuracy=accuracy))
-    if previous is not None:
-        found.previous = {"lessons": previous.lessons, "classes": len(previous.known)}
-    return found
+    served, small, folder = service.served, service.served.small, service.served.folder.resolve()
+    facts, previous = served.model.facts(), served.previous()
+    count, right = len(facts.known), sum(known.right for known in facts.known)
+    held_out = sum(known.held_out for known in facts.known)
+    classes = [
+        {
+            **asdict(known),
+            "accuracy": answers.accuracy(known.right, known.held_out, count),
+            "small_pictures": len(small.of(known.name)) if small.on else 0,
+        }
+        for known in facts.known
+    ]
+    lessons = [
+        {**asdict(each), "accuracy": answers.accuracy(each.right, each.held_out, each.classes)}
+        for each in facts.history
+    ]
+    return {
+        "name": printable(folder.name),  # a name that is not UTF-8 cannot be sent as it is
+        "folder": printable(folder),
+        "backbone": facts.backbone,
+        "revision": served.revision,
+        "keep_small_pictures": small.on,
+        "limits": asdict(service.limits),
+        "exists": count > 0,
+        "method": facts.method,
+        "classes": classes,
+        "lessons": lessons,
+        "accuracy": answers.accuracy(right, held_out, count),
+        "held_out": held_out,
+        "threshold": facts.calibration.threshold,
+        "previous": {"lessons": previous.lessons, "classes": len(previous.known)} if previous else None,
+    }
 
 
-@router.post("/predict", **_takes(form={"type": "object", "properties": {"pictures": FILES}}, image=FILE))
+@router.post("/predict", **_takes({"multipart/form-data": FORM, "image/*": FILE}))
 async def predict(
-    service: Used, request: Request, top: Annotated[int, Query(ge=1, le=Limits.top)] = 5
+    service: Used, request: Request, top: Annotated[int, Query(ge=1, le=MOST_CLASSES)] = 5
 ) -> answers.Predictions:
     """Classify pictures: one as the body, or many as form fields `pictures`."""
     if request.headers.get("content-type", "").startswith("multipart/"):
-        pictures = [content for _, content in (await _read_form(service, request))[1]]
+        async with request.form(max_files=service.limits.request_pictures) as form:
+            pictures = [await part.read() for part in form.getlist("pictures") if isinstance(part, FormFile)]
     else:
         pictures = [await request.body()]
-    found = await service.predictor.predict(pictures, top)
-    return answers.Predictions(predictions=[answers.PredictionAnswer.of(each) for each in found])
+    if not pictures:
+        raise HTTPException(400, "send at least one picture in a field 'pictures'")
+    found = await service.predictor.predict(pictures)
+    return answers.Predictions(predictions=[answers.PredictionAnswer.of(each, top) for each in found])
 
 
-@router.get("/waiting")
-async def waiting(service: Used) -> answers.WaitingClasses:
+@router.get("/waiting", response_model=answers.WaitingClasses)
+def waiting(service: Used) -> dict[str, Any]:
     """The pictures that wait to be taught, class by class."""
-    classes = [{"name": name, "pictures": items} for name, items in service.staging.classes().items()]
-    return answers.WaitingClasses.model_validate({"classes": classes})
+    return {"classes": [{"name": name, "pictures": each} for name, each in service.staging.classes().items()]}
 
 
-WAITING = {"type": "object", "properties": {"name": {"type": "string"}, "pictures": FILES}}
+@router.post("/waiting", status_code=201, response_model=answers.WaitingClass)
+def add_waiting(service: Used, name: Annotated[str, Form()], pictures: list[UploadFile]) -> dict[str, Any]:
+    """Add pictures (form fields `pictures`) to those that wait to be taught as the class `name`.
 
-
-@router.post("/waiting", status_code=201, **_takes(form=WAITING | {"required": ["name", "pictures"]}))
-async def add_waiting(service: Used, request: Request) -> answers.WaitingClass:
-    """Add pictures (form fields `pictures`) to those that wait to be taught as the class `name`."""
-    raw, pictures = await _read_form(service, request)
-    name, items = class_name(raw), list[Waiting]()
-
-    def add() -> None:
-        for title, content in pictures:
-            items.append(service.staging.add(name, title, content))
-
-    try:
-        await anyio.to_thread.run_sync(add, limiter=service.decoders)
-    finally:  # if one picture is refused, those before it still wait
-        service.hub.publish(waiting={})
-    return answers.WaitingClass.model_validate({"name": name, "pictures": items})
+    If one is refused, those before it still wait.
+    """
+    most = service.limits.request_pictures
+    if len(pictures) > most:
+        raise HTTPException(400, f"too many files; send at most {most} pictures in one request")
+    items = [service.staging.add(name, each.filename or "", each.file.read()) for each in pictures]
+    return {"name": class_name(name), "pictures": items}
 
 
 @router.delete("/waiting")
@@ -207,19 +163,15 @@ def remove_waiting(service: Used, id: str | None = None, name: str | None = None
     if id is not None and service.staging.find(id) is None:
         raise HTTPException(404, "no such picture is waiting")
     service.staging.remove(id, name)
-    service.hub.publish(waiting={})
     return answers.Empty()
 
 
 @router.get("/waiting/thumbnail", **_gives("image/jpeg"))
 def thumbnail(service: Used, id: str) -> Response:
     """A small copy (JPEG) of a picture that waits."""
-    item = service.staging.find(id)
-    try:
-        if item is not None and item.broken is None:
-            return Response(service.staging.thumbnail(item.id).read_bytes(), media_type="image/jpeg")
-    except FileNotFoundError:  # removed at this moment
-        pass
+    if service.staging.find(id) is not None:
+        with suppress(FileNotFoundError):  # broken, or removed at this moment
+            return Response(service.staging.thumbnail(id).read_bytes(), media_type="image/jpeg")
     raise HTTPException(404, "no such picture is waiting")
 
 
@@ -230,11 +182,9 @@ async def lesson(service: Used) -> answers.LessonState | None:
 
 
 @router.post("/lesson", status_code=202)
-async def start_lesson(service: Used) -> answers.LessonState:
+def start_lesson(service: Used) -> answers.LessonState:
     """Teach all waiting pictures as one lesson; until it ends, predictions come from the model before it."""
-    state = service.lessons.start()
-    service.hub.publish(waiting={})
-    return state
+    return service.lessons.start()
 
 
 @router.delete("/lesson", status_code=202)
@@ -243,28 +193,33 @@ async def cancel_lesson(service: Used) -> answers.LessonState:
     return service.lessons.cancel()
 
 
-@router.get("/events", **_gives("text/event-stream"))
-async def events(service: Used) -> Response:
-    """Server-sent events: `lesson` with its progress, `model` and `waiting` when they have changed."""
-    if service.hub.listeners >= service.limits.listeners:
-        raise HTTPException(503, "too many pages listen already; close one", {"Retry-After": "5"})
-    return StreamingResponse(service.hub.listen(), media_type="text/event-stream")
+@router.get("/events", response_class=EventSourceResponse)
+async def events(service: Used) -> AsyncIterator[ServerSentEvent]:
+    """Server-sent events: `lesson` with its progress; `model` and `waiting` when they have changed."""
+    seen: dict[str, str] = {}
+    while not service.stopping():
+        state = service.lessons.state  # a page that reconnects after a crash gets null: its lesson was lost
+        now = {"lesson": state.model_dump_json() if state else "null"}
+        now |= {"model": str(service.served.revision), "waiting": str(service.staging.revision)}
+        for kind, text in now.items():
+            if seen.get(kind) != text:
+                yield ServerSentEvent(event=kind, raw_data=text)
+        seen = now
+        await asyncio.sleep(EVENT_SECONDS)
 
 
 @router.patch("/classes")
 def rename_class(service: Used, name: Name, body: answers.ClassName) -> answers.ClassName:
     """Rename the class `name`; predictions change only in the name."""
-    new = class_name(body.name)
-    with service.change(), service.keeper.changing() as model:
-        model.rename(name, new)
-    return answers.ClassName(name=new)
+    with service.served.change() as model:
+        model.rename(name, body.name)
+    return answers.ClassName(name=clean_name(body.name))
 
 
 @router.delete("/classes")
 def forget_class(service: Used, name: Name) -> answers.Empty:
     """Forget the class `name`, with everything that is kept of it; this cannot be undone."""
-    # The previous model would still contain the class.
-    with service.change(), service.keeper.changing(keep_previous=False) as model:
+    with service.served.change(keep_previous=False) as model:  # the previous model would still contain the class
         model.forget(name)
     return answers.Empty()
 
@@ -272,8 +227,8 @@ def forget_class(service: Used, name: Name) -> answers.Empty:
 @router.get("/classes/picture", **_gives("image/jpeg"))
 def small_picture(service: Used, name: Name, index: Annotated[int, Query(ge=0)] = 0) -> Response:
     """Small picture number `index` (JPEG) of those kept of the class `name`."""
-    known = {same_name(each) for each in service.keeper.need().classes}
-    pictures = service.small.of(name) if same_name(name) in known else []
+    known = {same_name(each) for each in service.served.need().classes}
+    pictures = service.served.small.of(name) if same_name(name) in known else []
     if index >= len(pictures):
         raise HTTPException(404, "there is no such picture")
     return Response(pictures[index], media_type="image/jpeg")
@@ -282,68 +237,56 @@ def small_picture(service: Used, name: Name, index: Annotated[int, Query(ge=0)] 
 @router.post("/undo")
 def undo(service: Used) -> answers.Empty:
     """Restore the model before the last lesson or change; undoing again restores what was undone."""
-    with service.change():
-        service.keeper.undo()
+    service.served.undo()
     return answers.Empty()
 
 
 @router.patch("/settings")
 def settings(service: Used, body: answers.Settings) -> answers.Settings:
     """Switch the keeping of small pictures on or off; switching it off deletes them."""
-    service.keeper.need()
-    service.small.switch(body.keep_small_pictures)
-    service.hub.publish(model={})
-    return answers.Settings(keep_small_pictures=service.small.on)
+    service.served.need()
+    service.served.small.switch(body.keep_small_pictures)
+    service.served.revision += 1
+    return answers.Settings(keep_small_pictures=service.served.small.on)
 
 
-@router.get("/export", **_gives(KINDS["zip"]))
-def export(service: Used, format: Literal["pt2", "onnx"] = "pt2") -> Response:
+@router.get("/export", **_gives("application/zip"))
+def export(service: Used, scratch: Scratch, format: Literal["pt2", "onnx"] = "pt2") -> Response:
     """Download the model exported to run without clipcil (`format`: pt2 or onnx), as a zip file."""
-    return service.pack(format, lambda into: pack_export(service.keeper.copy(), format, into))
+    service.served.need()
+    with service.packing:  # tracing a copy: it disturbs other uses of a model at the same time
+        export_model(service.served.copy(), scratch / "files", format)
+    return _zip(service, scratch, format)
 
 
-@router.get("/model/download", **_gives(KINDS["zip"]))
-def download(service: Used) -> Response:
+@router.get("/model/download", **_gives("application/zip"))
+def download(service: Used, scratch: Scratch) -> Response:
     """Download the model as a zip file, to be uploaded elsewhere or unpacked for `clipcil predict`."""
-    return service.pack("model", lambda into: pack_model(service.keeper.folder, into))
+    service.served.need().save(scratch / "files")
+    return _zip(service, scratch, "model")
 
 
-@router.post("/model/upload", **_takes(zip=FILE))
-async def upload(service: Used, request: Request) -> answers.Empty:
+def _zip(service: Service, scratch: Path, what: str) -> Response:
+    name = f"{printable(service.served.folder.resolve().name)}-{what}.zip"
+    return FileResponse(pack(scratch / "files", scratch / "file.zip"), media_type="application/zip", filename=name)
+
+
+@router.post("/model/upload", **_takes({"application/zip": FILE}))
+async def upload(service: Used, scratch: Scratch, request: Request) -> answers.Empty:
     """Replace the model by an uploaded one (the body: a zip file as `download` gives it)."""
-    scratch = service.scratch()
     archive, unpacked = scratch / "model.zip", scratch / "model"
+    with archive.open("wb") as file:
+        async for chunk in request.stream():
+            file.write(chunk)
 
     def take_over() -> None:
         try:
             unpack_model(archive, unpacked, service.limits.model_bytes)
-            with service.change(), service.keeper.changing(unpacked):
+            with service.served.change(start=unpacked):
                 pass
         except UserError as error:  # without the path of the folder, which is private
             line = str(error).removesuffix(f"; {COPY}").replace(f"{unpacked}/", "").replace(str(unpacked), "it")
             raise UserError(f"the uploaded model: {line}") from error
 
-    try:
-        with archive.open("wb") as file:
-            async for chunk in request.stream():
-                file.write(chunk)
-        await anyio.to_thread.run_sync(take_over)
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
+    await asyncio.to_thread(take_over)
     return answers.Empty()
-
-
-async def _read_form(service: Service, request: Request) -> tuple[str, list[tuple[str, bytes]]]:
-    """The text `name` of a form, and title and bytes of its pictures; of one too large, one byte more than allowed."""
-    kind, options = parse_options_header(request.headers.get("content-type"))
-    if kind != b"multipart/form-data":
-        raise HTTPException(415, "send a form (multipart/form-data) with fields 'pictures'")
-    if options.get(b"charset", b"utf-8").lower() not in (b"utf-8", b"utf8"):  # some encode text that no answer can hold
-        raise HTTPException(415, "send the texts of the form as UTF-8")
-    limits = service.limits
-    async with request.form(max_files=limits.request_pictures, max_fields=4, max_part_size=4096) as form:
-        files = [part for part in form.getlist("pictures") if isinstance(part, UploadFile)]
-        if not files:
-            raise HTTPException(400, "send at least one picture in a field 'pictures'")
-        name, size = form.get("name", ""), limits.picture_bytes + 1
-        return str(name), [(file.filename or "", await file.read(size)) for file in files]

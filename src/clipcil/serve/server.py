@@ -1,58 +1,134 @@
-"""`clipcil serve`: the application, and a server that runs until it is stopped."""
+"""`clipcil serve`: the application behind its guard, and a server that runs until it is stopped."""
 
 from __future__ import annotations
 
 import asyncio
 import errno
+import hmac
+import ipaddress
 import secrets
 import socket
 import threading
 import webbrowser
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
-from functools import partial
 from pathlib import Path
-from types import FrameType
 from typing import Any
+from urllib.parse import parse_qs, urlsplit
 
 import uvicorn
 from fastapi import Depends, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import FileResponse, JSONResponse, Response
+from fastapi.responses import FileResponse, JSONResponse, RedirectResponse, Response
 from fastapi.security import HTTPBearer
 from fastapi.staticfiles import StaticFiles
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect
-from starlette.types import ASGIApp
+from starlette.requests import ClientDisconnect, cookie_parser
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 import clipcil
 from clipcil.classifier.model_folder import hold_model
 from clipcil.errors import UserError, printable
-from clipcil.serve.answers import Error
+from clipcil.serve.answers import Error, Limits
 from clipcil.serve.api import Service, router
-from clipcil.serve.guard import Guard, Limits, is_loopback
-from clipcil.serve.model import Keeper
+from clipcil.serve.model import ServedModel
 from clipcil.serve.staging import open_staging
 
 STATIC = Path(__file__).parent / "static"
 ABOUT = 'Teach a model classes of pictures and ask it what pictures show. Errors are JSON: {"error": "one line"}.'
-EXPECTED = (HTTPException, RequestValidationError, UserError, ClientDisconnect)
-"""Errors that the terminal does not report."""
 NO_ADDRESS = "there is no such address, or it does not take this method; /docs lists what there is"
+HEADERS = {
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob:; connect-src 'self';"
+        " base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script';"
+        " trusted-types 'none'"
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Permissions-Policy": "camera=(self), microphone=(), geolocation=()",
+}
+"""Headers of every answer."""
 
 
-def build_app(service: Service, host: str, port: int, token: str | None) -> ASGIApp:
+def serve_model(
+    folder: Path,
+    host: str,
+    port: int,
+    open_page: bool,
+    method: str | None,
+    backbone: str | None,
+    device: str,
+    limits: Limits | None = None,
+) -> None:
+    """Serve the model in `folder` until the process is stopped.
+
+    The folder stays locked, so that no other process changes the model.
+
+    Raises:
+        UserError: The folder is in use or holds no model, or the address is not available.
+    """
+    limits = limits or Limits()
+    with _listen(host, port) as listening:
+        port = listening.getsockname()[1]
+        shown = socket.gethostname() if host in ("0.0.0.0", "::") else host
+        address = f"http://[{shown}]:{port}" if ":" in shown else f"http://{shown}:{port}"
+        with hold_model(folder, f"clipcil serve at {address}"), open_staging(folder, limits) as staging:
+            token = None if is_loopback(host) else secrets.token_urlsafe(24)
+            service = Service(ServedModel(folder, method, backbone, device, staging), staging, limits)
+            server = uvicorn.Server(
+                uvicorn.Config(
+                    build_app(service, port, token),
+                    log_level="error",
+                    access_log=False,
+                    server_header=False,
+                    limit_concurrency=limits.connections,
+                    timeout_graceful_shutdown=5,
+                )
+            )
+            service.stopping = lambda: server.should_exit
+            page = f"{address}/?token={token}" if token else address
+            print(f"{printable(folder)} is served at {page} (Ctrl-C ends it)", flush=True)
+            if token:
+                line = "others can reach this server: anyone with the address and its token can teach and use the model"
+                print(line, flush=True)
+            if open_page:
+                threading.Timer(0.5, webbrowser.open, [page]).start()
+            try:
+                with suppress(KeyboardInterrupt):  # Ctrl-C is how it is ended
+                    server.run(sockets=[listening])
+            finally:
+                service.lessons.close()
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """A socket that listens before the address is printed: a reader may connect at once."""
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0]
+        both = family == socket.AF_INET6 and socket.has_dualstack_ipv6()
+        return socket.create_server((address[0], port, *address[2:]), family=family, dualstack_ipv6=both)
+    except (OSError, OverflowError, UnicodeError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise UserError(
+            f"cannot listen at {host} port {port} ({why}); choose another with --host and --port"
+        ) from error
+
+
+def build_app(service: Service, port: int, token: str | None) -> ASGIApp:
     """The application behind its guard."""
 
     @asynccontextmanager
     async def running(app: FastAPI) -> AsyncIterator[None]:
-        service.hub.open()
         batches = asyncio.create_task(service.predictor.run())
         yield
         batches.cancel()
         with suppress(asyncio.CancelledError):
             await batches
 
+    expected: tuple[type[Exception], ...] = (HTTPException, RequestValidationError, UserError, ClientDisconnect)
     handlers: dict[int | type[Exception], Any] = {OSError: _explain_disk, Exception: _explain}
     app = FastAPI(
         title="clipcil serve",
@@ -65,18 +141,14 @@ def build_app(service: Service, host: str, port: int, token: str | None) -> ASGI
         generate_unique_id_function=lambda route: route.name,
         dependencies=[Depends(HTTPBearer(auto_error=False, description="The token, on other addresses than loopback"))],
         responses={"default": {"model": Error, "description": "Refused or failed, with the reason in one line"}},
-        exception_handlers=handlers | dict.fromkeys(EXPECTED, _explain),
+        exception_handlers=handlers | dict.fromkeys(expected, _explain),  # the terminal does not report these
     )
     app.state.service = service
     app.include_router(router)
-    for path, page in {"/": "index.html", "/docs": "docs.html"}.items():
-        app.add_route(path, partial(_page, page), include_in_schema=False)
+    app.add_api_route("/", lambda: FileResponse(STATIC / "index.html"), include_in_schema=False)
+    app.add_api_route("/docs", lambda: FileResponse(STATIC / "docs.html"), include_in_schema=False)
     app.mount("/static", StaticFiles(directory=STATIC))
-    return Guard(app, host, port, token, service.limits)
-
-
-async def _page(name: str, request: Request) -> Response:
-    return FileResponse(STATIC / name)
+    return Guard(app, port, token, service.limits)
 
 
 async def _explain(request: Request, error: Exception) -> Response:
@@ -112,77 +184,102 @@ def _is_full(error: BaseException | None) -> bool:
     return error is not None and error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
-def serve_model(
-    folder: Path,
-    host: str,
-    port: int,
-    open_page: bool,
-    method: str | None,
-    backbone: str | None,
-    device: str,
-    limits: Limits | None = None,
-) -> None:
-    """Serve the model in `folder` until the process is stopped.
-
-    The folder stays locked, so that no other process changes the model.
-
-    Raises:
-        UserError: The folder is in use or holds no model, or the address is not available.
-    """
-    limits = limits or Limits()
-    with _listen(host, port) as listening:
-        port = listening.getsockname()[1]
-        address = _address(host, port)
-        with hold_model(folder, f"clipcil serve at {address}"), open_staging(folder, limits) as staging:
-            token = None if is_loopback(host) else secrets.token_urlsafe(24)
-            service = Service(Keeper(folder, method, backbone, device), staging, limits)
-            app = build_app(service, host, port, token)
-            page = f"{address}/?token={token}" if token else address
-            print(f"{printable(folder)} is served at {page} (Ctrl-C ends it)", flush=True)
-            if token:
-                line = "others can reach this server: anyone with the address and its token can teach and use the model"
-                print(line, flush=True)
-            if open_page:
-                threading.Timer(0.5, webbrowser.open, [page]).start()
-            try:
-                with suppress(KeyboardInterrupt):  # Ctrl-C is how it is ended
-                    _Server(app, service).run(sockets=[listening])
-            finally:
-                service.lessons.close()
-
-
-class _Server(uvicorn.Server):
-    """Ends event streams, which would never end, and refuses waiting pictures when it is asked to stop."""
-
-    def __init__(self, app: ASGIApp, service: Service) -> None:
-        super().__init__(
-            uvicorn.Config(app, log_level="warning", access_log=False, server_header=False, timeout_graceful_shutdown=5)
-        )
-        self._service = service
-
-    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        self._service.hub.close()
-        self._service.predictor.closed = True
-        super().handle_exit(sig, frame)
-
-
-def _listen(host: str, port: int) -> socket.socket:
-    if not 0 <= port <= 65535:  # the system would take the lowest 16 bits of it
-        raise UserError(f"there is no port {port}; choose one from 0 to 65535 with --port")
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach a server bound to `host`."""
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        listening = socket.socket(family, kind, protocol)
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listening.bind(address)
-        listening.listen(128)  # before the address is printed: a reader may connect at once
-    except (OSError, OverflowError, UnicodeError) as error:
-        why = getattr(error, "strerror", None) or error
-        raise UserError(
-            f"cannot listen at {host} port {port} ({why}); choose another with --host and --port"
-        ) from error
-    return listening
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host.lower() == "localhost"
 
 
-def _address(host: str, port: int) -> str:
-    shown = {"0.0.0.0": socket.gethostname(), "::": socket.gethostname()}.get(host, host)
-    return f"http://[{shown}]:{port}" if ":" in shown else f"http://{shown}:{port}"
+class Guard:
+    """Middleware that refuses requests by their host, origin, token or size before they reach the application.
+
+    - On loopback the Host must be a name of loopback. A page of another site whose name points to this machine (DNS
+      rebinding) sends its own name. On any other address, where `token` is not None, every request needs the token, in
+      a cookie or as `Authorization: Bearer`.
+    - The Origin, if there is one, must be this server, and `Sec-Fetch-Site` must not name another site: forms and
+      scripts of other sites (cross-site request forgery) are refused.
+    - Every body says its size beforehand. Each has a limit, and all bodies together have another.
+    """
+
+    def __init__(self, app: ASGIApp, port: int, token: str | None, limits: Limits) -> None:
+        self.app, self.token, self.limits = app, token, limits
+        self.cookie = f"clipcil-{port}"  # cookies of all ports of a host share one jar
+        self._bytes = 0  # of all requests in progress
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+
+        async def send_safely(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                found = MutableHeaders(scope=message)
+                found.update(HEADERS)
+                found.setdefault("Cache-Control", "no-store" if scope["path"].startswith("/api/") else "no-cache")
+            await send(message)
+
+        headers = Headers(scope=scope)
+        answer = (
+            self._refuse_site(scope, headers) or self._refuse_token(scope, headers) or self._refuse_size(scope, headers)
+        )
+        if answer is not None:
+            await answer(scope, receive, send_safely)
+            return
+        size = int(headers.get("content-length", 0))
+        self._bytes += size
+        try:
+            await self.app(scope, receive, send_safely)
+        finally:
+            self._bytes -= size
+
+    def _refuse_site(self, scope: Scope, headers: Headers) -> Response | None:
+        """The refusal of a request that the page of another site sends; None for any other request."""
+        host = headers.get("host", "")
+        if self.token is None and not _names_loopback(host):
+            return _error(403, "unexpected Host header; open the server by its address")
+        if any(origin not in (f"http://{host}", f"https://{host}") for origin in headers.getlist("origin")):
+            return _error(403, "requests from the page of another origin are refused")
+        site = headers.get("sec-fetch-site", "none")
+        if site not in ("none", "same-origin") and (scope["path"] not in ("/", "/docs") or scope["method"] != "GET"):
+            return _error(403, "requests from another site's page are refused")
+        return None
+
+    def _refuse_token(self, scope: Scope, headers: Headers) -> Response | None:
+        """The answer to a request without the cookie: the cookie if the address has the token, else 401."""
+        if self.token is None:
+            return None
+        given = parse_qs(scope["query_string"].decode("latin-1")).get("token", [""])[0]
+        if scope["path"] == "/" and hmac.compare_digest(given.encode(), self.token.encode()):
+            answer = RedirectResponse("/", 303)
+            answer.set_cookie(self.cookie, self.token, httponly=True, samesite="strict", path="/")
+            return answer
+        bearer = headers.get("authorization", "").removeprefix("Bearer ").strip()
+        cookie = cookie_parser(headers.get("cookie", "")).get(self.cookie, "")
+        if any(hmac.compare_digest(each.encode(), self.token.encode()) for each in (bearer, cookie)):
+            return None
+        return _error(401, "this server needs its token; open the address that clipcil printed when it started")
+
+    def _refuse_size(self, scope: Scope, headers: Headers) -> Response | None:
+        """The refusal of a request whose body is too large now, or of unknown size."""
+        size, most = int(headers.get("content-length", 0)), self.limits.body(scope["path"])
+        if "transfer-encoding" in headers:
+            return _error(411, "send the size of the request in the header Content-Length")
+        if size > most:
+            return _error(413, f"the request is too large; at most {most} bytes are allowed here")
+        if self._bytes + size > self.limits.all_bytes:
+            return _error(503, "too many uploads at once; try again in a moment", {"Retry-After": "1"})
+        return None
+
+
+def _names_loopback(host: str) -> bool:
+    """Whether a Host header, with or without a port, is a name of loopback."""
+    try:
+        return is_loopback(urlsplit(f"//{host}").hostname or "")
+    except ValueError:
+        return False
+
+
+def _error(status: int, line: str, headers: dict[str, str] | None = None) -> JSONResponse:
+    return JSONResponse({"error": line}, status, headers)

@@ -6,21 +6,24 @@ Nothing that a client sends becomes part of a file name.
 from __future__ import annotations
 
 import hashlib
+import os
 import secrets
 import shutil
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 
-from clipcil.data.names import LONGEST, clean_name, same_name, shorten
+from clipcil.classifier.facts import KnownClass
+from clipcil.data.names import check_names, clean_name, same_name, shorten
 from clipcil.data.pictures import decode, thumbnail
-from clipcil.errors import UserError
-from clipcil.serve.guard import Limits
+from clipcil.errors import UserError, printable
+from clipcil.serve.answers import Limits
 from clipcil.storage import cache_folder
 
+key_of = lru_cache(4096)(same_name)
 THUMBNAIL = 160
 """Longest side of a thumbnail in pixels."""
 
@@ -34,25 +37,21 @@ class Waiting:
     """Its class."""
     title: str
     """The client's name of the file: text for people, never a path."""
+    bytes: int
+    digest: str
     broken: str | None = None
     """Why it cannot be read. A broken picture is not taught, and nothing of it is kept."""
-    bytes: int = 0
-    digest: str = ""
-
-    @cached_property
-    def key(self) -> str:
-        """Equal for names that mean the same class."""
-        return same_name(self.name)
 
 
-@dataclass
 class Staging:
-    """The waiting pictures of all classes."""
+    """The waiting pictures of all classes, in a private folder."""
 
-    folder: Path
-    limits: Limits
-    _items: dict[str, Waiting] = field(default_factory=dict)
-    _lock: threading.Lock = field(default_factory=threading.Lock)
+    def __init__(self, folder: Path, limits: Limits) -> None:
+        self.folder, self._limits = folder, limits
+        self._items: dict[str, Waiting] = {}
+        self._lock = threading.Lock()
+        self.revision = 0
+        """Number of changes since the start."""
 
     def add(self, name: str, title: str, content: bytes) -> Waiting:
         """Check a picture, store it with its thumbnail and return its entry.
@@ -62,41 +61,35 @@ class Staging:
         Raises:
             UserError: The name cannot name a class, or too many pictures wait already.
         """
-        title = shorten(clean_name(title.replace("\\", "/").rsplit("/", 1)[-1]), 80)
-        item = Waiting(secrets.token_hex(12), class_name(name), title, self.limits.refusal(content))
-        kept = None
+        title = shorten(printable(clean_name(title.replace("\\", "/").rsplit("/", 1)[-1])), 80)
+        digest = hashlib.sha256(content).hexdigest()
+        item, small = Waiting(secrets.token_hex(12), class_name(name), title, len(content), digest), b""
         try:
+            self._limits.check(content)
+            small = thumbnail(decode(content, "this file"), THUMBNAIL)
+        except UserError as error:
+            item = replace(item, bytes=0, broken=str(error))
+        with self._lock:
+            for other in self._items.values():
+                if other.digest == digest and key_of(other.name) == key_of(item.name):
+                    return other
+            if len(self._items) >= self._limits.waiting_pictures:
+                raise UserError(f"{len(self._items)} pictures are waiting already; teach them first")
+            if sum(other.bytes for other in self._items.values()) + item.bytes > self._limits.waiting_bytes:
+                raise UserError("the waiting pictures use all the space there is for them; teach them first")
             if item.broken is None:
-                try:
-                    small = thumbnail(decode(content, "this file"), THUMBNAIL)
-                except UserError as error:
-                    item = replace(item, broken=str(error))
-                else:
-                    item = replace(item, bytes=len(content), digest=hashlib.sha256(content).hexdigest())
-                    self.thumbnail(item.id).write_bytes(small)
-                    self.file(item.id).write_bytes(content)
-            with self._lock:
-                kept = self._admit(item)
-        finally:
-            if kept is not item:
-                self.discard([item])
-        return kept
-
-    def _admit(self, item: Waiting) -> Waiting:
-        """Enter `item` into the list, unless the same picture waits in the same class already."""
-        waiting = list(self._items.values())
-        for other in waiting:
-            if item.digest and other.digest == item.digest and other.key == item.key:
-                return other
-        keys = {other.key for other in waiting}
-        if len(waiting) >= self.limits.waiting_pictures:
-            raise UserError(f"{len(waiting)} pictures are waiting already; teach them first")
-        if sum(other.bytes for other in waiting) + item.bytes > self.limits.waiting_bytes:
-            raise UserError("the waiting pictures use all the space there is for them; teach them first")
-        if item.key not in keys and len(keys) >= self.limits.waiting_classes:
-            raise UserError(f"pictures of {len(keys)} classes are waiting already; teach them first")
-        self._items[item.id] = item
+                self._store(item, content, small)
+            self._items[item.id] = item
+            self.revision += 1
         return item
+
+    def _store(self, item: Waiting, content: bytes, small: bytes) -> None:
+        try:
+            self.thumbnail(item.id).write_bytes(small)
+            self.file(item.id).write_bytes(content)
+        except OSError:
+            self.discard([item])
+            raise
 
     def file(self, id: str) -> Path:
         """The file of a picture."""
@@ -108,25 +101,27 @@ class Staging:
 
     def find(self, id: str) -> Waiting | None:
         """The entry of a picture."""
-        with self._lock:
-            return self._items.get(id)
+        return self._items.get(id)
 
     def remove(self, id: str | None = None, name: str | None = None) -> None:
         """Remove the picture `id`, or all pictures of the class `name`, and delete the files."""
-        key = None if name is None else same_name(clean_name(name))
         with self._lock:
-            removed = [item for item in self._items.values() if item.id == id or item.key == key]
+            removed = [
+                item for item in self._items.values() if item.id == id or (name and key_of(item.name) == key_of(name))
+            ]
             for item in removed:
                 del self._items[item.id]
+            self.revision += 1
         self.discard(removed)
 
-    def rename_class(self, old: str, new: str) -> None:
-        """Put the pictures that wait for the class `old` into the class `new`."""
-        key, new = same_name(clean_name(old)), class_name(new)
-        with self._lock:
-            for id, item in self._items.items():
-                if item.key == key:
-                    self._items[id] = replace(item, name=new)
+    def follow(self, before: Sequence[KnownClass], after: Sequence[KnownClass]) -> None:
+        """Rename the classes of waiting pictures where a change of the model only renamed its classes."""
+        if [each.text for each in before] == [each.text for each in after]:
+            names = {key_of(old.name): new.name for old, new in zip(before, after, strict=True)}
+            with self._lock:
+                for id, item in self._items.items():
+                    self._items[id] = replace(item, name=names.get(key_of(item.name), item.name))
+                self.revision += 1
 
     def take(self) -> list[Waiting]:
         """Take all pictures out of the list, broken ones too; nothing if all are broken.
@@ -138,12 +133,14 @@ class Staging:
             if all(item.broken for item in taken):
                 return []
             self._items = {}
+            self.revision += 1
         return taken
 
     def put_back(self, taken: list[Waiting]) -> None:
         """Let pictures wait again, before those that came in the meantime."""
         with self._lock:
             self._items = {item.id: item for item in taken} | self._items
+            self.revision += 1
 
     def discard(self, taken: list[Waiting]) -> None:
         """Delete the files of pictures that are in the list no longer."""
@@ -162,8 +159,15 @@ def by_class(items: Iterable[Waiting]) -> dict[str, list[Waiting]]:
     found: dict[str, list[Waiting]] = {}
     spelling: dict[str, str] = {}
     for item in items:
-        found.setdefault(spelling.setdefault(item.key, item.name), []).append(item)
+        found.setdefault(spelling.setdefault(key_of(item.name), item.name), []).append(item)
     return found
+
+
+def class_name(raw: str) -> str:
+    """A class name as the model stores it."""
+    name = clean_name(raw)
+    check_names("the waiting pictures", [name])
+    return name
 
 
 @contextmanager
@@ -173,7 +177,7 @@ def open_staging(model: Path, limits: Limits) -> Iterator[Staging]:
     Only one server has a model at a time, so the folder is named by the model's path, and a folder that is there
     already was left by a killed server.
     """
-    name = hashlib.sha256(str(model.resolve()).encode("utf-8", "surrogateescape")).hexdigest()[:16]
+    name = hashlib.sha256(os.fsencode(model.resolve())).hexdigest()[:16]
     folder = cache_folder() / "serve" / name
     shutil.rmtree(folder, ignore_errors=True)
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -182,17 +186,3 @@ def open_staging(model: Path, limits: Limits) -> Iterator[Staging]:
         yield Staging(folder, limits)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def class_name(raw: str) -> str:
-    """A class name as the model stores it.
-
-    Raises:
-        UserError: The name is empty, invisible or too long.
-    """
-    name = clean_name(raw)
-    if not same_name(name):
-        raise UserError("a class needs a name; write one")
-    if len(name) > LONGEST:
-        raise UserError(f"the name '{shorten(name)}' is too long; use at most {LONGEST} characters")
-    return name

@@ -13,10 +13,10 @@ function sketch(schema) {
   if (schema.type === "object") return schema.additionalProperties ? { "…": sketch(schema.additionalProperties) } : Object.fromEntries(Object.entries(schema.properties ?? {}).map(([name, inner]) => [name, sketch(inner)]));
   if (schema.type === "array") return [sketch(schema.items)];
   const kind = [schema.type].flat().join(" or ");
-  return schema.format === "binary" ? "file" : schema.enum ? schema.enum.join(" | ") : kind.replace("string", "text");
+  return schema.format === "binary" || schema.contentMediaType ? "file" : schema.enum ? schema.enum.join(" | ") : kind.replace("string", "text");
 }
 
-const block = (title, content) => Object.entries(content).map(([kind, { schema }]) => [h("h3", {}, `${title} (${kind})`), h("pre", { tabindex: "0" }, JSON.stringify(sketch(schema), null, 2))]).flat();
+const block = (title, content) => Object.entries(content).map(([kind, { schema, itemSchema }]) => [h("h3", {}, `${title} (${kind})`), h("pre", { tabindex: "0" }, JSON.stringify(sketch(schema ?? itemSchema), null, 2))]).flat();
 
 const described = await call("GET", "/api/openapi.json");
 byId("about").textContent = described.info.description;
