@@ -12,18 +12,15 @@ from torch import Tensor
 
 from benchmarks.harness import Row, alternate, difference, versus
 from clipcil.memory.gaussians import AffineMap, GaussianMemory
-from clipcil.memory.ledoit_wolf import fit_gaussian
+from clipcil.memory.ledoit_wolf import average_moments
 
 
 class DenseMemory:
     """Means (C, d) and covariances (C, d, d)."""
 
     def __init__(self, groups: list[Tensor]) -> None:
-        gaussians = [fit_gaussian(group) for group in groups]
-        self.means = torch.stack([g.mean for g in gaussians])
-        self.covariances = torch.stack([g.factor @ g.factor.T for g in gaussians])
-        for covariance, gaussian in zip(self.covariances, gaussians):
-            covariance.diagonal().add_(gaussian.noise)
+        means, covariances = zip(*(average_moments([group]) for group in groups), strict=True)
+        self.means, self.covariances = torch.stack(means), torch.stack(covariances)
 
     def transport(self, map: AffineMap) -> None:
         self.means = self.means @ map.matrix.T + map.offset
@@ -48,7 +45,7 @@ def near_identity(dim: int) -> AffineMap:
 def both(tasks: int, classes: int, dim: int, count: int) -> tuple[DenseMemory, GaussianMemory]:
     """The same history on both sides: `tasks` tasks, the tower moving before each but the first."""
     torch.manual_seed(0)
-    ours, groups, maps = GaussianMemory(dim), [], []
+    ours, groups, maps = GaussianMemory(), [], []
     for task in range(tasks):
         if task:
             maps.append(near_identity(dim))

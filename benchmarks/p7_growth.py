@@ -119,7 +119,7 @@ def slope(seconds: dict[int, float], start: int) -> float:
 
 def transport_seconds(spaces: int, classes: int, dim: int) -> float:
     """One transport of a memory of `spaces` spaces with `classes` classes each, best of three."""
-    memory = GaussianMemory(dim)
+    memory = GaussianMemory()
     for _ in range(spaces):
         memory.transport(near_identity(dim))
         memory.add([torch.randn(4, dim).double() for _ in range(classes)])

@@ -194,7 +194,7 @@ def check_budget(fixture: Fixture) -> None:
     for task in fixture.stream.tasks():
         fixture.method.learn(task)
         for memory in memories:
-            most = memory.budget(fixture.method.seen)
+            most = memory.budget.in_all(fixture.method.seen)
             assert 0 < len(memory) <= most, f"it keeps {len(memory)} exemplars, and may keep 1 to {most}"
 
 

@@ -113,7 +113,7 @@ def test_learning_again_merges_exactly_and_trains_on(model: clipcil.Classifier, 
     second = (count * (old.rows.T @ old.rows + torch.outer(old.mean, old.mean)) + features.T @ features) / total
     torch.testing.assert_close(new.mean, mean, atol=1e-12, rtol=0)
     torch.testing.assert_close(new.rows.T @ new.rows, second - torch.outer(mean, mean), atol=1e-12, rtol=0)
-    assert method.memory.count(index) == total == model.facts().known[index].pictures
+    assert int(method.memory.counts[index]) == total == model.facts().known[index].pictures
     assert not torch.equal(method.class_prompts[0], prompt)
     same_after_saving(model, tmp_path / "m")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 from torch import Tensor
 
@@ -30,7 +29,7 @@ def rotations(count: int, scale: float = 1.1) -> list[Tensor]:
 
 def test_scaled_rotations_are_folded_exactly() -> None:
     memory, folded = filled(rotations(5)), filled(rotations(5))
-    assert folded.fold(2) == pytest.approx(0, abs=1e-12)
+    folded.fold(2)
     assert len(memory.matrices) == 5 and len(folded.matrices) == 2
     for index in range(len(memory)):
         for one, other in zip(memory.moments(index), folded.moments(index), strict=True):
@@ -46,8 +45,8 @@ def test_other_maps_are_exact_but_for_the_isotropic_part() -> None:
     generator = torch.Generator().manual_seed(2)
     maps = [torch.eye(DIM) + 0.1 * torch.randn(DIM, DIM, generator=generator) for _ in range(3)]
     memory, folded = (filled([matrix.double() for matrix in maps]) for _ in range(2))
-    error = folded.fold(0)
-    assert 0 < error < 1 and not len(folded.matrices)
+    folded.fold(0)
+    assert not len(folded.matrices)
     torch.testing.assert_close(memory.means(), folded.means(), atol=1e-10, rtol=1e-10)
     for index in range(len(memory)):
         dense, other = memory.moments(index)[1], folded.moments(index)[1]
@@ -60,5 +59,5 @@ def test_other_maps_are_exact_but_for_the_isotropic_part() -> None:
 def test_nothing_to_fold() -> None:
     memory = filled(rotations(2))
     before = {name: value.clone() for name, value in memory.state_dict().items()}
-    assert memory.fold(2) == 0.0
+    memory.fold(2)
     assert all(torch.equal(value, before[name]) for name, value in memory.state_dict().items())

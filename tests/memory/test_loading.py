@@ -15,8 +15,8 @@ from clipcil.memory.rows import FeatureRows
 Make = Callable[[], nn.Module]
 
 
-def gaussians(dim: int = 0) -> GaussianMemory:
-    memory = GaussianMemory(dim)
+def gaussians() -> GaussianMemory:
+    memory = GaussianMemory()
     memory.add([torch.randn(4, 6), torch.randn(3, 6)])
     memory.transport(AffineMap(torch.eye(6), torch.ones(6)))
     memory.add([torch.randn(9, 6)])
@@ -37,7 +37,6 @@ def rows() -> FeatureRows:
 
 CASES: dict[str, tuple[Make, Make]] = {
     "gaussians": (gaussians, GaussianMemory),
-    "gaussians of known size": (lambda: gaussians(6), lambda: GaussianMemory(6)),
     "exemplars": (exemplars, lambda: ExemplarMemory(6, Budget(20))),
     "rows": (rows, lambda: FeatureRows((4, 2), 10)),
 }

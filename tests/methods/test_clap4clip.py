@@ -144,7 +144,7 @@ def test_learns_and_judges_pictures_one_by_one(tiny_clip: CLIP, monkeypatch: pyt
     method = learn_all(make(tiny_clip), tasks)
     assert isinstance(method, CLAP4CLIP)
     assert accuracy(method, pictures) > accuracy(untrained, pictures) + 0.1
-    assert len(method.memory) == 18 <= method.memory.budget(6)
+    assert len(method.memory) == 18 <= method.memory.budget.in_all(6)
     assert all(torch.equal(value, tower[name]) for name, value in tiny_clip.state_dict().items())
     assert_batch_invariant(method, pictures)
     assert_survives_checkpoint(method, make(tiny_clip), pictures)

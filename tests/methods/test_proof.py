@@ -159,7 +159,7 @@ def test_learns_and_judges_pictures_one_by_one(tiny_clip: CLIP, monkeypatch: pyt
     method = learn_all(make(tiny_clip), tasks)
     assert isinstance(method, PROOF)
     assert accuracy(method, pictures) > 0.6
-    assert len(method.memory) == 18 <= method.memory.budget(6)
+    assert len(method.memory) == 18 <= method.memory.budget.in_all(6)
     assert_batch_invariant(method, pictures)
     assert_survives_checkpoint(method, make(tiny_clip), pictures)
     whole = method.logits(pictures)

@@ -15,7 +15,7 @@ from torch.nn.functional import cosine_similarity, normalize
 from clipcil.calibration import wasserstein2_to_samples
 from clipcil.data.tasks import TaskStream
 from clipcil.memory.gaussians import GaussianMemory
-from clipcil.memory.ledoit_wolf import fit_gaussian
+from clipcil.memory.ledoit_wolf import average_moments
 from clipcil.methods.base import Method
 
 MOST = 50
@@ -74,10 +74,7 @@ def class_drift(real: Tensor, before: GaussianMemory, after: GaussianMemory, lab
         distances.append(float(wasserstein2_to_samples(mean, cov, real).sqrt()))
     count, centre = len(real), real.mean(0)
     spread = (real - centre).square().sum() / max(1, count - 1)
-    missing = max(0.0, 1 / count - 1 / max(1, after.count(label)))
-    gaussian = fit_gaussian(real)
-    cov = gaussian.factor @ gaussian.factor.T
-    cov.diagonal().add_(gaussian.noise)
+    missing = max(0.0, 1 / count - 1 / max(1, int(after.counts[label])))
     cosine_floor = float(spread * missing / (2 * centre.square().sum()))
-    w2_floor = float(wasserstein2_to_samples(gaussian.mean, cov, real).sqrt())
+    w2_floor = float(wasserstein2_to_samples(*average_moments([real]), real).sqrt())
     return Drift(cosines[0], cosines[1], cosine_floor, distances[0], distances[1], w2_floor)

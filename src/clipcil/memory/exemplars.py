@@ -1,8 +1,7 @@
-"""Exemplars: a few training pictures of every class, kept for the tasks to come.
+"""Exemplars: a few training pictures of every class, kept for later tasks.
 
-The methods that keep exemplars have a frozen vision tower, so all they ever read of a picture is its feature, and that
-never changes: keeping the raw feature is the same as keeping the picture and encoding it again. The budget counts
-pictures, as the literature does.
+The methods that keep exemplars have a frozen vision tower, so a picture's feature never changes: keeping the raw
+feature is the same as keeping the picture and encoding it again. The budget counts pictures, as the literature does.
 """
 
 from __future__ import annotations
@@ -40,70 +39,54 @@ class Budget:
 class ExemplarMemory(SizedByState):
     """Features of the pictures kept, class after class, each class in the order in which herding chose them.
 
-    Herding is greedy: the first m of a longer choice are the choice for m, so shrinking a class is cutting its tail.
-    All state is in buffers; a fresh memory loads the state of any other.
+    Herding is greedy: the first m of a longer choice are the choice for m, so a class shrinks by cutting its tail.
     """
 
-    alike: ClassVar = (("features", "labels"),)
-    features: Tensor  # (n, dim): raw, as the tower gave them
-    labels: Tensor  # (n,) int64, ascending
-    classes: Tensor  # 0-d int64: classes seen, those of which nothing could be kept included
+    layout: ClassVar = {"features": ("n d", torch.float32), "labels": ("n", torch.int64), "classes": ("", torch.int64)}
+    features: Tensor  # raw, as the tower gave them
+    labels: Tensor  # ascending
+    classes: Tensor  # classes seen, including those of which nothing could be kept
 
     def __init__(self, dim: int, budget: Budget) -> None:
-        super().__init__()
-        self.dim, self.allowed = dim, budget
-        self.register_buffer("features", torch.zeros(0, dim))
-        self.register_buffer("labels", torch.zeros(0, dtype=torch.int64))
-        self.register_buffer("classes", torch.zeros((), dtype=torch.int64))
+        super().__init__(d=dim)
+        self.budget = budget
 
     def __len__(self) -> int:
         return len(self.labels)
 
     def check_state(self) -> None:
         super().check_state()
-        if self.features.shape[1] != self.dim:
-            raise ValueError(f"exemplars of {self.features.shape[1]} dimensions, not {self.dim}")
-        if len(self) and not 0 <= int(self.labels[0]) <= int(self.labels[-1]) < int(self.classes):
-            raise ValueError(f"exemplars of other classes than the {int(self.classes)} seen")
-        if bool((self.labels.diff() < 0).any()):
-            raise ValueError("exemplars that are not sorted by class")
-
-    def budget(self, classes: int) -> int:
-        """The most pictures there may be when `classes` classes have been seen."""
-        return self.allowed.in_all(classes)
+        ends = torch.cat([self.labels.new_zeros(1), self.labels, self.classes[None] - 1])
+        if len(self) and bool((ends.diff() < 0).any()):
+            raise ValueError(f"the labels of exemplars are not sorted, or not of the {int(self.classes)} classes seen")
 
     @torch.no_grad()
     def add(self, features: Tensor, labels: Tensor) -> None:
         """Choose exemplars of new classes, and shrink the old sets to fit the budget.
 
         Args:
-            features: (n, dim) raw features of the pictures of a task.
+            features: (n, d) raw features of the pictures of a task.
             labels: (n,) their classes, all of them new.
         """
         new = torch.unique(labels)
         if bool(torch.isin(new, self.labels).any()):
             raise ValueError("a class of this task already has exemplars")
         self.classes = self.classes + len(new)  # not in place: a state_dict taken earlier must not change
-        each = self.allowed.of_each(int(self.classes))
-        kept = self._rank() < each
+        each = self.budget.of_each(int(self.classes))
+        place = torch.arange(len(self), device=self.labels.device) - torch.searchsorted(self.labels, self.labels)
         chosen = [torch.nonzero(labels == label).flatten() for label in new]
         picked = torch.cat([rows[herd(features[rows], each)] for rows in chosen])
-        self.features = torch.cat([self.features[kept], features[picked].to(self.features)])
-        self.labels = torch.cat([self.labels[kept], labels[picked]])
+        self.features = torch.cat([self.features[place < each], features[picked].to(self.features)])
+        self.labels = torch.cat([self.labels[place < each], labels[picked]])
 
     def join(self, features: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """D_k ∪ memory: the pictures of a task, features (n, dim) and labels (n,), followed by the exemplars."""
+        """D_k ∪ memory: the pictures of a task, features (n, d) and labels (n,), followed by the exemplars."""
         return torch.cat([features, self.features]), torch.cat([labels, self.labels])
-
-    def _rank(self) -> Tensor:
-        """(n,): index of each row within its class."""
-        first = torch.searchsorted(self.labels, self.labels)
-        return torch.arange(len(self), device=self.labels.device) - first
 
 
 @torch.no_grad()
 def herd(features: Tensor, count: int) -> Tensor:
-    """Which pictures of a class to keep so that their mean stays close to the mean of the class: iCaRL's greedy choice
+    """Choose pictures of a class whose mean stays close to the mean of the class: iCaRL's greedy choice
 
         p_k = argmin_x ‖μ − (x + Σ_{j<k} p_j)/k‖    over the rows not chosen yet,
 

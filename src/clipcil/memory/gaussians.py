@@ -10,13 +10,13 @@ so a method whose tower is frozen never stores or multiplies a matrix.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
 from clipcil.memory.ledoit_wolf import SPREAD_FLOOR, Summary, floor_level, summarise, union
-from clipcil.memory.rows import SizedByState
+from clipcil.memory.rows import SizedByState, check_rows
 from clipcil.memory.sampler import Sampler
 
 
@@ -34,47 +34,42 @@ class AffineMap(NamedTuple):
 class GaussianMemory(SizedByState):
     """Class Gaussians that can be transported when the tower changes. Statistics and maps stay float64 under any cast.
 
-    `dim` may be left out: it is taken from the first features or from the file that is loaded.
+    C classes with R rows in all, P older spaces, d dimensions: those of the first features or of the state loaded.
     """
 
-    rows_of: ClassVar = {"rows": "ranks"}
-    alike: ClassVar = (
-        ("origin_means", "ranks", "shrinkages", "noises", "counts", "task_of", "space_of"),
-        ("matrices", "offsets"),
-    )
-    origin_means: Tensor  # (C, d): in the space of origin
-    rows: Tensor  # (R, d): B of every class, one class after another
-    ranks: Tensor  # (C,) int64: how many rows each class has
-    shrinkages: Tensor  # (C,): ρ
-    noises: Tensor  # (C,): s
-    counts: Tensor  # (C,) int64: pictures seen
-    task_of: Tensor  # (C,) int64: which call of `add` brought the class
-    space_of: Tensor  # (C,) int64: row of `matrices`, or P for the current space
-    matrices: Tensor  # (P, d, d): M of every older space
-    offsets: Tensor  # (P, d): c
-    tasks: Tensor  # 0-d int64: calls of `add` so far
+    layout: ClassVar = {
+        "origin_means": ("C d", torch.float64),
+        "rows": ("R d", torch.float64),
+        "ranks": ("C", torch.int64),
+        "shrinkages": ("C", torch.float64),
+        "noises": ("C", torch.float64),
+        "counts": ("C", torch.int64),
+        "task_of": ("C", torch.int64),
+        "space_of": ("C", torch.int64),
+        "matrices": ("P d d", torch.float64),
+        "offsets": ("P d", torch.float64),
+        "tasks": ("", torch.int64),
+    }
+    origin_means: Tensor  # in the space of origin
+    rows: Tensor  # B of every class, one class after another
+    ranks: Tensor  # how many rows each class has
+    shrinkages: Tensor  # ρ
+    noises: Tensor  # s
+    counts: Tensor  # pictures seen
+    task_of: Tensor  # which call of `add` brought the class
+    space_of: Tensor  # row of `matrices`, or P for the current space
+    matrices: Tensor  # M of every older space
+    offsets: Tensor  # c of every older space
+    tasks: Tensor  # calls of `add` so far
 
-    def __init__(self, dim: int = 0) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        for name in ("origin_means", "rows", "offsets"):
-            self.register_buffer(name, torch.zeros(0, dim, dtype=torch.float64))
-        for name in ("shrinkages", "noises"):
-            self.register_buffer(name, torch.zeros(0, dtype=torch.float64))
-        for name in ("ranks", "counts", "task_of", "space_of"):
-            self.register_buffer(name, torch.zeros(0, dtype=torch.int64))
-        self.register_buffer("matrices", torch.zeros(0, dim, dim, dtype=torch.float64))
-        self.register_buffer("tasks", torch.zeros((), dtype=torch.int64))
         self._samplers: dict[torch.dtype, Sampler] = {}
-        self._shrunk_rows: dict[torch.dtype, Tensor] = {}  # √(1−ρ) B
         self._means: Tensor | None = None
         self._squared: tuple[int, Tensor] | None = None
 
     def __len__(self) -> int:
         return len(self.origin_means)
-
-    def count(self, index: int) -> int:
-        """How many pictures class `index` was learnt from."""
-        return int(self.counts[index])
 
     @torch.no_grad()
     def add(self, groups: Sequence[Tensor]) -> None:
@@ -98,8 +93,8 @@ class GaussianMemory(SizedByState):
         Classes of the current space are in a space (T, b) after it.
         """
         matrix, offset = map.matrix.to(self.matrices), map.offset.to(self.offsets)
-        if matrix.shape != (self._dim, self._dim) and len(self):
-            raise ValueError(f"a map of shape {tuple(matrix.shape)} cannot carry features of {self._dim} dimensions")
+        if not len(self):
+            return
         old = len(self.matrices)
         total = old + bool((self.space_of == old).any())
         matrices = matrix.new_empty(total, *matrix.shape)
@@ -107,7 +102,7 @@ class GaussianMemory(SizedByState):
         matrices[old:] = matrix
         self.offsets = torch.cat([self.offsets @ matrix.T + offset, offset.expand(total - old, -1)])
         self.matrices = matrices
-        self._forget_derived(rows=False)
+        self._forget_derived()
 
     @torch.no_grad()
     def shift(self, offsets: Tensor) -> None:
@@ -117,53 +112,42 @@ class GaussianMemory(SizedByState):
             ValueError: The memory was transported by maps.
         """
         if len(self.matrices):
-            raise ValueError("a memory that was carried by maps cannot be shifted class by class")
+            raise ValueError("a memory that was transported by maps cannot be shifted class by class")
         self.origin_means = self.origin_means + offsets.to(self.origin_means)
         self._forget_derived()
 
     @torch.no_grad()
-    def fold(self, keep: int) -> float:
+    def fold(self, keep: int) -> None:
         """Move the classes of the oldest spaces into the current space, so that at most `keep` maps (M, c) are stored.
 
         A stream of many small tasks would otherwise store one d×d matrix per task. Means and rows are transported
-        exactly: n·d² operations per class, once. The isotropic part s M Mᵀ becomes s tr(M Mᵀ)/d · I, which is exact
-        where M is a scaled rotation.
-
-        Returns:
-            The largest relative error ‖M Mᵀ − tr(M Mᵀ)/d I‖ / ‖M Mᵀ‖ (Frobenius) of what was folded; 0 for nothing.
+        exactly. The isotropic part s M Mᵀ becomes s tr(M Mᵀ)/d · I, which is exact where M is a scaled rotation.
         """
-        surplus = len(self.matrices) - keep
-        if surplus <= 0:
-            return 0.0
-        worst, owner = 0.0, torch.arange(len(self), device=self.rows.device).repeat_interleave(self.ranks)
+        spaces = len(self.matrices)
+        surplus = max(0, spaces - keep)
+        owner = torch.arange(len(self), device=self.rows.device).repeat_interleave(self.ranks)
         means, rows, noises = self.origin_means.clone(), self.rows.clone(), self.noises.clone()
         for space in range(surplus):
             matrix, members = self.matrices[space], self.space_of == space
-            square = matrix @ matrix.T
-            level = square.diagonal().mean()
-            isotropic = level * torch.eye(self._dim).to(square)
-            worst = max(worst, float((square - isotropic).norm() / square.norm()))
             means[members] = means[members] @ matrix.T + self.offsets[space]
-            own = members[owner]
-            rows[own] = rows[own] @ matrix.T
-            noises[members] *= level
+            rows[members[owner]] = rows[members[owner]] @ matrix.T
+            noises[members] *= (matrix @ matrix.T).diagonal().mean()
         self.origin_means, self.rows, self.noises = means, rows, noises
-        today = len(self.matrices)
-        self.space_of = torch.where(self.space_of < surplus, today, self.space_of) - surplus
+        self.space_of = torch.where(self.space_of < surplus, spaces, self.space_of) - surplus
         self.matrices, self.offsets = self.matrices[surplus:].clone(), self.offsets[surplus:].clone()
         self._forget_derived()
-        return worst
 
     def moments(self, index: int) -> tuple[Tensor, Tensor]:
         """Mean (d,) and dense covariance (d, d) of a class in the current space, float64."""
         summary = self._carried(index)
         cov = (1 - self.shrinkages[index]) * (summary.rows.T @ summary.rows)
         space = int(self.space_of[index])
-        if space < len(self.matrices):
-            cov += self.noises[index] * self._square(space)
-        else:
+        if space == len(self.matrices):
             cov.diagonal().add_(self.noises[index])
-        return summary.mean.clone(), cov
+            return summary.mean.clone(), cov
+        if self._squared is None or self._squared[0] != space:  # M Mᵀ is kept for the other classes of the space
+            self._squared = space, self.matrices[space] @ self.matrices[space].T
+        return summary.mean, cov + self.noises[index] * self._squared[1]
 
     @torch.no_grad()
     def means(self) -> Tensor:
@@ -213,9 +197,10 @@ class GaussianMemory(SizedByState):
             raise IndexError(f"no class {index} among {len(self)}")
         start = int(self.ranks[:index].sum())
         self.rows = torch.cat([self.rows[:start], self.rows[start + int(self.ranks[index]) :]])
-        for name in ("origin_means", "ranks", "shrinkages", "noises", "counts", "task_of", "space_of"):
-            value = getattr(self, name)
-            setattr(self, name, torch.cat([value[:index], value[index + 1 :]]))
+        for name, (axes, _) in self.layout.items():
+            if axes.startswith("C"):
+                value = getattr(self, name)
+                setattr(self, name, torch.cat([value[:index], value[index + 1 :]]))
         old = len(self.matrices)
         used = torch.unique(self.space_of[self.space_of < old])
         self.space_of = torch.searchsorted(used, self.space_of)  # the current space comes after all others
@@ -230,30 +215,29 @@ class GaussianMemory(SizedByState):
         """Put classes of the current space before class `index`."""
         if not summaries:
             return
-        dim = len(summaries[0].mean)
         if not self._dim:
-            for name in ("origin_means", "rows", "offsets"):
-                setattr(self, name, getattr(self, name).new_zeros(0, dim))
-            self.matrices = self.matrices.new_zeros(0, dim, dim)
-        if any(len(summary.mean) != self._dim for summary in summaries):
-            raise ValueError(f"features of {dim} dimensions do not fit a memory of {self._dim}")
+            empty = self.rows.new_zeros(0, len(summaries[0].mean))
+            self.origin_means = self.rows = self.offsets = empty
+            self.matrices = self.matrices.new_zeros(0, *empty.shape[1:], *empty.shape[1:])
         neighbours = self._level_of_neighbours(summaries)
         shapes = [(s.shrinkage, s.shrinkage * s.level) if s.spread else (1.0, neighbours) for s in summaries]
-        start = int(self.ranks[:index].sum())
-        self._splice("rows", start, torch.cat([summary.rows for summary in summaries]))
+        new: dict[str, Sequence[float | Tensor]] = {
+            "shrinkages": [shrinkage for shrinkage, _ in shapes],
+            "noises": [noise for _, noise in shapes],
+            "ranks": [len(summary.rows) for summary in summaries],
+            "counts": [summary.count for summary in summaries],
+            "task_of": [task] * len(summaries),
+            "space_of": [len(self.matrices)] * len(summaries),
+        }
+        self._splice("rows", int(self.ranks[:index].sum()), torch.cat([summary.rows for summary in summaries]))
         self._splice("origin_means", index, torch.stack([summary.mean for summary in summaries]))
-        self._splice("shrinkages", index, [shrinkage for shrinkage, _ in shapes])
-        self._splice("noises", index, [noise for _, noise in shapes])
-        self._splice("ranks", index, [len(summary.rows) for summary in summaries])
-        self._splice("counts", index, [summary.count for summary in summaries])
-        self._splice("task_of", index, [task] * len(summaries))
-        self._splice("space_of", index, [len(self.matrices)] * len(summaries))
+        for name, values in new.items():
+            self._splice(name, index, torch.tensor([float(value) for value in values], dtype=torch.float64))
         self._forget_derived()
 
-    def _splice(self, name: str, at: int, new: Tensor | Sequence[float | Tensor]) -> None:
+    def _splice(self, name: str, at: int, new: Tensor) -> None:
         value: Tensor = getattr(self, name)
-        entries = new if isinstance(new, Tensor) else torch.tensor([float(entry) for entry in new], dtype=torch.float64)
-        setattr(self, name, torch.cat([value[:at], entries.to(value), value[at:]]))
+        setattr(self, name, torch.cat([value[:at], new.to(value), value[at:]]))
 
     def _level_of_neighbours(self, summaries: Sequence[Summary]) -> Tensor:
         """Average variance per dimension: of the new classes, else of the stored ones, else the floor."""
@@ -265,13 +249,6 @@ class GaussianMemory(SizedByState):
         stored = stored[stored > SPREAD_FLOOR * self.origin_means.square().mean(1)]
         return stored.mean() if len(stored) else torch.stack([floor_level(s.mean) for s in summaries]).mean()
 
-    def _square(self, space: int) -> Tensor:
-        """M Mᵀ of a space, kept until another is asked for: classes of a task are asked for one after another, and a
-        d³ product for each of them would dominate the cost of measuring the drift of many."""
-        if self._squared is None or self._squared[0] != space:
-            self._squared = space, self.matrices[space] @ self.matrices[space].T
-        return self._squared[1]
-
     def _carried(self, index: int) -> Summary:
         """The unshrunk statistics of a class in the current space."""
         start, space = int(self.ranks[:index].sum()), int(self.space_of[index])
@@ -279,14 +256,12 @@ class GaussianMemory(SizedByState):
         if space < len(self.matrices):
             mean, rows = self.matrices[space] @ mean + self.offsets[space], rows @ self.matrices[space].T
         level = rows.square().sum() / self._dim
-        return Summary(mean, rows, level, self.shrinkages[index], self.count(index))
+        return Summary(mean, rows, level, self.shrinkages[index], int(self.counts[index]))
 
     def _sampler(self, dtype: torch.dtype) -> Sampler:
-        if dtype not in self._shrunk_rows:
-            weights = (1 - self.shrinkages).sqrt().to(dtype).repeat_interleave(self.ranks)  # (R,)
-            self._shrunk_rows[dtype] = self.rows.to(dtype) * weights[:, None]
+        weights = (1 - self.shrinkages).sqrt().to(dtype).repeat_interleave(self.ranks)  # (R,)
         return Sampler(
-            rows=self._shrunk_rows[dtype],
+            rows=self.rows.to(dtype) * weights[:, None],
             starts=torch.cat([torch.zeros(1, dtype=torch.int64), self.ranks.cpu().cumsum(0)]),
             deviations=self.noises.sqrt().to(dtype)[:, None],
             means=self.means().to(dtype),
@@ -295,12 +270,10 @@ class GaussianMemory(SizedByState):
             rank=self.space_of.cpu().argsort(stable=True).argsort(),
         )
 
-    def _forget_derived(self, rows: bool = True) -> None:
-        """Drop what was computed from the state; `rows=False` where only maps changed and the classes did not."""
+    def _forget_derived(self) -> None:
+        """Drop what was computed from the state."""
         self._means = self._squared = None
         self._samplers.clear()
-        if rows:
-            self._shrunk_rows.clear()
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> GaussianMemory:
         """Follow the module to another device, but never to another dtype: `half()` must not round the statistics."""
@@ -309,13 +282,9 @@ class GaussianMemory(SizedByState):
         super()._apply(lambda tensor: tensor.to(device), recurse)  # type: ignore[no-untyped-call]
         return self
 
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:
-        self._forget_derived()
-        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
-
     def check_state(self) -> None:
+        self._forget_derived()
         super().check_state()
-        if {*self.rows.shape[1:], *self.offsets.shape[1:], *self.matrices.shape[1:]} != {self._dim}:
-            raise ValueError(f"means of {self._dim} dimensions with rows or maps of others")
-        if bool(((self.space_of < 0) | (self.space_of > len(self.matrices))).any()) or bool((self.counts < 1).any()):
-            raise ValueError("a class of a space that there is not, or of no picture")
+        check_rows(self.rows, self.ranks)
+        if bool(((self.space_of < 0) | (self.space_of > len(self.matrices)) | (self.counts < 1)).any()):
+            raise ValueError("a class of a space that does not exist, or of no picture")

@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -26,28 +25,15 @@ NOISE_FLOOR = 1e-4
 length in a random direction. Small beside any real class, large enough that Σ can be inverted."""
 
 
-class Gaussian(NamedTuple):
-    """N(μ, A Aᵀ + s I) in float64: mean (d,), factor A (d, r), noise s (0-d), count n of pictures it was fitted on."""
-
-    mean: Tensor
-    factor: Tensor
-    noise: Tensor
-    count: int  # type: ignore[assignment]  # hides tuple.count, which is not needed here
-
-
 @dataclass(frozen=True)
 class Summary:
-    """What is kept of a class: everything Ledoit–Wolf needs, unshrunk so that a later union is exact.
+    """Statistics of a class: everything Ledoit–Wolf needs, unshrunk so that a later union is exact. All float64."""
 
-    mean (d,); rows B (r, d) with S = BᵀB: the centred pictures over √n where n < d, else d rows from an eigenvalue
-    decomposition; level m = Tr(S)/d and shrinkage ρ, both 0-d; count n.
-    """
-
-    mean: Tensor
-    rows: Tensor
-    level: Tensor
-    shrinkage: Tensor
-    count: int
+    mean: Tensor  # (d,)
+    rows: Tensor  # (r, d): B with S = BᵀB; the centred pictures over √n where n < d, else d rows from eigenvectors
+    level: Tensor  # 0-d: m = Tr(S)/d
+    shrinkage: Tensor  # 0-d: ρ
+    count: int  # n
 
     @cached_property
     def spread(self) -> bool:
@@ -79,9 +65,9 @@ def summarise(features: Tensor) -> Summary:
 def union(old: Summary, features: Tensor) -> Summary:
     """Statistics of the pictures behind `old` together with new `features` (n, d), as if all had been seen at once.
 
-    Mean and S are exact. Where old.count < d its pictures can be read back from its rows, and ρ is exact too. Otherwise
-    only Σᵢ‖xᵢ‖⁴ of the old pictures is missing from ρ; it is taken as a Gaussian's with the same S, since ρ is of order
-    1/n by then: E‖x + δ‖⁴ = (Tr S + ‖δ‖²)² + 2‖S‖² + 4 δᵀSδ.
+    Mean and S are exact. Where old.count < d, the old pictures follow from the rows, and ρ is exact too. Otherwise only
+    Σᵢ‖xᵢ‖⁴ of the old pictures is missing for ρ, which is of order 1/n by then; that of a Gaussian with the same S is
+    used, E‖x + δ‖⁴ = (Tr S + ‖δ‖²)² + 2‖S‖² + 4 δᵀSδ.
     """
     features = features.detach().to(old.mean)
     dim = len(old.mean)
@@ -104,26 +90,20 @@ def floor_level(mean: Tensor) -> Tensor:
     return NOISE_FLOOR * mean.square().mean().clamp(min=1e-12)
 
 
-def fit_gaussian(features: Tensor) -> Gaussian:
-    """The Ledoit–Wolf Gaussian of `features` (n, d): A = √(1−ρ) Bᵀ, s = ρ m.
-
-    With n = 2 Ledoit–Wolf gives ρ = 0, a Gaussian on the line through both pictures. Without spread (n = 1, identical
-    pictures) S = 0 and A = 0; the paper does not say what to do; we take s = `floor_level`, so Σ can be inverted.
-    """
-    summary = summarise(features)
-    if not summary.spread:
-        return Gaussian(summary.mean, torch.zeros_like(summary.rows.T), floor_level(summary.mean), summary.count)
-    factor = (1 - summary.shrinkage).sqrt() * summary.rows.T
-    return Gaussian(summary.mean, factor, summary.shrinkage * summary.level, summary.count)
-
-
 def average_moments(groups: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    """μ̄ (d,) and Σ̄ (d, d): averages over classes of the Ledoit–Wolf moments of `groups`, one (n_c, d) per class.
+    """Averages over classes of the Ledoit–Wolf moments, by one matrix product instead of one covariance per class.
 
         Σ̄ = YᵀY + mean(ρ_c m_c) I,    Y = the rows √((1−ρ_c)/C) B_c of all classes, stacked
 
-    One matrix product instead of one covariance per class. Classes without spread say nothing of Σ and are left out of
-    its average (scaling both sides of Eq. (4) alike leaves T as it is); if all are, Σ̄ is the average floor times I.
+    The paper does not say what to do with a class without spread (one picture, or copies of one). Such classes are left
+    out of Σ̄, because scaling both sides of Eq. (4) alike leaves T as it is; if all are, Σ̄ is their average
+    `floor_level` times I, so it can be inverted.
+
+    Args:
+        groups: (n_c, d) features of each class.
+
+    Returns:
+        μ̄ (d,) and Σ̄ (d, d), float64.
     """
     summaries = [summarise(group) for group in groups]
     mean = torch.stack([summary.mean for summary in summaries]).mean(0)

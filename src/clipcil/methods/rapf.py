@@ -68,7 +68,7 @@ class RAPF(Method):
     spreads: Tensor  # (C, 2): mean of the diagonal and of the rest of each Σ, for `widen`
 
     def build(self) -> None:
-        self.memory = GaussianMemory(self.dim)
+        self.memory = GaussianMemory()
         self.adapter = nn.Linear(self.dim, self.dim, bias=False, device=self.device)  # Kaiming-uniform is its default
         self.adapter.requires_grad_(False)
         self.growing_buffer("texts", self.dim)
