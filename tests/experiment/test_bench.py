@@ -23,9 +23,9 @@ from clipcil.data.dataset import open_dataset, own_folder
 from clipcil.errors import UserError
 from clipcil.experiment import experiment as experiments
 from clipcil.experiment import workers
-from clipcil.experiment.bench import RESULTS, RunOutcome, lines_of, read_log, run_grid, states_of
+from clipcil.experiment.bench import RESULTS, FinishedRuns, RunOutcome, lines_of, read_log, run_grid, states_of
 from clipcil.experiment.experiment import Experiment
-from clipcil.experiment.finished import FinishedRuns, inputs, write_inputs
+from clipcil.experiment.folder import inputs
 from clipcil.experiment.grid import PlannedRun, data_roots, plan
 from clipcil.experiment.spec import Grid
 from clipcil.storage import InUseError
@@ -314,14 +314,6 @@ def test_a_file_beside_the_weights_is_no_reason_to_fail_and_another_tokenizer_is
     assert "its tokenizer is" in run_grid(plan(grid), grid.out)[0].error
 
 
-def test_a_folder_that_has_moved_is_still_one_the_run_was_made_from(tmp_path: Path) -> None:
-    """A run is continued with its pictures in another place: what was at the old one is not forgotten."""
-    environment = tmp_path / "environment.json"
-    environment.write_text(json.dumps({"inputs": {"data_root": "pictures", "order": "before"}}))
-    write_inputs(tmp_path, {"order": "after"})
-    assert json.loads(environment.read_text()) == {"inputs": {"data_root": "pictures", "order": "after"}}
-
-
 def test_files_that_a_run_is_made_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those that an option or setting names, whole folders too, and those that are read with the weights."""
     monkeypatch.chdir(tmp_path)
@@ -487,7 +479,7 @@ class InterruptedRay:
         return False
 
     def remote(self, function: Any) -> Any:
-        return SimpleNamespace(options=lambda **_: SimpleNamespace(remote=lambda each, here: each.folder.name))
+        return SimpleNamespace(options=lambda **_: SimpleNamespace(remote=lambda each, here, mark: each.folder.name))
 
     def wait(self, tasks: list[str], num_returns: int) -> tuple[list[str], list[str]]:
         self.waits += 1
@@ -523,8 +515,8 @@ def test_an_interrupted_grid_on_ray_stops_its_runs(
     pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ray = InterruptedRay()
-    ray.exceptions = SimpleNamespace(RayError=RuntimeError)  # type: ignore[attr-defined]
-    for name, value in (("need_ray", lambda: ray), ("connect", lambda _: ray), ("_check_storage", lambda *_: None)):
+    ray.exceptions = SimpleNamespace(RayError=RuntimeError, RayTaskError=OSError)  # type: ignore[attr-defined]
+    for name, value in (("need_ray", lambda: ray), ("connect", lambda _: ray)):
         monkeypatch.setattr(workers, name, value)
     grid = small_grid(pictures, tmp_path / "out", methods=("simplecil",), seeds=4, on="ray")
     runs = plan(grid)
@@ -538,7 +530,7 @@ def test_an_interrupted_grid_on_ray_stops_its_runs(
 def test_a_run_whose_process_always_dies_fails_and_the_rest_go_on(
     pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(workers, "_Process", Mortal)
+    monkeypatch.setattr(workers, "_Worker", Mortal)
     planned = plan(small_grid(pictures, tmp_path, methods=("zero-shot", "simplecil"), seeds=1))
     finished = run_grid(planned, tmp_path, grid=Grid(jobs=2))
     assert [each.error for each in finished] == ["its process died 3 times", "no pictures"]

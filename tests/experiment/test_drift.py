@@ -11,7 +11,7 @@ import torch
 from clipcil.checks import set_up
 from clipcil.clip import CLIP
 from clipcil.data.dataset import open_dataset
-from clipcil.experiment.drift import class_drift, copy_memory, measure_drift
+from clipcil.experiment.evaluate import class_drift, copy_memory, measure_drift
 from clipcil.memory.gaussians import AffineMap, GaussianMemory
 from clipcil.methods.dmc import DMCOT
 

@@ -14,6 +14,7 @@ from PIL import Image
 
 from clipcil.clip import CLIP
 from clipcil.data.dataset import Dataset
+from clipcil.data.pictures import PictureSet
 from clipcil.data.tasks import Task
 from clipcil.errors import UserError
 from clipcil.experiment.experiment import Experiment, LoadCache
@@ -219,7 +220,8 @@ def test_a_folder_belongs_to_its_labels_templates_and_descriptions(
         Experiment(method, data=data, backbone=mini, increment=1, **settings).run(tmp_path / name)
 
     run("labels", colours)
-    train = replace(colours.train, labels=colours.train.labels.flip(0))
+    given = colours.train
+    train = PictureSet(given.name, given.pictures, given.labels.flip(0), given.identity)
     with pytest.raises(UserError, match="checkpoint"):
         run("labels", replace(colours, train=train))
     run("templates", colours)

@@ -11,8 +11,7 @@ import pytest
 
 from clipcil.cli import main
 from clipcil.errors import UserError
-from clipcil.experiment.bench import run_grid, states_of
-from clipcil.experiment.finished import FinishedRuns
+from clipcil.experiment.bench import FinishedRuns, run_grid, states_of
 from clipcil.experiment.grid import plan
 from clipcil.experiment.spec import Grid
 from clipcil.intervals import Interval

@@ -140,8 +140,7 @@ def _list(planned: list[PlannedRun], grid: Grid) -> None:
     from rich.table import Table
 
     from clipcil.errors import printable
-    from clipcil.experiment.bench import distinct, on_other_devices, result_of, states_of
-    from clipcil.experiment.finished import FinishedRuns
+    from clipcil.experiment.bench import FinishedRuns, distinct, on_other_devices, states_of
 
     table = Table(box=None, pad_edge=False)
     for header in ("method", "data", "tasks", "runs", "finished", "begun"):
@@ -152,7 +151,7 @@ def _list(planned: list[PlannedRun], grid: Grid) -> None:
         name = f"{label} (cannot be run)" if count["cannot be run"] else label
         table.add_row(name, data, str(tasks or ""), *(str(number or "") for number in numbers))
     Console(markup=False).print(table)
-    finished = sum(result_of(run, known) is not None for run in runs)
+    finished = sum(known.find(run) is not None for run in runs)
     where = ", ".join(map(str, (grid.out, *grid.kept)))
     print(printable(f"{finished} of {len(runs)} runs are finished in {where}"))
     for line in on_other_devices(planned, known):

@@ -43,8 +43,7 @@ def run(
     """
     from clipcil.distributed import from_first, rank
     from clipcil.experiment.experiment import Experiment
-    from clipcil.experiment.finished import finished_run
-    from clipcil.experiment.folder import fresh_folder
+    from clipcil.experiment.folder import finished_run, fresh_folder
     from clipcil.experiment.monitor import open_display
     from clipcil.network import allow_downloads
     from clipcil.settings import parse_words

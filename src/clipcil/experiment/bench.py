@@ -1,4 +1,4 @@
-"""A grid of runs: finished runs are reused, a failed run is reported, and the others continue."""
+"""Doing the runs of a grid: finished runs are reused, stopped ones continued, and a failed one stops nothing."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from clipcil.data.names import ANYTHING
 from clipcil.errors import UserError
-from clipcil.experiment.finished import FinishedRuns
+from clipcil.experiment.folder import finished_run, inputs
 from clipcil.experiment.grid import PlannedRun
 from clipcil.experiment.monitor import Display
-from clipcil.experiment.results import NUMBERS
 from clipcil.experiment.spec import Grid
 from clipcil.experiment.workers import in_processes, in_this_process, on_ray
 from clipcil.report.compare import Group, group_runs
 from clipcil.report.console import Line
-from clipcil.report.runs import RunRecord
+from clipcil.report.runs import NUMBERS, RunRecord, find_runs
 from clipcil.storage import MissingFileError, open_log, parse_json, read_bytes
 
 RESULTS = "results.jsonl"
@@ -61,13 +61,12 @@ def run_grid(
     known, log = FinishedRuns(grid.kept), ResultLog(out / RESULTS)
     outcomes: dict[Path, RunOutcome] = {}
 
-    def end(run: PlannedRun, error: str, state: str) -> None:
-        """A run has ended: with an error, or well, and then `state` says when."""
-        result = result_of(run, known) if not error else None
+    def end(run: PlannedRun, error: str, result: RunRecord | None, state: str = "done") -> None:
+        """A run has ended: with an error, or with a result, and then `state` says when."""
         if result is None and not error:
             error = "the run's input files changed after it started, or its results are unreadable; use another --out"
         outcomes[run.folder] = RunOutcome(run, result, error)
-        log.add(run, result, error)
+        log.add(outcomes[run.folder])
         ending = f"FAILED: {error}"
         if result is not None:
             ending = f"A_B {result.last:.2f}, Ā {result.average:.2f}, {result.seconds:.1f} s ({state})"
@@ -75,12 +74,11 @@ def run_grid(
 
     for line in on_other_devices(runs, known):
         tell(f"note: {line}")
-    todo = []
+    done = {run.folder: result for run in runs if (result := known.find(run)) is not None}
     for run in runs:
-        if result_of(run, known) is None:
-            todo.append(run)
-        else:
-            end(run, "", "done before")
+        if run.folder in done:
+            end(run, "", done[run.folder], "done before")
+    todo = [run for run in runs if run.folder not in done]
     if grid.on == "ray":
         doing = on_ray(todo, grid)
     else:
@@ -88,10 +86,10 @@ def run_grid(
     try:
         with closing(doing):
             for run, error in doing:
-                end(run, error, "done")
+                end(run, error, None if error else known.find(run))
         for run in runs:  # another bench in this folder may have finished a run in the meantime
-            if outcomes[run.folder].result is None and result_of(run, known) is not None:
-                end(run, "", "done by another process")
+            if outcomes[run.folder].result is None and (result := known.find(run)) is not None:
+                end(run, "", result, "done by another process")
     except KeyboardInterrupt as stop:
         counts = f"stopped after {len(outcomes)} of {len(runs)} runs"
         raise KeyboardInterrupt(f"{counts}; the same command continues") from stop
@@ -113,23 +111,17 @@ def distinct(planned: Sequence[PlannedRun]) -> list[PlannedRun]:
     return list(found.values())
 
 
-def result_of(planned: PlannedRun, known: FinishedRuns) -> RunRecord | None:
-    """The results of a run that is finished; None where it is not, or cannot be run."""
-    return None if planned.problem else known.find(planned.folder, planned.table)
-
-
 def on_other_devices(planned: Sequence[PlannedRun], known: FinishedRuns) -> list[str]:
     """A line for each other device that has finished runs of the grid, and the option that uses them.
 
     The device is part of a run's identity: `auto` on a machine with a GPU does not find runs of a CPU.
     """
     runs = [each for each in distinct(planned) if not each.problem]
-    found = Counter(known.other_device(each.folder, each.table) for each in runs)
     asked = ", ".join(sorted({each.spec.device for each in runs}))
     return [
         f"{count} of the runs are kept from device {device} and are not used here, where the device is {asked};"
         f" --device {device} uses them, and does the rest there"
-        for device, count in sorted(found.items())
+        for device, count in sorted(Counter(known.other_device(each) for each in runs).items())
         if device
     ]
 
@@ -138,14 +130,9 @@ def states_of(planned: Sequence[PlannedRun], known: FinishedRuns) -> dict[Key, C
     """The number of runs of each label that are finished, begun, waiting, or cannot be run; nothing is run."""
     found: dict[Key, Counter[str]] = {}
     for each in planned:
-        spec = each.spec
-        if each.problem:
-            state = "cannot be run"
-        elif result_of(each, known) is not None:
-            state = "finished"
-        else:
-            state = "begun" if (each.folder / "config.toml").is_file() else "waiting"
-        found.setdefault((each.label, spec.data, spec.tasks), Counter())[state] += 1
+        begun = (each.folder / "config.toml").is_file()
+        state = "cannot be run" if each.problem else "finished" if known.find(each) else "begun" if begun else "waiting"
+        found.setdefault((each.label, each.spec.data, each.spec.tasks), Counter())[state] += 1
     return found
 
 
@@ -157,13 +144,41 @@ def lines_of(outcomes: Sequence[RunOutcome], table: str = "") -> list[Line]:
     lines = []
     for (label, data, tasks), own in members.items():
         results = [each.result for each in own if each.result is not None]
-        if not results:
-            lines.append(Line(label, data, tasks, None, None, len(own)))
-            continue
-        group = Group(label, group_runs(results)[0].runs)
-        paper = group.paper_result(table if table != "sensitivity" else "") or group.paper_result()
-        lines.append(Line(label, data, group.first.tasks, group, paper, len(own) - len(results)))
+        line = Line(label, data, tasks, None, None, len(own) - len(results))
+        if results:
+            group = Group(label, group_runs(results)[0].runs)
+            paper = group.paper_result(table if table != "sensitivity" else "") or group.paper_result()
+            line = replace(line, tasks=group.first.tasks, group=group, paper=paper)
+        lines.append(line)
     return lines
+
+
+class FinishedRuns:
+    """Finds the results of a run in its own folder, or among kept runs (folders of runs or of evidence)."""
+
+    def __init__(self, kept: Sequence[Path] = ()) -> None:
+        runs = find_runs(kept)
+        self._kept = {_options_key(run.config): run for run in runs}
+        self._devices = {_options_key(run.config, "device"): str(run.run.get("device")) for run in runs}
+
+    def find(self, planned: PlannedRun) -> RunRecord | None:
+        """The results of exactly these options and settings; None where the run is not finished, or cannot be run."""
+        if planned.problem:
+            return None
+        kept = None if inputs(planned.table) else self._kept.get(_options_key(planned.table))  # kept without inputs
+        return finished_run(planned.folder, planned.table) or kept
+
+    def other_device(self, planned: PlannedRun) -> str:
+        """The device of a kept run that differs only in its device, where this run is not finished; else empty."""
+        return "" if self.find(planned) else self._devices.get(_options_key(planned.table, "device"), "")
+
+
+def _options_key(table: dict[str, Any], *without: str) -> str:
+    """Options and settings as text, without unset options and without the folder of a dataset that has a name."""
+    run = {key: value for key, value in table["run"].items() if value is not None and key not in without}
+    if run["data"] not in ANYTHING:
+        run.pop("data_root", None)
+    return json.dumps([run, table["method"]], sort_keys=True, default=str)
 
 
 class ResultLog:
@@ -173,19 +188,19 @@ class ResultLog:
         self.path = path
         self._known = {line.get("run") for line in read_log(path) if line.get("status") == "done"}
 
-    def add(self, planned: PlannedRun, result: RunRecord | None, error: str = "") -> None:
+    def add(self, outcome: RunOutcome) -> None:
         """Add a line; a run that is in the log as done is not added again."""
+        planned, result, spec = outcome.planned, outcome.result, outcome.planned.spec
         if result is not None and planned.folder.name in self._known:
             return
-        spec = planned.spec
         line: dict[str, Any] = {"run": planned.folder.name, "status": "done" if result else "failed"}
         line |= {"label": planned.label, "method": spec.method, "data": spec.data, "seed": spec.seed}
         line |= {"backbone": spec.backbone, "time": time.strftime("%Y-%m-%dT%H:%M:%S%z")}
         if result is None:
-            line["error"] = error
+            line["error"] = outcome.error
         else:
-            line |= {"tasks": result.tasks, **{key: result.values[key] for key in NUMBERS}}
-            line |= {"seconds": round(result.seconds, 3), "after": result.values["after"]}
+            line |= {"tasks": result.tasks, **{key: getattr(result, key) for key in NUMBERS}}
+            line |= {"seconds": round(result.seconds, 3), "after": result.after}
             self._known.add(planned.folder.name)
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,18 +1,26 @@
-"""Measuring a method on the test pictures of every class seen so far."""
+"""Measuring a method after each task: its predictions for the test pictures, and the drift of its stored Gaussians."""
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import cosine_similarity, normalize
 
+from clipcil.calibration import wasserstein2_to_samples
 from clipcil.data.reader import Pictures
 from clipcil.data.tasks import TaskStream
 from clipcil.distributed import gather, rank, share_bounds, world_size
+from clipcil.memory.gaussians import GaussianMemory
+from clipcil.memory.ledoit_wolf import average_moments
 from clipcil.methods.base import Method
 
 BATCH = 256
+MOST = 50
+"""Pictures of a class that are encoded again to measure its drift: more would mostly cost time."""
 
 
 @dataclass
@@ -38,10 +46,12 @@ def predict(method: Method, pictures: Pictures) -> tuple[Tensor, Tensor]:
     if world_size() > 1:
         _ = pictures.features  # encoded by all processes together; a share alone could not be
     own = pictures[bounds[rank()] : bounds[rank() + 1]]
-    answers = [_answer(method.logits(batch), method.score_scale) for batch in own.batches(BATCH)]
-    guesses = torch.cat([own.labels[:0], *(guess for guess, _ in answers)])
-    probabilities = torch.cat([own.labels[:0].float(), *(probability for _, probability in answers)])
-    return gather(guesses, bounds).cpu(), gather(probabilities, bounds).cpu()
+    guesses, probabilities = [own.labels[:0]], [own.labels[:0].float()]
+    for batch in own.batches(BATCH):
+        logits = method.logits(batch)
+        guesses.append(logits.argmax(dim=1))
+        probabilities.append((method.score_scale * logits.float()).softmax(dim=1).gather(1, guesses[-1][:, None])[:, 0])
+    return gather(torch.cat(guesses), bounds).cpu(), gather(torch.cat(probabilities), bounds).cpu()
 
 
 @torch.no_grad()
@@ -77,7 +87,65 @@ def evaluate(method: Method, stream: TaskStream, last: int, sample: int | None =
     return Record(*counts, predictions, probabilities) if is_last else Record(*counts)
 
 
-def _answer(logits: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-    """The class predicted for each row of the logits (B, C), and its probability."""
-    guess = logits.argmax(dim=1)
-    return guess, (scale * logits.float()).softmax(dim=1).gather(1, guess[:, None])[:, 0]
+class Drift(NamedTuple):
+    """How far the stored Gaussians lie from the features that the same pictures have now, before and after learning.
+
+    Cosine: 1 − cos(stored mean, mean now); W₂: distance between the Gaussians. The floors are what a perfect
+    calibration would still show: of the cosine because at most `MOST` of the pictures are encoded again, of W₂ because
+    the stored covariance is a shrunk one.
+    """
+
+    cosine_before: float
+    cosine_after: float
+    cosine_floor: float
+    w2_before: float
+    w2_after: float
+    w2_floor: float
+
+
+def copy_memory(method: Method) -> GaussianMemory | None:
+    """A copy of the method's Gaussians, to be compared after the tower has moved; None where it has none."""
+    memory = getattr(method, "memory", None)
+    has_moving = method.tunes_tower and isinstance(memory, GaussianMemory) and len(memory)
+    return copy.deepcopy(memory) if has_moving else None
+
+
+def measure_drift(before: GaussianMemory, method: Method, stream: TaskStream, tasks: int) -> dict[str, float]:
+    """The mean drift over the classes of the first `tasks` tasks.
+
+    Old training pictures are read again for this; methods see neither them nor these numbers.
+    """
+    after = method.memory
+    assert isinstance(after, GaussianMemory)
+    rows: list[Drift] = []
+    for index in range(tasks):
+        with stream.trained(index, MOST) as pictures:
+            features, labels = normalize(pictures.features, dim=-1).double(), pictures.labels
+            for label in torch.unique(labels).tolist():
+                rows.append(class_drift(features[labels == label], before, after, label))
+    return Drift(*torch.tensor(rows, dtype=torch.float64).mean(0).tolist())._asdict()
+
+
+def class_drift(real: Tensor, before: GaussianMemory, after: GaussianMemory, label: int) -> Drift:
+    """The drift of one class.
+
+    The mean of m of n pictures has expected squared error tr(S)(1/m − 1/n). In 1 − cosine this is half of it over
+    ‖μ‖², ignoring the component along μ.
+
+    Args:
+        real: Features (m, d) that pictures of the class have now; m may be fewer than were stored.
+        before: The Gaussians before learning.
+        after: The Gaussians after learning.
+        label: The class.
+    """
+    cosines, distances = [], []
+    count, centre = len(real), real.mean(0)
+    for memory in (before, after):
+        mean, cov = memory.moments(label)
+        cosines.append(float(1 - cosine_similarity(mean, centre, dim=0)))
+        distances.append(float(wasserstein2_to_samples(mean, cov, real).sqrt()))
+    spread = (real - centre).square().sum() / max(1, count - 1)
+    missing = max(0.0, 1 / count - 1 / max(1, int(after.counts[label])))
+    cosine_floor = float(spread * missing / (2 * centre.square().sum()))
+    w2_floor = float(wasserstein2_to_samples(*average_moments([real]), real).sqrt())
+    return Drift(cosines[0], cosines[1], cosine_floor, distances[0], distances[1], w2_floor)

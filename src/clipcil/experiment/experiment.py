@@ -14,16 +14,25 @@ from clipcil.data.dataset import Dataset, drop_broken, open_dataset
 from clipcil.data.reader import Reader
 from clipcil.data.tasks import Task, TaskStream, class_order, task_sizes
 from clipcil.errors import UserError
-from clipcil.experiment.drift import copy_memory, measure_drift
-from clipcil.experiment.evaluate import Record, evaluate
+from clipcil.experiment.evaluate import Record, copy_memory, evaluate, measure_drift
 from clipcil.experiment.monitor import Display, Timer, default_display
 from clipcil.experiment.results import Results
-from clipcil.experiment.spec import TASKS, RunSpec, as_table, method_settings, resolved, split_options
+from clipcil.experiment.spec import (
+    PROCESSES,
+    TASKS,
+    RunSpec,
+    as_table,
+    check_same,
+    method_settings,
+    read_config,
+    resolved,
+    split_options,
+)
 from clipcil.memory.gaussians import GaussianMemory
 from clipcil.methods.base import Method, build_method
 from clipcil.methods.registry import check_method, find_method
 from clipcil.network import on_behalf_of_a_folder
-from clipcil.settings import build, merge, nested
+from clipcil.settings import build, merge, nested, to_dict
 from clipcil.storage import cache_folder
 from clipcil.tensor_store import TensorStore
 from clipcil.training.device import find_device, make_fabric, usual_torch
@@ -96,35 +105,31 @@ class Experiment:
         **options: Any,
     ) -> None:
         self._kind = kind = find_method(method) if isinstance(method, str) else check_method(method)
-        choices, own = split_options(options, kind)
         if not isinstance(data, str | Path | Dataset):
             raise UserError(f"data is of type {type(data).__name__}; give a name, a folder or a clipcil.Dataset")
+        choices, own = split_options(options, kind)
         choices |= {"method": kind.name, "data": data.name if isinstance(data, Dataset) else str(data)}
         spec = build(RunSpec, {**choices, "backbone": backbone_name(backbone)})
-        if isinstance(data, Dataset):
-            if spec.data_options or spec.data_root:
-                raise UserError("data_root and data_options are for datasets by name; this dataset is open already")
-            spec = replace(spec, device=find_device(spec.device))
+        if not isinstance(data, Dataset):
+            self.spec = resolved(replace(spec, data="folder", data_root=data) if isinstance(data, Path) else spec)
+        elif spec.data_options or spec.data_root:
+            raise UserError("data_root and data_options are for datasets by name; this dataset is open already")
         else:
-            spec = resolved(replace(spec, data="folder", data_root=data) if isinstance(data, Path) else spec)
-        self.spec = spec
-        self.config = self._settings(settings, own, preset)
-        self.data_root = spec.data_root
+            self.spec = replace(spec, device=find_device(spec.device))
+        settings = {} if settings is None else settings
+        if isinstance(settings, kind.Config) and not own:
+            self.config: Any = settings
+        elif isinstance(settings, Mapping) and all(isinstance(key, str) for key in settings):
+            self.config = method_settings(self.spec, merge(nested(settings), nested(own)), preset, kind)
+        else:
+            raise UserError("settings must be a mapping, such as {'beta': 0.2}")
+        self.data_root = self.spec.data_root
         """Where the dataset is now; `spec.data_root` of a run that is continued says where it was at its start."""
         self._data, self._backbone = data, backbone
         self._named_by_user = True  # whether the user named the backbone; one that only a folder names is not fetched
         self._cache, self._alone = cache or LoadCache(), cache is None
         self._fabric: Any = None
         self.reset()
-
-    def _settings(self, settings: Any, own: Mapping[str, Any], preset: bool) -> Any:
-        """The config of the method, from the argument `settings` and from keyword arguments."""
-        if isinstance(settings, self._kind.Config) and not own:
-            return settings
-        settings = {} if settings is None else settings
-        if not isinstance(settings, Mapping) or not all(isinstance(key, str) for key in settings):
-            raise UserError("settings must be a mapping, such as {'beta': 0.2}")
-        return method_settings(self.spec, merge(nested(settings), nested(own)), preset, self._kind)
 
     @classmethod
     def of(cls, spec: RunSpec, config: Any, cache: LoadCache | None = None) -> Experiment:
@@ -147,12 +152,20 @@ class Experiment:
         Raises:
             UserError: The folder holds no run, or something in `given` is not an option that the run began with.
         """
-        from clipcil.experiment.folder import options_of_run
-
-        given = given or {}
-        spec, config, data_root = options_of_run(Path(folder), given)
+        folder, options = Path(folder), dict(given or {})
+        settings, kept = options.pop("settings", {}), read_config(folder)
+        other = {"tasks": "increment", "increment": "tasks"}  # the one given replaces the other one kept
+        run = {key: value for key, value in kept["run"].items() if other.get(key) not in options}
+        spec = resolved(build(RunSpec, merge(run, options)))
+        data_root = spec.data_root
+        spec = replace(spec, data_root=build(RunSpec, run).data_root)  # the pictures are compared, not where they are
+        compared = options.keys() - {*PROCESSES, "data_root"}
+        before, now = ({key: table.get(key) for key in compared} for table in (kept["run"], to_dict(spec)))
+        check_same(folder, {"run": before}, {"run": now})  # first: the settings of another method do not fit
+        config = method_settings(spec, merge(kept["method"], settings), preset=False)
+        check_same(folder, kept, as_table(spec, config))
         experiment = cls.of(spec, config)
-        experiment.data_root, experiment._named_by_user = data_root, "backbone" in given
+        experiment.data_root, experiment._named_by_user = data_root, "backbone" in options
         return experiment
 
     def reset(
@@ -209,22 +222,20 @@ class Experiment:
     def __iter__(self) -> Iterator[Task]:
         """The tasks that are not learnt yet. A task's pictures cannot be read once the next task is asked for."""
         self._check_whole()
-        # Kept in an attribute: its tasks end when the iterator is deleted.
-        self._tasks = self._hand_out(self.stream.tasks(len(self.method.sizes)))
-        return self._tasks
 
-    def _hand_out(self, tasks: Iterator[Task]) -> Iterator[Task]:
-        for task in tasks:
-            self._newest = task
-            yield task
+        def hand_out() -> Iterator[Task]:
+            for task in self.stream.tasks(len(self.method.sizes)):
+                self._newest = task
+                yield task
+
+        self._tasks = hand_out()  # in an attribute, because its tasks end when the iterator is deleted
+        return self._tasks
 
     def __repr__(self) -> str:
         spec = self.spec
         tasks = f": {len(self._stream.names)} classes in {len(self._stream)} tasks" if self.loaded else ""
-        return (
-            f"{self._kind.title} on {spec.data}{tasks}, backbone {spec.backbone}, seed {spec.seed},"
-            f" device {spec.device}"
-        )
+        chosen = f"backbone {spec.backbone}, seed {spec.seed}, device {spec.device}"
+        return f"{self._kind.title} on {spec.data}{tasks}, {chosen}"
 
     def learn(self, task: Task) -> None:
         """Learn the classes of `task`.

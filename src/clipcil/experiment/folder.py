@@ -9,24 +9,42 @@ from __future__ import annotations
 import datetime
 import hashlib
 import json
+import os
+import platform
+import typing
 from collections.abc import Mapping
-from contextlib import ExitStack
-from dataclasses import asdict, dataclass, replace
+from contextlib import ExitStack, suppress
+from dataclasses import asdict, dataclass
+from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 
+from clipcil import __version__
 from clipcil.data.dataset import datasets
-from clipcil.errors import UserError, printable, quoted
+from clipcil.data.names import ANYTHING
+from clipcil.errors import UserError, quoted
 from clipcil.experiment.evaluate import Record
-from clipcil.experiment.finished import environment, inputs, write_inputs
 from clipcil.experiment.monitor import Display, StepLog, peak_megabytes
-from clipcil.experiment.spec import PROCESSES, RunSpec, as_table, method_settings, resolved
+from clipcil.experiment.spec import check_same, first_difference
 from clipcil.methods.base import method_state, restore_method
 from clipcil.methods.registry import methods
-from clipcil.settings import Count, build, merge, to_dict, typed
-from clipcil.storage import claim, read_json, read_toml, run_lock, sha256, sweep, write_json, write_text, write_toml
+from clipcil.report.runs import RunRecord, read_run
+from clipcil.settings import Count, typed
+from clipcil.storage import (
+    claim,
+    is_file,
+    read_json,
+    read_toml,
+    run_lock,
+    sha256,
+    sweep,
+    write_json,
+    write_text,
+    write_toml,
+)
 from clipcil.tensor_store import TensorStore, read_entry
 from clipcil.training.device import usual_torch
 from clipcil.training.own_random import random_state, set_random_state
@@ -38,15 +56,10 @@ ERROR = "error.txt"
 """The traceback of a run of a grid that failed."""
 KEEP = 2
 """Checkpoints kept: the newest, and the one before it in case the newest is damaged."""
-
-
-@dataclass
-class Checkpoint:
-    """A run after some of its tasks."""
-
-    tasks: int
-    tensors: dict[str, Tensor]
-    facts: dict[str, Any]
+RUN_FILES = ("matrix.csv", "predictions.csv", "steps.jsonl")
+"""Files that a finished run has beside `results.json`."""
+PACKAGES = ("torch", "lightning-fabric", "numpy", "tokenizers", "pillow", "safetensors")
+"""Packages whose versions `environment.json` names."""
 
 
 @dataclass
@@ -59,24 +72,41 @@ class Progress:
     seconds: dict[str, float]
 
 
+@dataclass
+class Checkpoint:
+    """A run after some of its tasks."""
+
+    tasks: int
+    tensors: dict[str, Tensor]
+    facts: dict[str, Any]
+    progress: Progress
+
+
+@dataclass
+class Environment:
+    """The entries of `environment.json` that are read again."""
+
+    threads: int | None = None
+    inputs: dict[str, str] | None = None
+    """Digests of the files that the results were made from, as `inputs` returned them."""
+
+
 class RunFolder:
     """The folder of one run; used as a context, it holds the lock inside.
 
     Args:
-        folder: The folder.
+        folder: The folder; entering refuses one that another process writes to, or that holds something else.
         table: Every option and setting, as `config.toml` holds them.
         display: Told about damaged files and about where the run continues.
         resume: Whether a run in the folder may be continued.
-
-    Raises:
-        UserError: On entering: another process writes to the folder, or it holds something else.
     """
 
     def __init__(self, folder: Path, table: dict[str, Any], display: Display, resume: bool) -> None:
         self.folder, self.table, self.display, self.resume = folder, table, display, resume
         self.log = StepLog(folder / "steps.jsonl", display.tell)
-        self._inputs: dict[str, str] = {}
         self._identity: dict[str, Any] = {}
+        self._inputs: dict[str, str] = {}
+        self._environment: dict[str, Any] = {}
 
     def __enter__(self) -> RunFolder:
         with ExitStack() as stack:
@@ -84,8 +114,8 @@ class RunFolder:
             self._check_start()
             self.checkpoints = TensorStore(self.folder / "checkpoint")
             self.stages = TensorStore(self.folder / "checkpoint" / "stages")
-            for folder in (self.checkpoints.folder, self.stages.folder):
-                sweep(folder)
+            for store in (self.checkpoints, self.stages):
+                sweep(store.folder)
             self._lock = stack.pop_all()
         return self
 
@@ -95,14 +125,13 @@ class RunFolder:
     def _check_start(self) -> None:
         """Refuse a folder that holds something else, before anything is loaded or written."""
         claim(self.folder, "config.toml", "run", ignore=(ERROR,))
-        if not (self.folder / "config.toml").exists():
-            return
-        check_same(self.folder, read_toml(self.folder / "config.toml"), self.table)
-        if not self.resume:
-            raise UserError(
-                f"{self.folder} holds this run already; continue it with --resume {quoted(self.folder)} (in Python"
-                " with run(folder)), or name another"
-            )
+        if (self.folder / "config.toml").exists():
+            check_same(self.folder, read_toml(self.folder / "config.toml"), self.table)
+            if not self.resume:
+                raise UserError(
+                    f"{self.folder} holds this run already; continue it with --resume {quoted(self.folder)} (in Python"
+                    " with run(folder)), or name another"
+                )
 
     def begin(self, experiment: Experiment) -> Checkpoint | None:
         """Load the experiment, write how the run begins, and return its newest checkpoint."""
@@ -110,11 +139,10 @@ class RunFolder:
         text = json.dumps(self._identity, sort_keys=True)
         experiment.mark = hashlib.sha256(text.encode()).hexdigest()[:24]
         if (checkpoint := self._newest()) is not None:
-            self.log.size = typed(checkpoint.facts.get("log_size"), Count, "log_size")
-            self.log.task = checkpoint.tasks
+            self.log.size, self.log.task = checkpoint.progress.log_size, checkpoint.tasks
         self._inputs = inputs(self.table)
-        # Only now: a run that could not begin has claimed nothing.
-        for note in (*self._write_start(experiment), *experiment.notes):
+        self._write_start(experiment)  # only now: a run that could not begin has claimed nothing
+        for note in experiment.notes:
             self.display.tell(note)
         return checkpoint
 
@@ -132,31 +160,37 @@ class RunFolder:
                     raise UserError(
                         f"{path} belongs to another run ({difference}); put the right file back or start anew"
                     )
-                if facts.get("tasks") != int(key.removeprefix("task-")):
-                    raise UserError(f"{path} is the checkpoint after task {facts.get('tasks')}; it was renamed")
-                return Checkpoint(int(facts["tasks"]), tensors, facts)
+                tasks, progress = int(key.removeprefix("task-")), typed(facts, Progress, "checkpoint")
+                if not facts.get("tasks") == tasks == len(progress.records) == len(progress.drift):
+                    raise UserError(f"{path} is not the checkpoint after task {tasks}; start anew")
+                return Checkpoint(tasks, tensors, facts, progress)
         return None
 
-    def _write_start(self, experiment: Experiment) -> list[str]:
-        """Claim the folder for this run. Returns notes for the user."""
+    def _write_start(self, experiment: Experiment) -> None:
+        """Claim the folder for this run."""
         if not (self.folder / "config.toml").exists():
             write_toml(self.folder / "config.toml", self.table)
-        clip = experiment.method.clip
-        now = {**environment(), "backbone": clip.pinned, "fingerprint": clip.fingerprint, "inputs": self._inputs}
-        try:
-            kept = read_json(self.folder / "environment.json")
-            before = kept["threads"]
-            now["inputs"] = kept.get("inputs", now["inputs"])  # of the results that are there, until this run has ended
-        except (UserError, LookupError, TypeError, AttributeError):
-            before = now["threads"]
-        write_json(self.folder / "environment.json", now)
-        if before == now["threads"]:
-            return []
-        return [
-            f"begun with {printable(before)} threads, continued with {now['threads']}: sums are added in another order,"
-            f" so losses and drift can differ in their last digits; OMP_NUM_THREADS={printable(before)} gives the same"
-            " bytes"
-        ]
+        clip, before, threads = experiment.method.clip, read_environment(self.folder), torch.get_num_threads()
+        self._environment = {
+            "clipcil": __version__,
+            "python": platform.python_version(),
+            **{name: metadata.version(name) for name in PACKAGES},
+            "machine": platform.machine(),
+            "system": platform.system(),
+            "cores": os.cpu_count(),
+            "threads": threads,
+            "backbone": clip.pinned,
+            "fingerprint": clip.fingerprint,
+            # Until this run has ended, the digests are those of the results that are there.
+            "inputs": self._inputs if before.inputs is None else before.inputs,
+        }
+        write_json(self.folder / "environment.json", self._environment)
+        if before.threads not in (None, threads):
+            self.display.tell(
+                f"begun with {before.threads} threads, continued with {threads}: sums are added in another order,"
+                f" so losses and drift can differ in their last digits; OMP_NUM_THREADS={before.threads} gives the same"
+                " bytes"
+            )
 
     def save(self, experiment: Experiment) -> None:
         """Write a checkpoint after the newest task; the stages of the task are not needed any more."""
@@ -184,16 +218,15 @@ class RunFolder:
         seconds = {name: round(value, 3) for name, value in experiment.timer.seconds.items()}
         timing = {"seconds": seconds, "peak_megabytes": peak_megabytes()}
         write_json(self.folder / "timing.json", {**timing, "finished": datetime.date.today().isoformat()})
-        write_json(self.folder / "results.json", results.as_dict())  # last: its presence says that the run is complete
-        write_inputs(self.folder, self._inputs)
+        write_json(self.folder / "results.json", results.as_dict())  # its presence says that the run is complete
+        # Input files may have changed since the run began: before its first checkpoint, or in files that no checkpoint
+        # depends on. A file that is gone now was there when the run began.
+        self._environment["inputs"] = {**self._environment["inputs"], **self._inputs}
+        write_json(self.folder / "environment.json", self._environment)
 
 
 def restore(experiment: Experiment, checkpoint: Checkpoint) -> None:
-    """Put an experiment that has learnt nothing into the state of a checkpoint.
-
-    Raises:
-        UserError: The checkpoint does not fit.
-    """
+    """Put an experiment that has learnt nothing into the state of a checkpoint."""
     own = {key.removeprefix("method."): value for key, value in checkpoint.tensors.items() if key.startswith("method.")}
     with usual_torch(experiment.method.device), experiment.random.active():
         restore_method(experiment.method, own, checkpoint.facts)
@@ -201,11 +234,8 @@ def restore(experiment: Experiment, checkpoint: Checkpoint) -> None:
             set_random_state(checkpoint.tensors)
         except (RuntimeError, LookupError, TypeError) as error:
             raise UserError(f"the checkpoint after task {checkpoint.tasks} has no random state; start anew") from error
-    progress: Progress = typed(checkpoint.facts, Progress, "checkpoint")
-    if not len(progress.records) == len(progress.drift) == checkpoint.tasks:
-        raise UserError(f"the checkpoint after task {checkpoint.tasks} has {len(progress.records)} records; start anew")
-    experiment.records, experiment.drift = progress.records, progress.drift
-    experiment.timer.seconds = progress.seconds
+    progress = checkpoint.progress
+    experiment.records, experiment.drift, experiment.timer.seconds = progress.records, progress.drift, progress.seconds
 
 
 def identity(experiment: Experiment) -> dict[str, Any]:
@@ -226,78 +256,71 @@ def identity(experiment: Experiment) -> dict[str, Any]:
     }
 
 
-def check_installed(folder: Path, run: dict[str, Any]) -> None:
-    """Refuse to continue a run of a dataset or method that nobody here knows by its name."""
-    for key, called, known in (("data", "dataset", datasets()), ("method", "method", methods())):
-        if isinstance(name := run.get(key), str) and name not in known:
-            raise UserError(
-                f"{folder} is a run of the {called} '{name}', which is not installed here; where it was given in"
-                " Python, make the same Experiment again and call run(folder), which continues"
-            )
+def finished_run(folder: Path, table: dict[str, Any]) -> RunRecord | None:
+    """The results in `folder`; None where they are incomplete or not of these options, settings and input files."""
+    if not all((folder / name).is_file() for name in RUN_FILES):
+        return None
+    try:
+        found = read_run(folder)
+    except UserError:  # damaged results are made again from the last checkpoint
+        return None
+    if json.dumps(found.config, sort_keys=True) != json.dumps(table, sort_keys=True):
+        return None
+    before = read_environment(folder).inputs or {}
+    changed = any(before.get(key, digest) != digest for key, digest in inputs(table).items())
+    return None if changed else found
 
 
-def check_same(folder: Path, found: dict[str, Any], asked: dict[str, Any]) -> None:
-    """Refuse to continue a run with other options than it was begun with."""
-    if difference := first_difference(found, asked):
-        raise UserError(f"{folder} holds another run ({difference}); name another folder with --out")
+def read_environment(folder: Path) -> Environment:
+    """What is read again of `environment.json`; nothing where it is missing or damaged."""
+    with suppress(UserError):
+        found: Environment = typed(read_json(folder / "environment.json"), Environment)
+        return found
+    return Environment()
 
 
-def first_difference(found: dict[str, Any], asked: dict[str, Any], where: str = "") -> str:
-    """The first entry in which two tables differ, as a phrase for a message; empty where they agree."""
-    for key in sorted({*found, *asked}, key=lambda key: (key != "run", key)):  # the method's name before its settings
-        a, b = found.get(key), asked.get(key)
-        if isinstance(a, dict) and isinstance(b, dict):
-            if inner := first_difference(a, b, f"{where}{key}."):
-                return inner
-        elif isinstance(a, list) and isinstance(b, list) and len(a) == len(b) > 3 and a != b:
-            place = next(i for i, pair in enumerate(zip(a, b)) if pair[0] != pair[1])
-            return f"its {where}{key}[{place}] is {_show(a[place])}, not {_show(b[place])}"
-        elif json.dumps(a) != json.dumps(b):
-            return f"its {where}{key} is {_show(a)}, not {_show(b)}"
+def inputs(table: dict[str, Any]) -> dict[str, str]:
+    """A digest of every file and folder that the options and settings name and that is there: an order, descriptions,
+    lists of a split, weights with the files beside them, pictures of one's own. A dataset that is the same everywhere
+    is not digested: its folder may hold a million files."""
+    run, known, method = table["run"], datasets().get(table["run"]["data"]), methods().get(table["run"].get("method"))
+    named = _paths(method.Config, table["method"]) if method else {}
+    if known:
+        options = _paths(known.options, run.get("data_options", {}))
+        named |= {f"data_options.{key}": value for key, value in options.items()}
+    if is_file(order := Path(run.get("order", ""))):
+        named["order"] = order
+    if run.get("backbone", "mini") != "mini":
+        named["backbone"] = backbone = Path(run["backbone"])
+        if is_file(backbone):  # its config and its tokenizer
+            beside = [path for pattern in ("*.json", "*.txt") for path in backbone.parent.glob(pattern)]
+            named |= {f"backbone/{path.name}": path for path in beside}
+    if run["data"] in ANYTHING and run.get("data_root"):
+        named["data_root"] = Path(run["data_root"])
+    return {key: digest for key, path in named.items() if (digest := _digest(path))}
+
+
+def _paths(kind: type, values: Mapping[str, Any]) -> dict[str, Path]:
+    """Those of the values that the dataclass `kind` says are paths: a word of another setting may name a file, too."""
+    hints = typing.get_type_hints(kind)
+    kinds = {key: (hints.get(key), *typing.get_args(hints.get(key))) for key in values}
+    return {key: Path(value) for key, value in values.items() if Path in kinds[key]}
+
+
+def _digest(path: Path) -> str:
+    """Of a file its bytes; of a folder names, sizes and times of what is in it; empty where there is nothing."""
+    with suppress(OSError, ValueError):
+        if path.is_file():
+            return sha256(path)
+        if path.is_dir():
+            found = hashlib.sha256()
+            for place, folders, names in os.walk(path):
+                folders.sort()
+                for file in (Path(place) / name for name in sorted(names)):
+                    status = file.lstat()
+                    found.update(f"{str(file)!r} {status.st_size} {status.st_mtime_ns}".encode())
+            return found.hexdigest()
     return ""
-
-
-def _show(value: Any) -> str:
-    text = str(value)
-    return text if len(text) <= 80 else f"{text[:80]}…"
-
-
-def read_config(folder: Path) -> dict[str, Any]:
-    """The tables `run` and `method` of the run in `folder`."""
-    path = folder / "config.toml"
-    if not path.is_file():
-        raise UserError(f"{folder} holds no run (there is no config.toml in it)")
-    table = read_toml(path)
-    for part in ("run", "method"):
-        if not isinstance(table.get(part), dict):
-            raise UserError(f"{path} is damaged: it has no table [{part}]; put the right one back or start anew")
-    return table
-
-
-def options_of_run(folder: Path, given: Mapping[str, Any]) -> tuple[RunSpec, Any, Path | None]:
-    """The options and settings of the run in `folder`, and where its data is today.
-
-    Args:
-        folder: A folder that a run has written to.
-        given: As for `Experiment.resume`.
-
-    Raises:
-        UserError: The folder holds no run, or something in `given` is not what the run was begun with.
-    """
-    kept = read_config(folder)
-    check_installed(folder, kept["run"])
-    options, settings = {key: value for key, value in given.items() if key != "settings"}, given.get("settings", {})
-    other = {"tasks": "increment", "increment": "tasks"}  # the one given replaces the other one kept
-    run = {key: value for key, value in kept["run"].items() if other.get(key) not in options}
-    spec = resolved(build(RunSpec, merge(run, options)))
-    data_root = spec.data_root
-    spec = replace(spec, data_root=build(RunSpec, run).data_root)  # the pictures are compared, not where they are
-    compared = options.keys() - {*PROCESSES, "data_root"}
-    before, now = ({key: table.get(key) for key in compared} for table in (kept["run"], to_dict(spec)))
-    check_same(folder, {"run": before}, {"run": now})  # first: the settings of another method do not fit
-    config = method_settings(spec, merge(kept["method"], settings), preset=False)
-    check_same(folder, kept, as_table(spec, config))
-    return spec, config, data_root
 
 
 def fresh_folder(what: str) -> Path:

@@ -6,10 +6,10 @@ import dataclasses
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from clipcil.data.dataset import datasets, find_dataset, own_folder
 from clipcil.errors import UserError, nearest, quoted
@@ -23,15 +23,13 @@ SYMBOLS = {"M": "prompt_length", "β": "beta", "λ": "ortho", "lambda": "ortho"}
 """The paper's names of three settings of DMC-OT."""
 
 
-@dataclass(frozen=True)
-class Case:
-    """A method with settings, as one line of a table or one point of a curve."""
+class Case(NamedTuple):
+    """A method with settings and options of the run, as one line of a table or one point of a curve."""
 
     label: str
     method: str
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    run: Mapping[str, Any] = field(default_factory=dict)
-    """Options of `RunSpec` that belong to the case."""
+    settings: Mapping[str, Any]
+    run: Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -52,16 +50,10 @@ class PlannedRun:
 
 
 def plan(grid: Grid) -> list[PlannedRun]:
-    """Every run of a bench, dataset by dataset so that features are shared.
-
-    Raises:
-        UserError: A name or value is wrong.
-    """
+    """Every run of a bench, dataset by dataset so that features are shared; a wrong name or value is refused."""
     table = read_table(grid.table) if grid.table else None
     rows = list(table.all_rows()) if table else [Row(kind.title, name) for name, kind in methods().items()]
-    rows = _choose_rows(rows, grid.methods)
-    data = known_datasets(grid.data) or (list(table.datasets) if table else ["emoji"])
-    rows, data = _cut(rows, data, grid.only)
+    rows, data = _choose(rows, grid.data or (table.datasets if table else ()) or ("emoji",), grid)
     for key in map(_key, grid.set):
         if any(key in row.decides for row in rows):
             raise UserError(f"the rows of {grid.table} decide '{key}' themselves; leave it out, or bench without table")
@@ -70,12 +62,12 @@ def plan(grid: Grid) -> list[PlannedRun]:
         run.pop("tasks", None)
     cases = []
     for row in rows:
-        asked = not row.tasks or {"tasks", "increment"} & set(grid.run)
-        for tasks in ({},) if asked else tuple({"tasks": number} for number in row.tasks):
+        is_asked = not row.tasks or {"tasks", "increment"} & set(grid.run)
+        for tasks in ({},) if is_asked else tuple({"tasks": number} for number in row.tasks):
             settings = row.settings_with(tasks.get("tasks", run.get("tasks")))
             cases.append(Case(row.label, row.method, settings, tasks))
     orders = grid.orders or (table.orders if table and "order" not in grid.run else ())
-    return _expand(cases, data, replace(grid, orders=orders), run)
+    return _expand(cases, data, replace(grid, orders=orders, run=run))
 
 
 def plan_sweep(method: str, key: str, values: Sequence[str], grid: Grid) -> list[PlannedRun]:
@@ -86,9 +78,6 @@ def plan_sweep(method: str, key: str, values: Sequence[str], grid: Grid) -> list
         key: A setting of the method, or an option of the run such as tasks or shots.
         values: Its values. Default: those of the paper's sensitivity study.
         grid: The rest.
-
-    Raises:
-        UserError: There is no such setting, or a value does not fit it.
     """
     config = find_method(method).Config()
     key = key if has_setting(config, key) else SYMBOLS.get(key, key)
@@ -100,19 +89,18 @@ def plan_sweep(method: str, key: str, values: Sequence[str], grid: Grid) -> list
     if len(chosen) < 2:
         raise UserError(f"a sweep needs at least two values of '{key}'; write them one after the other")
     if has_setting(config, key):
-        cases = [Case(value, method, nested({key: value})) for value in chosen]
+        cases = [Case(value, method, nested({key: value}), {}) for value in chosen]
         given = [f"--set {word}" for word in grid.set if _key(word) == key]
     else:
-        cases = [Case(value, method, run={key: value}) for value in chosen]
+        cases = [Case(value, method, {}, {key: value}) for value in chosen]
         same = ("tasks", "increment") if key in ("tasks", "increment") else (key,)
         given = [f"--{name.replace('_', '-')}" for name in same if name in grid.run]
         given += ["--orders"] if key == "order" and grid.orders else []
     if given:
         raise UserError(f"the sweep itself decides '{key}'; leave out {given[0]}")
-    planned = _expand(cases, known_datasets(grid.data) or ["emoji"], grid, grid.run)
-    for each in planned:
-        if each.problem:  # an invalid value of a sweep is refused, not reported as a failed run
-            raise UserError(each.problem)
+    planned = _expand(cases, grid.data or ("emoji",), grid)
+    if problems := [each.problem for each in planned if each.problem]:
+        raise UserError(problems[0])  # an invalid value of a sweep is refused, not reported as a failed run
     return planned
 
 
@@ -121,22 +109,50 @@ def study_values(key: str) -> tuple[float, ...]:
     return next((sweep.values for sweep in read_table("sensitivity").sweeps if sweep.key == key), ())
 
 
-def _expand(cases: Sequence[Case], data: Sequence[str], grid: Grid, run: Mapping[str, Any]) -> list[PlannedRun]:
-    kinds, sources = methods(), datasets()
+def _choose(rows: list[Row], data: Sequence[str], grid: Grid) -> tuple[list[Row], list[str]]:
+    """The rows of the methods that are named, then rows and datasets cut by the patterns of `--only`."""
+
+    def fitting(pattern: str) -> list[Row]:
+        label = pattern.lower()
+        return [row for row in rows if fnmatchcase(row.method, pattern) or fnmatchcase(row.label.lower(), label)]
+
+    names = list(dict.fromkeys(row.method for row in rows))
+    if grid.methods and "all" not in grid.methods:
+        chosen = {pattern: fitting(pattern) for pattern in grid.methods}
+        if missing := [pattern for pattern, found in chosen.items() if not found]:
+            raise UserError(f"there is no method '{missing[0]}' here{nearest(missing[0], names)}")
+        rows = list({(row.method, row.label): row for found in chosen.values() for row in found}.values())
+    of_rows = [pattern for pattern in grid.only if fitting(pattern)]
+    of_data = [name for name in data if any(fnmatchcase(name, pattern) for pattern in grid.only)]
+    for pattern in grid.only:
+        if pattern not in of_rows and not any(fnmatchcase(name, pattern) for name in data):
+            near = nearest(pattern, [*names, *data])
+            raise UserError(f"--only '{pattern}' fits no method and no dataset of the grid{near}")
+    if of_rows:
+        rows = [row for row in rows if any(row in fitting(pattern) for pattern in of_rows)]
+    return rows, of_data or list(data)
+
+
+def _expand(cases: Sequence[Case], data: Sequence[str], grid: Grid) -> list[PlannedRun]:
+    """A run for each dataset, case, class order and seed."""
+    for name in data:
+        if name not in datasets() and is_folder(Path(name)):
+            raise UserError(f"'{name}' is a folder; give --data folder --data-root {quoted(name)}")
+    sources = {name: find_dataset(name).options() for name in data}
+    kinds = methods()
     configs = {case.method: kinds[case.method].Config() for case in cases if case.method in kinds}
-    settings = _share_words(grid.set, configs, ("methods", "a setting"))
-    defaults = {name: sources[name].options() for name in data if name in sources}
-    options = _share_words(grid.data_options, defaults, ("datasets", "an option"))
+    settings = _share_words(grid.set, configs, "methods has a setting")
+    options = _share_words(grid.data_options, sources, "datasets has an option")
     roots = data_roots(grid.data_root, data)
     planned = []
     for name in data:
-        where = {"data": name, "data_root": roots[name], "data_options": options.get(name, {})}
+        where = {"data": name, "data_root": roots[name], "data_options": options[name]}
         for case in cases:
             for order in [{"order": order} for order in grid.orders] or [{}]:
                 for seed in range(grid.seeds):
                     own = {**case.run, **order, **where, "method": case.method, "seed": seed}
                     given = merge(settings.get(case.method, {}), case.settings)
-                    planned.append(_resolve(case.label, build(RunSpec, {**run, **own}), given, grid.out))
+                    planned.append(_resolve(case.label, build(RunSpec, {**grid.run, **own}), given, grid.out))
     return planned
 
 
@@ -149,30 +165,22 @@ def _resolve(label: str, spec: RunSpec, settings: Mapping[str, Any], out: Path) 
     except UserError as error:
         return PlannedRun(label, spec, None, out / f"{name}-refused", str(error))
     text = json.dumps(as_table(spec, config), sort_keys=True)
-    digest = hashlib.sha256(text.encode()).hexdigest()[:8]
-    return PlannedRun(label, spec, config, out / f"{name}-{digest}")
+    return PlannedRun(label, spec, config, out / f"{name}-{hashlib.sha256(text.encode()).hexdigest()[:8]}")
 
 
-def _share_words(words: Sequence[str], owners: Mapping[str, Any], called: tuple[str, str]) -> dict[str, dict[str, Any]]:
-    """The values among words key=value for each method or dataset: those for which it has a setting or option.
+def _share_words(words: Sequence[str], owners: Mapping[str, Any], what: str) -> dict[str, dict[str, Any]]:
+    """The values among words key=value for each owner, a method or dataset: those for which it has a setting or option.
 
-    Args:
-        words: The words.
-        owners: The defaults of each method or dataset.
-        called: What an owner and a key are called in messages.
-
-    Raises:
-        UserError: None of the owners has a key, or one of them does not take a value.
+    A word that fits none of the owners is refused; `owners` maps each to its defaults, and `what` is for the message.
     """
-    pairs = [(word, _key(word)) for word in words]
-    for word, key in pairs:
+    for word in words:
         parse_words([word])
-        if owners and not any(has_setting(defaults, key) for defaults in owners.values()):
+        if owners and not any(has_setting(defaults, _key(word)) for defaults in owners.values()):
             every = sorted({item.name for defaults in owners.values() for item in dataclasses.fields(defaults)})
-            raise UserError(f"none of the {called[0]} has {called[1]} '{key}'{nearest(key, every)}")
+            raise UserError(f"none of the {what} '{_key(word)}'{nearest(_key(word), every)}")
     found = {}
     for name, defaults in owners.items():
-        found[name] = parse_words([word for word, key in pairs if has_setting(defaults, key)])
+        found[name] = parse_words([word for word in words if has_setting(defaults, _key(word))])
         override(defaults, found[name])  # all values at once: which one fits may depend on another
     return found
 
@@ -183,10 +191,11 @@ def _key(word: str) -> str:
 
 def has_setting(config: Any, key: str) -> bool:
     """Whether the dataclass instance has the (dotted) setting."""
-    name, _, rest = key.partition(".")
-    if not dataclasses.is_dataclass(config) or name not in {f.name for f in dataclasses.fields(config)}:
-        return False
-    return has_setting(getattr(config, name), rest) if rest else True
+    for name in key.split("."):
+        if not dataclasses.is_dataclass(config) or name not in {field.name for field in dataclasses.fields(config)}:
+            return False
+        config = getattr(config, name)
+    return True
 
 
 def data_roots(words: Sequence[str], data: Iterable[str]) -> dict[str, Path | None]:
@@ -210,44 +219,3 @@ def data_roots(words: Sequence[str], data: Iterable[str]) -> dict[str, Path | No
             root = own_folder(name, general[0])
         found[name] = root.absolute() if root is not None else None
     return found
-
-
-def known_datasets(names: Sequence[str]) -> list[str]:
-    """The names, each once; an unknown one is refused."""
-    for name in names:
-        if name not in datasets() and is_folder(Path(name)):
-            raise UserError(f"'{name}' is a folder; give --data folder --data-root {quoted(name)}")
-        find_dataset(name)
-    return list(dict.fromkeys(names))
-
-
-def _choose_rows(rows: list[Row], patterns: Sequence[str]) -> list[Row]:
-    if not patterns or "all" in patterns:
-        return rows
-    chosen = []
-    for pattern in patterns:
-        found = [row for row in rows if _fits(row, pattern)]
-        if not found:
-            names = dict.fromkeys(row.method for row in rows)
-            raise UserError(f"there is no method '{pattern}' here{nearest(pattern, names)}")
-        chosen += found
-    return list({(row.method, row.label): row for row in chosen}.values())
-
-
-def _cut(rows: list[Row], data: list[str], patterns: Sequence[str]) -> tuple[list[Row], list[str]]:
-    """A pattern that fits datasets cuts those, one that fits methods or labels cuts those."""
-    of_rows = [p for p in patterns if any(_fits(row, p) for row in rows)]
-    of_data = [p for p in patterns if any(fnmatchcase(name, p) for name in data)]
-    for pattern in patterns:
-        if pattern not in of_rows and pattern not in of_data:
-            known = [*dict.fromkeys(row.method for row in rows), *data]
-            raise UserError(f"--only '{pattern}' fits no method and no dataset of the grid{nearest(pattern, known)}")
-    if of_rows:
-        rows = [row for row in rows if any(_fits(row, pattern) for pattern in of_rows)]
-    if of_data:
-        data = [name for name in data if any(fnmatchcase(name, pattern) for pattern in of_data)]
-    return rows, data
-
-
-def _fits(row: Row, pattern: str) -> bool:
-    return fnmatchcase(row.method, pattern) or fnmatchcase(row.label.lower(), pattern.lower())

@@ -10,21 +10,25 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from rich.console import Console, Group
-from rich.live import Live
+from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
 from torch import Tensor
 
 from clipcil.errors import UserError, printable
 from clipcil.storage import open_log
 from clipcil.training.trainer import Callback
+
+if TYPE_CHECKING:
+    from clipcil.experiment.results import Results
+
+HEADER = ("task", "classes", "A_k", "weighted", "newest", "first", "seconds")
+"""The columns of the line that is printed for each task."""
 
 BAR_PAUSE = 0.1
 """Seconds between two updates of the bar in a notebook: each one is a message to the browser."""
@@ -59,11 +63,8 @@ class StepLog(Callback):
     """`steps.jsonl`: a line for every training step.
 
     Losses stay on the device until the stage ends, so that a step never waits for them. The log of a resumed run reads
-    as if it had never stopped: lines after `size` are removed before new ones are added.
-
-    Args:
-        path: The file.
-        tell: Called with a line for the user.
+    as if it had never stopped: lines after `size` are removed before new ones are added. `tell` is called with a line
+    for the user where lines were lost.
     """
 
     def __init__(self, path: Path, tell: Callable[[str], None]) -> None:
@@ -112,7 +113,7 @@ def peak_megabytes() -> float | None:
 
 
 class Display(Callback):
-    """Prints nothing. The base class of the displays that do, and the default in Python."""
+    """Shows nothing. The base class of the displays, and the default in Python."""
 
     def start(self, title: str, tasks: int) -> None:
         """A run begins."""
@@ -126,8 +127,8 @@ class Display(Callback):
     def progress(self, what: str, done: int, total: int) -> None:
         """Pictures are being preprocessed or encoded."""
 
-    def row(self, row: Sequence[str], header: Sequence[str]) -> None:
-        """A task is learnt and evaluated."""
+    def row(self, results: Results, seconds: float) -> None:
+        """A task is learnt and evaluated, which took `seconds`."""
 
     def stop(self) -> None:
         """The run has ended or failed."""
@@ -149,73 +150,61 @@ class PlainDisplay(Display):
 
     def __init__(self, console: Console | None = None) -> None:
         self.console = console or Console(highlight=False, soft_wrap=True, markup=False)
-        self._header = False
+        self._has_header = False
 
     def start(self, title: str, tasks: int) -> None:
-        self._header = False
         self.tell(title)
+        self._has_header = False
 
     def tell(self, line: str) -> None:
         self.console.print(printable(line), markup=False)
 
-    def row(self, row: Sequence[str], header: Sequence[str]) -> None:
-        widths = [max(8, len(name)) for name in header]
-        for cells in [row] if self._header else [header, row]:
-            self.console.print("  ".join(cell.rjust(width) for cell, width in zip(cells, widths, strict=True)))
-        self._header = True
+    def row(self, results: Results, seconds: float) -> None:
+        count = len(results.records)
+        numbers = (results.last, results.last_weighted, results.matrix[-1, -1], results.matrix[-1, 0])
+        cells = [f"{count}/{len(results.sizes)}", str(sum(results.sizes[:count]))]
+        cells += [*(f"{number:.2f}" for number in numbers), f"{seconds:.1f}"]
+        for line in [cells] if self._has_header else [HEADER, cells]:
+            self.console.print(
+                "  ".join(cell.rjust(max(8, len(name))) for cell, name in zip(line, HEADER, strict=True))
+            )
+        self._has_header = True
 
 
 class LiveDisplay(PlainDisplay):
-    """A table with a row per task, a progress bar for the tasks and one for the current stage."""
+    """A line per task, and below it a progress bar for the tasks and one for the current stage."""
 
-    def __init__(self, console: Console | None = None) -> None:
-        super().__init__(console or Console(markup=False))
+    def __init__(self) -> None:
+        super().__init__(Console(highlight=False, markup=False))
         columns = (
             TextColumn("{task.description:<28}", markup=False),
             BarColumn(),
             MofNCompleteColumn(),
             TimeElapsedColumn(),
         )
-        self._bars = Progress(*columns, console=self.console)
-        self._table: Table | None = None
-        self._live: Live | None = None
-        self._tasks: Any = None
-        self._stage: Any = None
+        self._bars = Progress(*columns, console=self.console, transient=True)
+        self._tasks, self._stage = self._bars.add_task("tasks", total=None), self._bars.add_task("", total=None)
 
     def start(self, title: str, tasks: int) -> None:
-        self.tell(title)
-        self._tasks = self._bars.add_task("tasks", total=tasks)
-        self._stage = self._bars.add_task("", total=None)
-        self._live = Live(self._bars, console=self.console, refresh_per_second=8)
-        self._live.start()
+        super().start(title, tasks)
+        self._bars.reset(self._tasks, total=tasks)
+        self._bars.start()
 
     def bar(self, name: str, total: int) -> None:
-        if self._stage is not None:
-            self._bars.reset(self._stage, description=name, total=total or None)
+        self._bars.reset(self._stage, description=name, total=total or None)
 
     def step(self, stage: str, epoch: int, step: int, loss: Tensor, rate: float) -> None:
-        if self._stage is not None:
-            self._bars.advance(self._stage)
+        self._bars.advance(self._stage)
 
     def progress(self, what: str, done: int, total: int) -> None:
-        if self._stage is not None:
-            self._bars.update(self._stage, description=f"{what} pictures", completed=done, total=total)
+        self._bars.update(self._stage, description=f"{what} pictures", completed=done, total=total)
 
-    def row(self, row: Sequence[str], header: Sequence[str]) -> None:
-        if self._table is None:
-            self._table = Table(*header, box=None)
-            for column in self._table.columns:
-                column.justify = "right"
-        self._table.add_row(*row)
-        if self._live is not None:
-            self._bars.advance(self._tasks)
-            self._live.update(Group(self._table, self._bars))
+    def row(self, results: Results, seconds: float) -> None:
+        super().row(results, seconds)
+        self._bars.update(self._tasks, completed=len(results.records))
 
     def stop(self) -> None:
-        if self._live is not None:
-            self._live.update(self._table or "")
-            self._live.stop()
-            self._live = None
+        self._bars.stop()
 
 
 class NotebookBar:
@@ -293,8 +282,7 @@ def open_display(quiet: bool = False) -> Display:
     """The display of a command: for a terminal, for a file or a pipe, or none."""
     if quiet:
         return Display()
-    console = Console(markup=False)
-    return LiveDisplay(console) if console.is_terminal else PlainDisplay()
+    return LiveDisplay() if Console().is_terminal else PlainDisplay()
 
 
 def default_display() -> Display:

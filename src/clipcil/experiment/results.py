@@ -1,11 +1,11 @@
-"""The results of an experiment: accuracies after each task, as numbers, tables and files."""
+"""The results of an experiment: the metrics of class-incremental learning, as numbers, tables and files."""
 
 from __future__ import annotations
 
 import csv
-import html
 import io
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -14,15 +14,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from clipcil.experiment.evaluate import Record
-from clipcil.report.metrics import Metrics, compute_metrics
-from clipcil.report.runs import RunRecord
+from clipcil.report.html import render
+from clipcil.report.runs import NUMBERS, RunRecord
 
 if TYPE_CHECKING:
     import pandas
 
     from clipcil.data.tasks import TaskStream
-
-NUMBERS = ("last", "average", "last_weighted", "average_weighted", "forgetting", "backward_transfer")
 
 
 @dataclass(frozen=True)
@@ -52,87 +50,104 @@ class Results:
     sizes: list[int]
     """Number of classes of each task."""
     records: list[Record]
-    """What was counted after each task."""
+    """The counts after each task."""
     drift: list[dict[str, float] | None]
     """Distance of the stored class Gaussians from the features of old training pictures after each task, where a method
     has Gaussians."""
     notes: list[str]
-    """What a report should say beside the numbers."""
+    """Remarks for reports."""
 
     @cached_property
-    def metrics(self) -> Metrics:
-        """All numbers together."""
-        counts = ([getattr(record, name) for record in self.records] for name in ("correct", "total"))
-        return compute_metrics(self.sizes, *counts)
+    def matrix(self) -> NDArray[np.float64]:
+        """R[k, i]: accuracy on task i after learning task k; NaN where i > k."""
+        bounds = np.cumsum([0, *self.sizes])
+        matrix = np.full((len(self.records), len(self.records)), np.nan)
+        for k, record in enumerate(self.records):
+            for i in range(k + 1):
+                own = slice(bounds[i], bounds[i + 1])
+                matrix[k, i] = _percent(sum(record.correct[own]), sum(record.total[own]))
+        return matrix
+
+    @cached_property
+    def after(self) -> list[float]:
+        """A_k after each task k: the mean over the tasks seen of R[k, i]."""
+        return [_mean(row[: k + 1]) for k, row in enumerate(self.matrix)]
+
+    @cached_property
+    def after_weighted(self) -> list[float]:
+        """The same over pictures instead of tasks."""
+        return [_percent(sum(record.correct), sum(record.total)) for record in self.records]
 
     @property
     def last(self) -> float:
-        """A_B: the mean over the tasks so far of the accuracy on each, after the newest task."""
-        return self.metrics.last
+        """A_B = 1/K Σ_i R[K, i]: the mean over the K tasks so far of the accuracy on each, after the newest task."""
+        return self.after[-1]
 
     @property
     def average(self) -> float:
-        """Ā: the mean of A_B over the tasks so far."""
-        return self.metrics.average
+        """Ā: the mean of A_k over the tasks so far."""
+        return _mean(self.after)
 
     @property
-    def after(self) -> list[float]:
-        """A_k after each task k."""
-        return self.metrics.after
+    def last_weighted(self) -> float:
+        """A_B over pictures instead of tasks."""
+        return self.after_weighted[-1]
 
     @property
-    def matrix(self) -> NDArray[np.float64]:
-        """R[k, i]: accuracy on task i after learning task k; NaN where i > k."""
-        return self.metrics.matrix
+    def average_weighted(self) -> float:
+        """Ā over pictures instead of tasks."""
+        return _mean(self.after_weighted)
 
     @property
     def forgetting(self) -> float:
         """Mean over the older tasks of the best accuracy so far minus the newest."""
-        return self.metrics.forgetting
+        old, newest = self.matrix[:-1], self.matrix[-1]
+        return _mean([float(np.nanmax(old[i:, i])) - newest[i] for i in range(len(old)) if not np.isnan(newest[i])])
 
     @property
     def backward_transfer(self) -> float:
         """Mean over the older tasks of the newest accuracy minus the first."""
-        return self.metrics.backward_transfer
+        return _mean([self.matrix[-1, i] - self.matrix[i, i] for i in range(len(self.matrix) - 1)])
 
     @property
     def per_class(self) -> dict[str, float]:
         """Accuracy of each class seen; NaN for a class without test pictures."""
-        return dict(zip(self.names, self.metrics.per_class, strict=False))
+        newest = self.records[-1]
+        return {
+            name: 100 * right / total if total else math.nan
+            for name, right, total in zip(self.names, newest.correct, newest.total, strict=False)
+        }
 
     def to_pandas(self) -> pandas.DataFrame:
         """The accuracy matrix as a data frame with a row after each task and a column A_k. Needs pandas."""
         import pandas
 
-        frame = pandas.DataFrame(self.matrix, *self._labels())
+        frame = pandas.DataFrame(self.matrix, self._labels, self._labels)
         frame["A_k"] = self.after
         return frame
 
     def as_dict(self) -> dict[str, Any]:
         """The contents of `results.json`."""
-        metrics = self.metrics
-        record = RunRecord(
-            **{key: round(getattr(metrics, key), 4) for key in NUMBERS},
+        return RunRecord(
+            **{key: round(getattr(self, key), 4) for key in NUMBERS},
             after=[round(value, 4) for value in self.after],
-            after_weighted=[_rounded(value) for value in metrics.after_weighted],
-            matrix=[[_rounded(value) for value in row] for row in self.matrix.tolist()],
-            per_class={name: _rounded(value) for name, value in self.per_class.items()},
+            after_weighted=_rounded(self.after_weighted),
+            matrix=[_rounded(row) for row in self.matrix.tolist()],
+            per_class=dict(zip(self.per_class, _rounded(self.per_class.values()), strict=True)),
             sizes=self.sizes,
             drift=self.drift,
             between_tasks=self.records[-1].between_tasks,
             notes=self.notes,
             config=self.config,
-        )
-        return record.values
+        ).values
 
     def matrix_csv(self) -> str:
         """The contents of `matrix.csv`."""
-        rows, columns = self._labels()
         body = [
             [name, *("" if math.isnan(value) else f"{value:.4f}" for value in row), f"{after:.4f}"]
-            for name, row, after in zip(rows, self.matrix.tolist(), self.after, strict=True)
+            for name, row, after in zip(self._labels, self.matrix.tolist(), self.after, strict=True)
         ]
-        return _csv([["after", *columns, "A_k"], *body])
+        return _csv([["after", *self._labels, "A_k"], *body])
 
     def predictions_csv(self, stream: TaskStream) -> str:
         """The contents of `predictions.csv`: the prediction for every test picture after the last task."""
@@ -146,31 +161,29 @@ class Results:
                 rows.append([*where, *names, f"{probability:.4f}"])
         return _csv(rows)
 
+    @property
+    def _labels(self) -> list[str]:
+        return [f"task {number}" for number in range(1, len(self.records) + 1)]
+
     def __repr__(self) -> str:
         done = f"{len(self.records)} of {len(self.sizes)} tasks"
         return f"Results(after {done}: A_B {self.last:.2f} %, Ā {self.average:.2f} %)"
 
     def _repr_html_(self) -> str:
-        rows, columns = self._labels()
-        lines = [f"<tr><th>after</th>{''.join(f'<th>{name}</th>' for name in (*columns, 'A_k'))}</tr>"]
-        for name, row, after in zip(rows, self.matrix.tolist(), self.after, strict=True):
-            cells = "".join(_cell(value) for value in row)
-            lines.append(f"<tr><th>{name}</th>{cells}<td><b>{after:.1f}</b></td></tr>")
-        return f"<table><caption>{html.escape(repr(self))}</caption>{''.join(lines)}</table>"
-
-    def _labels(self) -> tuple[list[str], list[str]]:
-        names = [f"task {number}" for number in range(1, len(self.records) + 1)]
-        return names, list(names)
+        return render("matrix.html", results=self, labels=self._labels)
 
 
-def _rounded(value: float) -> float | None:
-    return None if math.isnan(value) else round(value, 4)
+def _percent(part: int, whole: int) -> float:
+    return 100 * (part / whole) if whole else math.nan
 
 
-def _cell(value: float) -> str:
-    if math.isnan(value):
-        return "<td></td>"
-    return f'<td style="background: rgba(0, 114, 178, {value / 200:.3f})">{value:.1f}</td>'
+def _mean(values: Sequence[float] | NDArray[np.float64]) -> float:
+    known = [float(value) for value in values if not np.isnan(value)]
+    return sum(known) / len(known) if known else 0.0
+
+
+def _rounded(values: Any) -> list[float | None]:
+    return [None if math.isnan(value) else round(value, 4) for value in values]
 
 
 def _csv(rows: list[list[Any]]) -> str:

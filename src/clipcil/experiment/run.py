@@ -13,8 +13,6 @@ from clipcil.experiment.folder import RunFolder, restore
 from clipcil.experiment.monitor import Display, default_display
 from clipcil.experiment.results import Results
 
-HEADER = ("task", "classes", "A_k", "weighted", "newest", "first", "seconds")
-
 
 def run(experiment: Experiment, folder: Path, display: Display | None = None, resume: bool = True) -> Results:
     """Learn and evaluate every task, writing results and checkpoints to `folder`.
@@ -51,17 +49,10 @@ def run(experiment: Experiment, folder: Path, display: Display | None = None, re
                 results = experiment.evaluate()
                 if place:
                     place.save(experiment)
-                display.row(_row(results, time.perf_counter() - started), HEADER)
+                display.row(results, time.perf_counter() - started)
             if place:
                 place.finish(experiment)
             barrier()
         finally:
             display.stop()
         return experiment.results
-
-
-def _row(results: Results, seconds: float) -> list[str]:
-    count, metrics = len(results.records), results.metrics
-    numbers = (metrics.after[-1], metrics.after_weighted[-1], metrics.matrix[-1, -1], metrics.matrix[-1, 0])
-    seen = sum(results.sizes[:count])
-    return [f"{count}/{len(results.sizes)}", str(seen), *(f"{number:.2f}" for number in numbers), f"{seconds:.1f}"]

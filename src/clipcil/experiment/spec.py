@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import field, fields, replace
 from importlib import resources
@@ -167,7 +168,7 @@ def read_preset(data: str, name: str, backbone: str) -> dict[str, Any]:
 def method_settings(
     spec: RunSpec, given: Mapping[str, Any], preset: bool = True, kind: type[Method] | None = None
 ) -> Any:
-    """The method's config: its defaults, then the preset, then what was given.
+    """The config of the method of a run: its defaults, then the preset, then what is given.
 
     Args:
         spec: The run; its method, data and backbone select the preset.
@@ -175,10 +176,9 @@ def method_settings(
         preset: Whether to use the preset.
         kind: The method's class. Default: the method called `spec.method`.
     """
-    if kind is None:
-        from clipcil.methods.registry import find_method
+    from clipcil.methods.registry import find_method
 
-        kind = find_method(spec.method)
+    kind = kind or find_method(spec.method)
     config = kind.Config()
     if preset:
         try:
@@ -190,22 +190,16 @@ def method_settings(
 
 def split_options(options: Mapping[str, Any], kind: type[Method]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Options of the experiment, and settings of the method."""
-    known = [item.name for item in fields(RunSpec)]
-    settings = [item.name for item in fields(kind.Config)]
+    known, settings = ([item.name for item in fields(each)] for each in (RunSpec, kind.Config))
     for key in options:
-        name = key.partition(".")[0]
-        if name not in known and name not in settings:
+        if key.partition(".")[0] not in (*known, *settings):
             raise UserError(f"there is no option or setting '{key}'{nearest(key, [*settings, *known])}")
     chosen = {key: value for key, value in options.items() if key in known and value is not None}
     return chosen, {key: value for key, value in options.items() if key not in known}
 
 
 def resolved(spec: RunSpec) -> RunSpec:
-    """The same run with its device chosen, every option of its dataset filled in, and a folder as dataset `folder`.
-
-    Raises:
-        UserError: There is no such dataset or option.
-    """
+    """The same run with its device chosen, every option of its dataset filled in, and a folder as dataset `folder`."""
     from clipcil.data.dataset import datasets, full_options
     from clipcil.training.device import find_device
 
@@ -218,3 +212,47 @@ def as_table(spec: RunSpec, config: Any) -> dict[str, Any]:
     """Options and settings as `config.toml` holds them; the number of processes is not one: it may change on resume."""
     run = {key: value for key, value in to_dict(spec).items() if key not in PROCESSES}
     return {"run": run, "method": to_dict(config)}
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """The tables `run` and `method` of the run in `folder`; its method and dataset are registered."""
+    from clipcil.data.dataset import datasets
+    from clipcil.methods.registry import methods
+
+    path = folder / "config.toml"
+    if not path.is_file():
+        raise UserError(f"{folder} holds no run (there is no config.toml in it)")
+    table = read_toml(path)
+    for part in ("run", "method"):
+        if not isinstance(table.get(part), dict):
+            raise UserError(f"{path} is damaged: it has no table [{part}]; put the right one back or start anew")
+    for key, called, known in (("data", "dataset", datasets()), ("method", "method", methods())):
+        if isinstance(name := table["run"].get(key), str) and name not in known:
+            raise UserError(
+                f"{folder} is a run of the {called} '{name}', which is not installed here; where it was given in"
+                " Python, make the same Experiment again and call run(folder), which continues"
+            )
+    return table
+
+
+def check_same(folder: Path, found: dict[str, Any], asked: dict[str, Any]) -> None:
+    """Refuse to continue a run with other options than it was begun with."""
+    if difference := first_difference(found, asked):
+        raise UserError(f"{folder} holds another run ({difference}); name another folder with --out")
+
+
+def first_difference(found: dict[str, Any], asked: dict[str, Any], where: str = "") -> str:
+    """The first entry in which two tables differ, as a phrase for a message; empty where they agree."""
+    for key in sorted({*found, *asked}, key=lambda key: (key != "run", key)):  # the method's name before its settings
+        a, b, place = found.get(key), asked.get(key), f"{where}{key}"
+        if isinstance(a, dict) and isinstance(b, dict):
+            if inner := first_difference(a, b, f"{place}."):
+                return inner
+            continue
+        if isinstance(a, list) and isinstance(b, list) and len(a) == len(b) > 3 and a != b:
+            index = next(i for i, pair in enumerate(zip(a, b)) if pair[0] != pair[1])
+            a, b, place = a[index], b[index], f"{place}[{index}]"
+        if json.dumps(a) != json.dumps(b):
+            a, b = (text if len(text := str(value)) <= 80 else f"{text[:80]}…" for value in (a, b))
+            return f"its {place} is {a}, not {b}"
+    return ""

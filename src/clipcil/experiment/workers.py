@@ -9,7 +9,7 @@ import threading
 import time
 import traceback
 import uuid
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterable, Sequence
 from functools import cache
 from multiprocessing.connection import Connection, wait
@@ -32,16 +32,10 @@ ATTEMPTS = 3
 PATIENCE = 120
 """Seconds that a run waits for the process before it, on a machine that was lost, to let go of its folder."""
 ENVIRONMENT = ("CLIPCIL_CACHE", SIZE, "OMP_WAIT_POLICY", "HF_HOME", "HF_HUB_OFFLINE")
-"""Environment variables that a worker is given as they are here."""
+"""Environment variables that a worker of Ray is given as they are here."""
 
 Ending = tuple[PlannedRun, str]
 """A run that has ended, and why it failed; empty where it went well."""
-
-
-@cache
-def shared_cache() -> LoadCache:
-    """Backbones, datasets, features and stages that the runs of one process share."""
-    return LoadCache(stages=TensorStore.of_user())
 
 
 def attempt(planned: PlannedRun, cache: LoadCache, display: Display, raises: type[UserError] | None = None) -> str:
@@ -65,30 +59,35 @@ def attempt(planned: PlannedRun, cache: LoadCache, display: Display, raises: typ
         return f"{type(error).__name__}: {first_line(error)} (see {planned.folder / ERROR})"
 
 
+@cache
+def worker_cache() -> LoadCache:
+    """Backbones, datasets, features and stages that the runs of a worker process share."""
+    return LoadCache(stages=TensorStore.of_user())
+
+
 def in_this_process(todo: Iterable[PlannedRun], make_display: Callable[[], Display] = Display) -> Generator[Ending]:
     """One run after the other; backbones, datasets and features of towers that are not tuned are shared."""
-    cache = LoadCache(stages=TensorStore.of_user())
+    shared = LoadCache(stages=TensorStore.of_user())
     for each in todo:
-        yield each, attempt(each, cache, make_display())
+        yield each, attempt(each, shared, make_display())
 
 
 def in_processes(todo: Sequence[PlannedRun], jobs: int, tell: Callable[[str], None]) -> Generator[Ending]:
     """`jobs` runs at a time, each in a process with one thread. A run whose process dies is continued by another."""
-    TensorStore.of_user()  # a bound that is no number is refused here, not in every process
-    waiting, begun = deque(todo), dict.fromkeys((each.folder for each in todo), 0)
-    idle: list[_Process] = []
-    busy: dict[Any, _Process] = {}
+    TensorStore.of_user()  # a size that is no number is refused here, not in every process
+    waiting, begun = deque(todo), Counter[Path]()
+    idle: list[_Worker] = []
+    busy: dict[Any, _Worker] = {}
     try:
         while waiting or busy:
             while waiting and len(busy) < jobs:
-                worker = idle.pop() if idle else _Process()
+                worker = idle.pop() if idle else _Worker()
                 if worker.give(waiting[0]):
                     begun[waiting.popleft().folder] += 1
                     busy[worker.pipe] = worker
             for pipe in wait(list(busy)):
                 worker = busy.pop(pipe)
-                error = worker.answer()
-                if error is not None:
+                if (error := worker.answer()) is not None:
                     idle.append(worker)
                     yield worker.run, error
                 elif begun[worker.run.folder] < ATTEMPTS:
@@ -98,10 +97,10 @@ def in_processes(todo: Sequence[PlannedRun], jobs: int, tell: Callable[[str], No
                     yield worker.run, f"its process died {ATTEMPTS} times"
     finally:
         for worker in (*idle, *busy.values()):
-            worker.process.kill()  # every file is written whole: what was under way can be continued
+            worker.process.kill()  # every file is written whole: unfinished runs can be continued
 
 
-class _Process:
+class _Worker:
     """A process that does one run after the other, and the pipe to it."""
 
     run: PlannedRun
@@ -139,107 +138,70 @@ class _Process:
 
 
 def _serve(pipe: Connection) -> None:
-    """The loop of a worker process."""
+    """The loop of a worker process; it ends with its parent."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches every process of a terminal; the first one decides
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+    def end_with_parent() -> None:
+        parent = multiprocessing.parent_process()
+        assert parent is not None
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=end_with_parent, daemon=True).start()
     while True:
         try:
             planned = pipe.recv()
         except EOFError:
             return
-        pipe.send(attempt(planned, shared_cache(), Display()))
-
-
-def _end_with_parent() -> None:
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    parent.join()
-    os._exit(1)
+        pipe.send(attempt(planned, worker_cache(), Display()))
 
 
 def on_ray(todo: Sequence[PlannedRun], grid: Grid) -> Generator[Ending]:
-    """Each run as a Ray task with the resources asked for. A run whose machine is lost continues on another.
-
-    Raises:
-        UserError: Ray is not there, or a machine cannot write to the folder of the grid.
-    """
+    """Each run as a Ray task with the resources asked for. A run whose machine is lost continues on another."""
     if not todo:
         return
-    here, given = str(Path.cwd()), {name: os.environ[name] for name in ENVIRONMENT if name in os.environ}
     begun = need_ray().is_initialized()
     ray = connect(grid.address)
+    grid.out.mkdir(parents=True, exist_ok=True)
+    mark = grid.out.absolute() / f".shared-{uuid.uuid4().hex}"
+    mark.touch()
     try:
-        surroundings = {"runtime_env": {"env_vars": given}}  # the same for all tasks: worker processes are used again
-        _check_storage(ray, grid.out, here, surroundings)
-        resources = {"num_cpus": grid.cpus_per_run, "num_gpus": grid.gpus_per_run}
-        task = ray.remote(_attempt_on_ray).options(**resources, max_retries=ATTEMPTS - 1, **surroundings)
-        waiting = {task.remote(each, here): each for each in todo}
+        given = {name: os.environ[name] for name in ENVIRONMENT if name in os.environ}
+        options = {"num_cpus": grid.cpus_per_run, "num_gpus": grid.gpus_per_run, "max_retries": ATTEMPTS - 1}
+        task = ray.remote(_attempt_on_ray).options(**options, runtime_env={"env_vars": given})
+        waiting = {task.remote(each, str(Path.cwd()), mark): each for each in todo}
         try:
             while waiting:
                 for done in ray.wait(list(waiting), num_returns=1)[0]:
-                    yield waiting.pop(done), _answer(ray, done)
+                    run = waiting.pop(done)
+                    try:
+                        yield run, str(ray.get(done))
+                    except ray.exceptions.RayTaskError as error:
+                        raise UserError(first_line(error.cause)) from error
+                    except ray.exceptions.RayError as error:  # a worker died too often, or could not be set up
+                        yield run, f"its worker was lost: {first_line(error)}"
         finally:
             for left in waiting:
-                ray.cancel(left, force=True)  # every file is written whole: what was under way can be continued
+                ray.cancel(left, force=True)  # every file is written whole: unfinished runs can be continued
     finally:
+        mark.unlink(missing_ok=True)
         if not begun:
             ray.shutdown()
 
 
-def _attempt_on_ray(planned: PlannedRun, here: str) -> str:
-    """A run, in a worker of Ray; returns why it failed."""
+def _attempt_on_ray(planned: PlannedRun, here: str, mark: Path) -> str:
+    """A run, in a worker of Ray; returns why it failed. A machine that does not share the grid's folder is refused."""
+    if not (Path(here).is_dir() and mark.exists()):
+        raise UserError(
+            f"machine {os.uname().nodename} of the cluster cannot be used: {mark.parent} is not the folder that it is"
+            " here; --out must be a folder that all machines share and may write to"
+        )
     os.chdir(here)
     until = time.monotonic() + PATIENCE
     while True:
         try:
-            return attempt(planned, shared_cache(), Display(), raises=InUseError)
+            return attempt(planned, worker_cache(), Display(), raises=InUseError)
         except InUseError as error:  # the worker before it is not quite dead yet
             if time.monotonic() > until:
                 return str(error)
             time.sleep(0.5)
-
-
-def _answer(ray: Any, done: Any) -> str:
-    try:
-        return str(ray.get(done))
-    except ray.exceptions.RayError as error:  # a worker that died too often, or that could not be set up
-        return f"its worker was lost: {first_line(error)}"
-
-
-def _check_storage(ray: Any, out: Path, here: str, surroundings: dict[str, Any]) -> None:
-    """Have every machine find a file of ours in the folder of the grid and write one beside it."""
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-    out.mkdir(parents=True, exist_ok=True)
-    mark = out.absolute() / f".shared-{uuid.uuid4().hex}"
-    mark.touch()
-    try:
-        nodes = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]}
-        task, at = ray.remote(_try_writing), NodeAffinitySchedulingStrategy
-        places = {name: {"num_cpus": 0, "scheduling_strategy": at(name, soft=False), **surroundings} for name in nodes}
-        asked = {name: task.options(**place).remote(mark, here) for name, place in places.items()}
-        for name, answer in asked.items():
-            try:
-                reason = str(ray.get(answer))
-            except ray.exceptions.TaskUnschedulableError:  # the machine left in the meantime; the others do its runs
-                continue
-            except ray.exceptions.RayError as error:
-                reason = f"its worker was lost: {first_line(error)}"
-            if reason:
-                raise UserError(f"machine {nodes[name]} of the cluster cannot be used: {reason}; --out must be a folder"
-                                " that all machines share and may write to")  # fmt: skip
-    finally:
-        mark.unlink(missing_ok=True)
-
-
-def _try_writing(mark: Path, here: str) -> str:
-    try:
-        os.chdir(here)
-        if not mark.exists():
-            return f"{mark.parent} is not the folder that it is here"
-        beside = mark.with_name(f"{mark.name}-{uuid.uuid4().hex}")
-        beside.touch()
-        beside.unlink()
-    except OSError as error:
-        return f"{error.filename} cannot be written to: {error.strerror}"
-    return ""

@@ -51,6 +51,11 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str | Cell]], sortable: b
     return Markup(macros.table(head, list(rows), sortable))
 
 
+def render(template: str, **values: Any) -> str:
+    """The text of a template with these variables."""
+    return environment().get_template(template).render(values)
+
+
 def write_page(out: Path, template: str, **values: Any) -> None:
     """Render a template to a file; a page of clipcil in its place is replaced, anything else is refused.
 
@@ -63,7 +68,7 @@ def write_page(out: Path, template: str, **values: Any) -> None:
         UserError: `out` is a folder, a link, or a file that is not a page of clipcil.
     """
     claim_page(out)
-    write_text(out, environment().get_template(template).render(values))
+    write_text(out, render(template, **values))
 
 
 def claim_page(out: Path) -> None:

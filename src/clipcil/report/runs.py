@@ -18,6 +18,9 @@ from clipcil.storage import MissingFileError, read_json
 WHOLE = ("loading", "learning", "evaluation", "drift")
 """The phases that follow each other; the other phases lie inside `learning`."""
 
+NUMBERS = ("last", "average", "last_weighted", "average_weighted", "forgetting", "backward_transfer")
+"""The numbers of a run that tables show."""
+
 Text = Annotated[str, Field(max_length=10_000)]
 Count = Annotated[int, Field(ge=0, le=2**53)]
 Percent = Annotated[float, Field(ge=-100, le=100)]
