@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 import clipcil
-from clipcil.classifier.predicting import Scores
+from clipcil.classifier.predict import Scores
 from clipcil.classifier.scoring import probabilities
 from clipcil.data.dataset import Dataset, open_dataset
 
@@ -34,7 +34,9 @@ def auroc(known: Tensor, unknown: Tensor) -> float:
 
 
 def report(model: clipcil.Classifier, asked: list[tuple[str, object]]) -> None:
-    found = [scores for _, scores in model._scores([picture for _, picture in asked]) if isinstance(scores, Scores)]
+    found = [
+        scores for _, scores in model.learner.scores([picture for _, picture in asked]) if isinstance(scores, Scores)
+    ]
     logits = torch.stack([scores.logits for scores in found])
     novelty = torch.tensor([nan if scores.novelty is None else scores.novelty for scores in found])
     place = {name: index for index, name in enumerate(model.classes)}

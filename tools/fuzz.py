@@ -213,7 +213,7 @@ def judge(case: Case, code: object, stock: Path) -> str:
 
 def judge_model(case: Case, code: object) -> str:
     """A model is as it was after a command that was refused, and usable after one that changed it."""
-    from clipcil.classifier.model_folder import load_model
+    from clipcil.classifier.folder import load_model
     from clipcil.errors import UserError
 
     model = case.place / "model"

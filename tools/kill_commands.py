@@ -45,7 +45,7 @@ class Trial:
 
     def outcome(self, place: Path) -> str:
         """The state of what the command writes: equal for equal states, an error where it is broken."""
-        from clipcil.classifier.model_folder import load_model
+        from clipcil.classifier.folder import load_model
         from clipcil.report.runs import read_run
 
         if self.name in ("learn", "forget", "rename"):

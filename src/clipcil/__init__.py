@@ -13,8 +13,9 @@ __version__ = "0.2.0"
 
 if TYPE_CHECKING:
     from clipcil import checks
-    from clipcil.classifier.classifier import Classifier, load
-    from clipcil.classifier.predicting import Prediction
+    from clipcil.classifier.classifier import Classifier
+    from clipcil.classifier.load import load
+    from clipcil.classifier.predict import Prediction
     from clipcil.clip import load_clip
     from clipcil.data.dataset import Dataset, datasets
     from clipcil.errors import UserError
@@ -46,12 +47,12 @@ _HOME = {
     "Dataset": "data.dataset",
     "Experiment": "experiment.experiment",
     "Method": "methods.base",
-    "Prediction": "classifier.predicting",
+    "Prediction": "classifier.predict",
     "Results": "experiment.results",
     "Training": "training.trainer",
     "UserError": "errors",
     "datasets": "data.dataset",
-    "load": "classifier.classifier",
+    "load": "classifier.load",
     "load_clip": "clip.loading",
 }
 

@@ -12,18 +12,12 @@ from cyclopts import App, CycloptsError, Parameter
 
 from clipcil import __version__
 from clipcil.commands.bench import bench, sweep
-from clipcil.commands.change import forget, rename, undo
-from clipcil.commands.describe import describe
-from clipcil.commands.export import export
-from clipcil.commands.info import datasets, methods
-from clipcil.commands.learn import learn
-from clipcil.commands.predict import predict
+from clipcil.commands.info import datasets, describe, methods
 from clipcil.commands.report import report
 from clipcil.commands.run import run
-from clipcil.commands.serve import serve
-from clipcil.commands.show import show
-from clipcil.commands.test import test
+from clipcil.commands.teach import forget, learn, rename, serve, undo
 from clipcil.commands.types import declare_options
+from clipcil.commands.use import export, predict, show, test
 from clipcil.errors import LostProcessError, UserError, nearest, printable
 from clipcil.terminal import escape_what_cannot_be_shown, stops_once
 

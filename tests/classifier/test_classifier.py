@@ -15,7 +15,7 @@ from torch.nn.functional import normalize
 
 import clipcil
 import clipcil.classifier.classifier
-from clipcil.classifier import model as model_module
+from clipcil.classifier import learner as model_module
 from clipcil.classifier.sources import read_source
 from clipcil.data.reader import Reader
 from clipcil.errors import UserError
@@ -28,10 +28,10 @@ RANDOM = {"ranpac": {"projections": 64}, "strata": {"random_features": 64}}
 
 def scores(model: clipcil.Classifier) -> torch.Tensor:
     """The logits of fixed pictures, without the rounding of probabilities."""
-    reader = Reader(model._method.clip, None)
+    reader = Reader(model.learner.method.clip, None)
     held = read_source(pictures([*FIRST, *SECOND], test=True)).train
     with torch.no_grad():
-        result = model._method.logits(reader.open(held))
+        result = model.learner.method.logits(reader.open(held))
     reader.close()
     return result
 
@@ -98,7 +98,7 @@ def test_same_seed_same_model_and_stops_do_not_matter(taught: clipcil.Classifier
 
 def test_learning_again_merges_exactly_and_trains_on(model: clipcil.Classifier, tmp_path: Path) -> None:
     more = pictures(["apple"], test=True)["apple"]
-    method, index = model._method, model.classes.index("apple")
+    method, index = model.learner.method, model.classes.index("apple")
     assert isinstance(method, DMC)
     old = method.memory._carried(index)  # mean and S = rowsᵀ rows, in today's space
     reader = Reader(method.clip, None)
@@ -121,7 +121,7 @@ def test_learning_again_merges_exactly_and_trains_on(model: clipcil.Classifier, 
 def test_known_and_new_in_one_lesson(model: clipcil.Classifier, tmp_path: Path) -> None:
     lesson = model.learn({**pictures(["bicycle"]), **pictures(["ant"], test=True)})
     assert list(lesson.new) == ["bicycle"] and list(lesson.again) == ["ant"]
-    assert model.classes[-1] == "bicycle" and model._method.sizes == [3, 2, 1]
+    assert model.classes[-1] == "bicycle" and model.learner.method.sizes == [3, 2, 1]
     assert model.predict(pictures(["bicycle"])["bicycle"][:1])[0].names[0] == "bicycle"
     same_after_saving(model, tmp_path / "m")
 
@@ -129,12 +129,12 @@ def test_known_and_new_in_one_lesson(model: clipcil.Classifier, tmp_path: Path) 
 def test_forgetting(model: clipcil.Classifier, tmp_path: Path) -> None:
     before = scores(model)
     model.forget("ant")
-    assert model.classes == ["airplane", "apple", "banana", "bee"] and model._method.sizes == [2, 2]
+    assert model.classes == ["airplane", "apple", "banana", "bee"] and model.learner.method.sizes == [2, 2]
     torch.testing.assert_close(scores(model), before[:, [0, 2, 3, 4]], atol=1e-5, rtol=0)
     model = same_after_saving(model, tmp_path / "m")
     model.forget("banana")
     model.forget("bee")  # the last of its task: the task goes too
-    assert model._method.sizes == [2]
+    assert model.learner.method.sizes == [2]
     model = same_after_saving(model, tmp_path / "m")
     model.learn(pictures(["bee"]))
     assert model.classes == ["airplane", "apple", "bee"]
@@ -213,10 +213,10 @@ def test_what_is_kept_lies_in_memory_as_loading_lays_it(name: str) -> None:
     model, data = clipcil.Classifier(name, **RANDOM.get(name, {})), pictures(FIRST)
     model.learn({key: images[:3] for key, images in data.items()}, hold_out=False)
     model.learn({key: images[3:] for key, images in data.items()}, hold_out=False)
-    after = [("again", model._method.state_dict())]
+    after = [("again", model.learner.method.state_dict())]
     if name != "ranpac":
         model.forget("ant")
-        after.append(("forget", model._method.state_dict()))
+        after.append(("forget", model.learner.method.state_dict()))
     assert not [(when, key) for when, state in after for key, value in state.items() if not value.is_contiguous()]
 
 

@@ -13,7 +13,7 @@ from torch.nn.functional import normalize
 
 import clipcil
 from clipcil.classifier.export import export
-from clipcil.classifier.predicting import stream_scores
+from clipcil.classifier.predict import stream_scores
 from clipcil.errors import UserError
 from support.lessons import FAST, flat, pictures
 
@@ -28,8 +28,8 @@ def model(request: pytest.FixtureRequest) -> clipcil.Classifier:
 
 
 def expected(model: clipcil.Classifier, images: list) -> tuple[torch.Tensor, torch.Tensor]:  # type: ignore[type-arg]
-    pixels = torch.stack([model._clip.preprocess.picture(image) for image in images])
-    return pixels, torch.stack([scores.logits for _, scores in stream_scores(images, model._method)])
+    pixels = torch.stack([model.learner.clip.preprocess.picture(image) for image in images])
+    return pixels, torch.stack([scores.logits for _, scores in stream_scores(images, model.learner.method)])
 
 
 def test_torch_export(model: clipcil.Classifier, tmp_path: Path) -> None:
@@ -44,7 +44,7 @@ def test_torch_export(model: clipcil.Classifier, tmp_path: Path) -> None:
         assert torch.equal(logits.argmax(1), wanted[:count].argmax(1))
     vectors = load_file(tmp_path / "out" / "classifier.safetensors")["class_vectors"]
     cosines = normalize(features, dim=-1) @ vectors.T
-    scale = float(model._clip.scale) if model.facts().method == "dmc-ot" else 1.0
+    scale = float(model.learner.clip.scale) if model.facts().method == "dmc-ot" else 1.0
     torch.testing.assert_close(scale * cosines, logits, atol=1e-4, rtol=1e-4)
     facts = json.loads((tmp_path / "out" / "classes.json").read_text())
     assert facts["classes"] == model.classes and facts["threshold"] == model.calibration.threshold

@@ -9,12 +9,13 @@ from scipy.stats import binomtest
 from torch.nn.functional import normalize
 
 import clipcil
-from clipcil.classifier import model as model_module
-from clipcil.classifier.facts import KnownClass
+from clipcil.classifier import lesson as lesson_module
+from clipcil.classifier import state as state_module
 from clipcil.classifier.held_out import held_out_scores, split_held_out
 from clipcil.classifier.lesson import Lesson, LessonStoppedError
 from clipcil.classifier.scoring import Answer, Evaluation, evaluate_answers
 from clipcil.classifier.sources import read_source
+from clipcil.classifier.state import KnownClass
 from clipcil.data.reader import Reader
 from clipcil.errors import UserError
 from clipcil.intervals import wilson_interval
@@ -26,13 +27,13 @@ WEEKS = (["airplane", "ant", "apple", "banana"], ["bee", "bicycle", "bread", "bu
 @torch.no_grad()
 def held_out_again(model: clipcil.Classifier) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """The held-out pictures of all weeks read once more: features by today's tower, logits, labels."""
-    reader, features, logits, labels = Reader(model._method.clip, None), [], [], []
+    reader, features, logits, labels = Reader(model.learner.method.clip, None), [], [], []
     for first, names in zip((0, 4), WEEKS, strict=True):
         train = read_source(pictures(names)).train
         _, rows = split_held_out(train.labels)
         batch = reader.open(train.subset(rows))
         features.append(batch.features)
-        logits.append(model._method.logits(batch))
+        logits.append(model.learner.method.logits(batch))
         labels.append(train.labels[rows] + first)
     reader.close()
     return torch.cat(features), torch.cat(logits), torch.cat(labels)
@@ -43,7 +44,7 @@ def test_every_lesson_scores_all_held_out_pictures_with_today_s_model() -> None:
     first, second = (model.learn(pictures(names)) for names in WEEKS)
     assert first.evaluation.pictures == 4 and second.evaluation.pictures == 8 and second.held_out == 4
     features, logits, labels = held_out_again(model)
-    torch.testing.assert_close(model._held.features, features)
+    torch.testing.assert_close(model.learner.held.features, features)
     right = logits.argmax(1) == labels
     assert second.accuracy == pytest.approx(float(right.double().mean()))
     for known, label in zip(model.class_facts, range(8), strict=True):
@@ -58,11 +59,11 @@ def test_every_lesson_scores_all_held_out_pictures_with_today_s_model() -> None:
 def test_where_the_tower_moves_the_features_are_carried_along() -> None:
     model = clipcil.Classifier("dmc-ot", **{**FAST, "stage1": {"epochs": 3, "lr": 3e-4}})
     model.learn(pictures(WEEKS[0]))
-    left_alone = normalize(model._held.features, dim=-1)
+    left_alone = normalize(model.learner.held.features, dim=-1)
     model.learn(pictures(WEEKS[1]))
-    assert model._held.carried.tolist() == [True] * 4 + [False] * 4
+    assert model.learner.held.carried.tolist() == [True] * 4 + [False] * 4
     true = normalize(held_out_again(model)[0], dim=-1)
-    carried = normalize(model._held.features, dim=-1)
+    carried = normalize(model.learner.held.features, dim=-1)
     torch.testing.assert_close(carried[4:], true[4:])
     error, drift = (carried[:4] - true[:4]).norm(dim=1), (left_alone - true[:4]).norm(dim=1)
     assert float(error.mean()) < 0.8 * float(drift.mean())
@@ -78,13 +79,13 @@ def test_a_method_that_reads_pixels_measures_its_newest_lesson_and_says_so() -> 
 def test_a_lesson_can_be_watched_and_stopped(stop_at: int) -> None:
     model = clipcil.Classifier("dmc-ot", **FAST)
     model.learn(pictures(WEEKS[0]))
-    before = model._state()
+    before = model.learner.state()
     seen: list[tuple[str, int, int]] = []
     with pytest.raises(LessonStoppedError, match="as it was"):
         model.learn(
             pictures(WEEKS[1]), on_progress=lambda *told: seen.append(told), should_stop=lambda: len(seen) > stop_at
         )
-    after = model._state()
+    after = model.learner.state()
     assert model.classes == WEEKS[0] and after[0] == before[0]
     assert all(torch.equal(after[1][key], value) for key, value in before[1].items())
     assert len(seen) == stop_at + 1
@@ -140,8 +141,8 @@ def test_pictures_that_are_trained_on_are_measured_by_leaving_one_out() -> None:
         other = clipcil.Classifier("discriminant")
         other.learn(without, hold_out=False)
         label = model.classes.index(name)
-        left_out = held_out_scores(model._method, model._held)[0][6 * label + place]
-        own = next(other._scores([data[name][place]]))[1].logits
+        left_out = held_out_scores(model.learner.method, model.learner.held)[0][6 * label + place]
+        own = next(other.learner.scores([data[name][place]]))[1].logits
         torch.testing.assert_close(left_out, own - own.mean(), rtol=2e-2, atol=0.5)
         right += int(left_out.argmax() == own.argmax())
     assert right == 3
@@ -195,13 +196,14 @@ def test_the_interval_is_scipys(right: int, total: int) -> None:
 def test_names_are_compared_once_for_all_and_not_in_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
     """A thousand new classes for a model of a thousand took longer to compare by name than to learn."""
     asked: list[str] = []
-    monkeypatch.setattr(model_module, "same_name", lambda name: asked.append(name) or name.lower())
+    for module in (lesson_module, state_module):
+        monkeypatch.setattr(module, "same_name", lambda name: asked.append(name) or name.lower())
     model = clipcil.Classifier("simplecil")
-    model._known = [KnownClass(f"old {number}", f"old {number}", "", 1, "") for number in range(200)]
+    model.learner.facts.known = [KnownClass(f"old {number}", f"old {number}", "", 1, "") for number in range(200)]
     names = [*(f"NEW {number}" for number in range(200)), *(f"OLD {number}" for number in range(0, 200, 2))]
     dataset = read_source({name: [name.encode()] for name in names})
     lesson = Lesson()
-    plan = model._plan(dataset, lesson)
+    plan = model.learner.plan(dataset, lesson)
     assert plan.pictures.labels.tolist() == [*range(200, 400), *range(0, 200, 2)]
     assert list(lesson.new) == names[:200] and list(lesson.again) == names[200:]
     assert len(asked) < 2000

@@ -11,14 +11,12 @@ from pathlib import Path
 import pytest
 
 import clipcil
-from clipcil.classifier.facts import KnownClass
-from clipcil.classifier.output import Printer
-from clipcil.classifier.page import class_table
-from clipcil.classifier.predicting import Prediction
+from clipcil.classifier.predict import Prediction
 from clipcil.classifier.small_pictures import SmallPictures
-from clipcil.classifier.summary import kept_sentence
-from clipcil.classifier.watching import watch
+from clipcil.classifier.state import KnownClass
 from clipcil.cli import COMMANDS, main
+from clipcil.commands import text
+from clipcil.commands.folders import watch
 from clipcil.errors import UserError
 from support.lessons import pictures, write_tree
 
@@ -65,7 +63,7 @@ def test_learning_shows_what_it_does(tmp_path: Path, capsys: pytest.CaptureFixtu
     (week / "bee" / "clip.mp4").write_bytes(b"a film")
     dry = said(capsys, "learn", str(tmp_path / "m"), str(week), "--dry-run")
     assert "banana" in dry and "nothing was learnt" in dry and not (tmp_path / "m").exists()
-    text = said(capsys, "learn", str(tmp_path / "m"), str(week), "--method", "simplecil")
+    shown = said(capsys, "learn", str(tmp_path / "m"), str(week), "--method", "simplecil")
     for words in (
         "banana",
         "new",
@@ -77,11 +75,11 @@ def test_learning_shows_what_it_does(tmp_path: Path, capsys: pytest.CaptureFixtu
         "pictures from elsewhere can be harder; measure them: clipcil test",
         "too few",
     ):
-        assert words in text
+        assert words in shown
     write_tree(tmp_path / "next", pictures(["bee", "apple"], test=True))
-    text = said(capsys, "learn", str(tmp_path / "m"), str(tmp_path / "next"))
-    assert "known: more pictures" in text
-    assert "learnt 1 new class, and more of 1 known class; the model knows 3 classes now" in text
+    shown = said(capsys, "learn", str(tmp_path / "m"), str(tmp_path / "next"))
+    assert "known: more pictures" in shown
+    assert "learnt 1 new class, and more of 1 known class; the model knows 3 classes now" in shown
     assert "nothing new to learn" in said(capsys, "learn", str(tmp_path / "m"), str(tmp_path / "next"), code=2)
     assert "it knows 2 classes" in said(capsys, "undo", str(tmp_path / "m"))
     assert clipcil.load(tmp_path / "m").classes == ["banana", "bee"]
@@ -92,8 +90,10 @@ def test_testing(model: Path, asked: Path, tmp_path: Path, capsys: pytest.Captur
         tmp_path / "new", {**pictures(["ant"], test=True), "ants": pictures(["bus"], test=True)["bus"]}
     )
     page = tmp_path / "mistakes.html"
-    text = said(capsys, "test", str(model), str(strange), "--page", str(page))
-    assert "measured on 2 pictures" in text and "unknown classes: 2 pictures" in text and "did you mean 'ant'" in text
+    shown = said(capsys, "test", str(model), str(strange), "--page", str(page))
+    assert (
+        "measured on 2 pictures" in shown and "unknown classes: 2 pictures" in shown and "did you mean 'ant'" in shown
+    )
     assert "data:image/jpeg" in page.read_text()  # no threshold, so both unknown pictures are mistakes
     told = json.loads(said(capsys, "test", str(model), str(asked), "--json", code=1))
     assert told["pictures"] == 4 and len(told["unreadable"]) == 1 and "bad.png" in told["unreadable"][0]
@@ -123,14 +123,13 @@ def test_watching_hands_on_each_picture_once(tmp_path: Path) -> None:
 def test_lines_without_zeros_and_the_list_of_commands(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    out = io.StringIO()
-    Printer(out).line(Path("a.png"), Prediction(["cat", "lynx", "dog"], [0.97, 0.027, 0.003]))
-    Printer(out).line(Path("b.png"), Prediction(["cat", "dog"], [0.004, 0.003]))
-    assert out.getvalue() == "a.png: cat 97%, lynx 3%\nb.png: cat 0%\n"
+    text.print_line(Path("a.png"), Prediction(["cat", "lynx", "dog"], [0.97, 0.027, 0.003]))
+    text.print_line(Path("b.png"), Prediction(["cat", "dog"], [0.004, 0.003]))
+    assert capsys.readouterr().out == "a.png: cat 97%, lynx 3%\nb.png: cat 0%\n"
     monkeypatch.setenv("COLUMNS", "60")
     main(["--help"])
-    text = capsys.readouterr().out
-    assert max(map(len, text.splitlines())) <= 60 and "--version" in text
+    shown = capsys.readouterr().out
+    assert max(map(len, shown.splitlines())) <= 60 and "--version" in shown
     main(["--version"])
     assert capsys.readouterr().out == f"clipcil {clipcil.__version__}\n"
 
@@ -140,9 +139,9 @@ def test_one_class_and_a_folder_with_a_dot_and_a_blank(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     write_tree(tmp_path / "one", pictures(["ant"]))
-    text = said(capsys, "learn", "my v1.2", "one")
-    assert "the model knows one class" in text and "accuracy" not in text
-    assert "clipcil predict 'my v1.2' PICTURE" in text
+    shown = said(capsys, "learn", "my v1.2", "one")
+    assert "the model knows one class" in shown and "accuracy" not in shown
+    assert "clipcil predict 'my v1.2' PICTURE" in shown
     said(capsys, "report", "my v1.2")
     assert (tmp_path / "my v1.2.html").is_file()
     assert "accuracy over 1 class: 100.0%" in said(capsys, "test", "my v1.2", "one")
@@ -154,16 +153,16 @@ def test_help_wraps_and_has_examples_on_lines_of_their_own(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "60")
     main([command, "--help"])
-    text = capsys.readouterr().out
-    assert max(map(len, text.splitlines())) <= 60
-    shown = [line for line in text.splitlines() if line.startswith("  clipcil ")]
-    assert len(shown) == (COMMANDS[command].__doc__ or "").count("\n      clipcil ") > 0
-    assert not re.search(r"None|default: False|default: \(|INT|FLOAT", text)
+    shown = capsys.readouterr().out
+    assert max(map(len, shown.splitlines())) <= 60
+    lines = [line for line in shown.splitlines() if line.startswith("  clipcil ")]
+    assert len(lines) == (COMMANDS[command].__doc__ or "").count("\n      clipcil ") > 0
+    assert not re.search(r"None|default: False|default: \(|INT|FLOAT", shown)
 
 
 def test_predicting(model: Path, asked: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    text = said(capsys, "predict", str(model), str(asked / "airplane"), "--top", "1")
-    assert len(text.splitlines()) == 2
+    shown = said(capsys, "predict", str(model), str(asked / "airplane"), "--top", "1")
+    assert len(shown.splitlines()) == 2
     lines = said(capsys, "predict", str(model), str(asked), "--json", "--top", "2", code=1).splitlines()
     rows = [json.loads(line) for line in lines]
     assert len(rows) == 5 and sum("error" in row for row in rows) == 1
@@ -196,8 +195,8 @@ def test_sorting_moves_nothing(
 def test_show_rename_forget(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     own = copy(model, tmp_path / "m")
     said(capsys, "rename", own, "ant", "fire ant")
-    text = said(capsys, "show", own)
-    assert "fire ant (taught as ant)" in text and "keeps no picture" in text and "MB on disk" in text
+    shown = said(capsys, "show", own)
+    assert "fire ant (taught as ant)" in shown and "keeps no picture" in shown and "MB on disk" in shown
     told = json.loads(said(capsys, "show", own, "--json"))
     assert [row["name"] for row in told["classes"]] == ["airplane", "fire ant"]
     for names in (["airplane", "ant"], ["airplane", "fire ant"]):
@@ -208,16 +207,22 @@ def test_show_rename_forget(model: Path, tmp_path: Path, capsys: pytest.CaptureF
     assert "after a class was forgotten" in said(capsys, "undo", own, code=2)
 
 
-@pytest.mark.parametrize(("method", "kept"), [("simplecil", "class means"), ("dmc", "class Gaussians")])
-def test_it_is_said_what_statistics_give_away(method: str, kept: str) -> None:
-    expected = f"keeps no picture; keeps {kept} (of a class with few training pictures, their features can be computed"
-    assert kept_sentence(method, 0, 0).startswith(expected)
-    assert kept_sentence(method, 0, 2, 1).startswith("keeps 1 small picture for the page")
+def kept(method: str, features: int = 0, pictures: int = 0) -> str:
+    return text.kept({"method": method, "exemplars_kept": 0, "features_kept": features, "pictures_kept": pictures})
+
+
+@pytest.mark.parametrize(("method", "statistics"), [("simplecil", "class means"), ("dmc", "class Gaussians")])
+def test_it_is_said_what_statistics_give_away(method: str, statistics: str) -> None:
+    expected = (
+        f"keeps no picture; keeps {statistics} (of a class with few training pictures, their features can be computed"
+    )
+    assert kept(method).startswith(expected)
+    assert kept(method, features=2, pictures=1).startswith("keeps 1 small picture for the page")
 
 
 def test_what_keeps_nothing_of_pictures_says_so() -> None:
-    assert kept_sentence("zero-shot", 0, 0) == "keeps no picture and no features of pictures"
-    assert kept_sentence("l2p", 0, 3) == "keeps no picture; keeps the features of 3 pictures for evaluation"
+    assert kept("zero-shot") == "keeps no picture and no features of pictures"
+    assert kept("l2p", features=3) == "keeps no picture; keeps the features of 3 pictures for evaluation"
 
 
 def test_small_pictures_of_the_page_follow_the_commands(
@@ -238,16 +243,18 @@ def test_a_page_shows_no_markup_of_a_stranger(model: Path, tmp_path: Path, capsy
     own = copy(model, tmp_path / "m")
     toml = tmp_path / "m" / "model.toml"
     toml.write_text(re.sub(r'learnt = "[^"]*"', 'learnt = "<img src=x onerror=alert(1)>"', toml.read_text(), count=1))
-    assert "is no day such as" in said(capsys, "report", own, "--out", str(tmp_path / "page.html"), code=2)
-    assert "<img" not in class_table([KnownClass("a", "a", "<img src=x>", 1, "<img>")])
+    assert "learnt" in said(capsys, "report", own, "--out", str(tmp_path / "page.html"), code=2)
+    classifier = clipcil.load(model)
+    classifier.learner.facts.known = [KnownClass("<img src=x>", "a", "", 1, "")]
+    assert "<img" not in classifier._repr_html_()
 
 
 def test_a_dry_run_finds_what_learning_would_refuse(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     week = write_tree(tmp_path / "week", pictures(["bee", "banana"]))
     (week / "bee" / "bad.png").write_bytes(b"no picture")
     words = ("learn", str(tmp_path / "m"), str(week))
-    text = said(capsys, *words, "--dry-run").replace("\n", " ")
-    assert "bad.png is not a picture" in text and "1 picture cannot be read" in text and "--skip-broken" in text
+    shown = said(capsys, *words, "--dry-run").replace("\n", " ")
+    assert "bad.png is not a picture" in shown and "1 picture cannot be read" in shown and "--skip-broken" in shown
     assert "would be skipped" in said(capsys, *words, "--dry-run", "--skip-broken")
     assert "leave out all such pictures with --skip-broken" in said(capsys, *words, "--quiet", code=2)
     (week / "bee" / "bad.png").unlink()
@@ -261,8 +268,8 @@ def test_a_dry_run_names_the_pictures_that_were_taught_before(
 ) -> None:
     """The same folder again with pictures of a new class: only these would be learnt."""
     week = write_tree(tmp_path / "week", pictures(["ant", "bee"]))
-    text = said(capsys, "learn", str(model), str(week), "--dry-run").replace("\n", " ")
-    assert "would be skipped, because taught before: 6 pictures" in text and "nothing was learnt" in text
+    shown = said(capsys, "learn", str(model), str(week), "--dry-run").replace("\n", " ")
+    assert "would be skipped, because taught before: 6 pictures" in shown and "nothing was learnt" in shown
 
 
 def test_a_class_without_pictures_for_evaluation_and_pictures_of_two_classes(
@@ -270,8 +277,8 @@ def test_a_class_without_pictures_for_evaluation_and_pictures_of_two_classes(
 ) -> None:
     week = write_tree(tmp_path / "week", {name: each[:1] for name, each in pictures(["ant", "bee"]).items()})
     own = str(tmp_path / "m")
-    text = said(capsys, "learn", own, str(week), "--method", "simplecil")
-    assert f"the accuracy on new pictures is not known; measure it: clipcil test {own} FOLDER" in text
+    shown = said(capsys, "learn", own, str(week), "--method", "simplecil")
+    assert f"the accuracy on new pictures is not known; measure it: clipcil test {own} FOLDER" in shown
     write_tree(tmp_path / "more", {"fly": pictures(["crab"])["crab"]})
     said(capsys, "learn", own, str(tmp_path / "more"), "--quiet")
     (tmp_path / "more" / "fly").rename(tmp_path / "more" / "crab")

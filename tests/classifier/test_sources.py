@@ -13,9 +13,8 @@ import torch
 from PIL import Image
 
 import clipcil
-from clipcil.classifier import layout
-from clipcil.classifier.layout import check_layout, describe_skipped, skipped_files
-from clipcil.classifier.sources import as_list, expand, read_source
+from clipcil.classifier import sources as layout
+from clipcil.classifier.sources import as_list, check_layout, describe_skipped, expand, read_source, skipped_files
 from clipcil.data import pictures as data_pictures
 from clipcil.data import sources as data_sources
 from clipcil.data.pictures import decode
@@ -168,7 +167,7 @@ def test_python_conveniences(tmp_path: Path) -> None:
     assert proba[0].max() == pytest.approx(many[0].probabilities[0])
     assert model.score(data) == model.test(data).accuracy == 1.0
     assert "3 classes from 1 lesson, accuracy" in repr(model) and "<td>" in model._repr_html_()
-    shared = clipcil.Classifier("simplecil", model._clip)  # a CLIP that is loaded already
+    shared = clipcil.Classifier("simplecil", model.learner.clip)  # a CLIP that is loaded already
     shared.learn(data)
     shared.save(tmp_path / "m")
     assert clipcil.load(tmp_path / "m").classes == model.classes

@@ -13,28 +13,37 @@ import pytest
 import tomli_w
 import torch
 
-from clipcil.classifier import model_folder
-from clipcil.classifier.facts import Facts, KnownClass
-from clipcil.classifier.held_out import PREFIX, HeldOut
-from clipcil.classifier.lesson import LessonRecord
-from clipcil.classifier.model_folder import read_model, restore_previous, write_model
-from clipcil.classifier.output import json_text
+from clipcil.classifier import folder as model_folder
+from clipcil.classifier.folder import read_model, restore_previous, write_model
+from clipcil.classifier.held_out import HeldOut
+from clipcil.classifier.load import summarise
 from clipcil.classifier.scoring import Calibration
 from clipcil.classifier.small_pictures import SmallPictures
-from clipcil.classifier.summary import print_summary, summarise
-from clipcil.classifier.taught import CHECKSUMS, LABELS, TaughtPictures
+from clipcil.classifier.state import Facts, KnownClass, LessonRecord, ModelState, TaughtPictures
+from clipcil.cli import main
+from clipcil.commands.text import json_text
 from clipcil.errors import UserError
 from clipcil.storage import read_toml
 
 
 def facts(*names: str) -> Facts:
     known = [KnownClass(name, name, "2026-01-31", 2, "2026-01-31", 4, 3) for name in names]
-    return Facts("simplecil", {}, "mini", "none", 0, ("a {}.",), 1, [len(known)], known)
+    return Facts(
+        method="simplecil",
+        settings={},
+        backbone="mini",
+        fingerprint="none",
+        seed=0,
+        templates=("a {}.",),
+        lessons=1,
+        sizes=[len(known)],
+        known=known,
+    )
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    write_model(tmp_path / "m", facts("red", "blue"), {"x": torch.zeros(1)})
+    write_model(tmp_path / "m", ModelState(facts("red", "blue"), {"x": torch.zeros(1)}))
     return tmp_path / "m"
 
 
@@ -112,11 +121,11 @@ def test_numbers_that_cannot_be_are_refused(folder: Path, change: dict[str, obje
         read_model(folder)
 
 
-@pytest.mark.parametrize("key", [f"{PREFIX}labels", "memory.labels"])
+@pytest.mark.parametrize("key", [f"{HeldOut.prefix}labels", "memory.labels"])
 def test_showing_weights_of_any_shape_is_one_line(folder: Path, key: str) -> None:
     told = facts("red")
     told.method = "coop"  # keeps exemplars
-    write_model(folder, told, {key: torch.tensor(1)})
+    write_model(folder, ModelState(told, {key: torch.tensor(1)}))
     with pytest.raises(UserError, match="do not fit its model"):
         summarise(folder)
 
@@ -129,16 +138,16 @@ def test_the_accuracy_shown_is_that_of_the_classes_there_are(folder: Path) -> No
 def test_one_class_is_not_blamed_on_too_few_pictures(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     told = facts("red")
     told.calibration = Calibration(1.0, None, pictures=100)
-    write_model(folder, told, {"x": torch.zeros(1)})
-    print_summary(folder)
+    write_model(folder, ModelState(told, {"x": torch.zeros(1)}))
+    main(["show", str(folder)])
     assert "'none of these': the model knows one class" in capsys.readouterr().out
     assert "the model knows one class" in (folder / "README.md").read_text()
 
 
 def test_names_are_shown_as_they_are(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     long = "".join(f"part{number}of" for number in range(12))
-    write_model(folder, facts("a:dog:b", "[bold]c", long), {"x": torch.zeros(1)})
-    print_summary(folder)
+    write_model(folder, ModelState(facts("a:dog:b", "[bold]c", long), {"x": torch.zeros(1)}))
+    main(["show", str(folder)])
     shown = capsys.readouterr().out
     assert "a:dog:b" in shown and "[bold]c" in shown
     cells = [line.split()[0] for line in shown.partition("[bold]c")[2].splitlines()[1:] if line.strip()]
@@ -146,15 +155,15 @@ def test_names_are_shown_as_they_are(folder: Path, capsys: pytest.CaptureFixture
 
 
 def test_names_are_no_markup_in_the_model_card(folder: Path) -> None:
-    write_model(folder, facts("<img src=x> *a|b* [c](d)", "two\n\n# lines\u202e"), {"x": torch.zeros(1)})
+    write_model(folder, ModelState(facts("<img src=x> *a|b* [c](d)", "two\n\n# lines\u202e"), {"x": torch.zeros(1)}))
     card = (folder / "README.md").read_text()
     assert r"| \<img src=x\> \*a\|b\* \[c\](d) | 2026-01-31 | 2 |" in card
     assert card.count("\n#") == 0 and "\u202e" not in card
 
 
 def test_what_later_versions_keep_of_held_out_pictures_is_passed_over() -> None:
-    tensors = {**HeldOut.empty(2, 3).tensors(), f"{PREFIX}later": torch.zeros(1)}
-    assert len(HeldOut.take(tensors, 1, 2, 3)) == 0 and not tensors
+    tensors = {**HeldOut.empty(2, 3).tensors(), f"{HeldOut.prefix}later": torch.zeros(1)}
+    assert len(HeldOut.empty(2, 3).take(tensors, 1)) == 0 and not tensors
 
 
 @pytest.mark.parametrize(
@@ -167,12 +176,13 @@ def test_what_later_versions_keep_of_held_out_pictures_is_passed_over() -> None:
     ],
 )
 def test_checksums_that_are_damaged_are_refused(labels: torch.Tensor, numbers: torch.Tensor) -> None:
-    with pytest.raises(UserError, match="checksums"):
-        TaughtPictures.take({LABELS: labels, CHECKSUMS: numbers}, classes=2)
+    with pytest.raises(UserError, match="taught"):
+        nothing = torch.zeros(0, dtype=torch.int64)
+        TaughtPictures(nothing, nothing).take({"taught.labels": labels, "taught.checksums": numbers}, classes=2)
 
 
 def test_without_room_an_undo_changes_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_model(folder, facts("red"), {"x": torch.ones(1)}, keep_previous=True)
+    write_model(folder, ModelState(facts("red"), {"x": torch.ones(1)}), keep_previous=True)
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
 
     def full(path: Path, data: bytes) -> int:

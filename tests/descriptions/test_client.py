@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from clipcil.commands.describe import describe as command
+from clipcil.commands.info import describe as command
 from clipcil.descriptions import client as module
 from clipcil.descriptions.client import AnswerError, Endpoint, ask_for_descriptions, parse_answer
 from clipcil.descriptions.file import Descriptions, read_table

@@ -17,12 +17,13 @@ import pytest
 import torch
 
 import clipcil
-from clipcil.classifier import model_folder
+from clipcil.classifier import folder as model_folder
 from clipcil.classifier.export import _refuse_others_files
-from clipcil.classifier.model_folder import hold_model, load_model, read_previous, restore_previous
-from clipcil.classifier.predicting import Prediction
-from clipcil.classifier.sorting import Sorter
+from clipcil.classifier.folder import hold_model, load_model, read_previous, restore_previous
+from clipcil.classifier.predict import Prediction
+from clipcil.classifier.state import ModelState
 from clipcil.cli import main
+from clipcil.commands.folders import Sorter
 from clipcil.errors import UserError
 from clipcil.experiment.monitor import StepLog
 from clipcil.report import html
@@ -85,7 +86,7 @@ def test_what_a_kill_left_beside_a_model_is_swept_by_the_next_command(saved: Pat
 
 KILLED_AFTER_THE_SWAP = """
 import os, signal, sys
-from clipcil.classifier import model_folder
+from clipcil.classifier import folder as model_folder
 from clipcil.cli import main
 sweep, calls = model_folder.sweep, []
 def kill_the_second_time(folder):
@@ -290,15 +291,17 @@ def test_nothing_but_numbers_is_written(saved: Path) -> None:
     before = tree(saved)
     key = next(key for key, value in tensors.items() if value.is_floating_point() and value.numel())
     with pytest.raises(UserError, match="holds a NaN"):
-        model_folder.write_model(saved, facts, {**tensors, key: torch.full_like(tensors[key], float("inf"))})
+        model_folder.write_model(
+            saved, ModelState(facts, {**tensors, key: torch.full_like(tensors[key], float("inf"))})
+        )
     assert tree(saved) == before
 
 
 COPY_AS_NOBODY = """
 import os, sys
 from pathlib import Path
-from clipcil.classifier.predicting import Prediction
-from clipcil.classifier.sorting import Sorter
+from clipcil.classifier.predict import Prediction
+from clipcil.commands.folders import Sorter
 folder = Path(sys.argv[1])
 if os.geteuid() == 0:  # root may write to any file
     for path in (folder, folder / "a.png"):

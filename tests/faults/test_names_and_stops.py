@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 
 import clipcil
-from clipcil.classifier.model_folder import load_model
-from clipcil.classifier.output import open_printer
-from clipcil.classifier.predicting import Prediction
+from clipcil.classifier.folder import load_model
+from clipcil.classifier.predict import Prediction
 from clipcil.cli import main
+from clipcil.commands import text
 from clipcil.data.names import same_name
 from clipcil.data.store import PixelStore
 from clipcil.errors import UserError, printable
@@ -59,7 +59,7 @@ def test_a_name_of_which_nothing_is_left_is_refused(name: str, made: clipcil.Cla
 
 
 def test_a_model_is_read_while_another_replaces_it(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from clipcil.classifier import model_folder
+    from clipcil.classifier import folder as model_folder
 
     model = clipcil.load(saved)
     model.forget("blue")
@@ -93,8 +93,8 @@ def test_names_reach_the_terminal_harmless(capsys: pytest.CaptureFixture[str]) -
     assert printable("m[red]x\x1b[2J\x9b\u202e\n") == "m[red]x\\x1b[2J\\x9b\\u202e\\n"
     assert printable("größe 👩\u200d👩 鳥") == "größe 👩\u200d👩 鳥"
     PlainDisplay().start("m[red]x\x1b[2J", 1)
-    for kind in ((False, False), (True, False), (False, True)):
-        open_printer(*kind, 1).line(Path("a\x1b[2J\x9b.png"), Prediction(["x\x1b"], [1.0]))
+    for line in (text.print_line, text.print_json, text.csv_printer(1)):
+        line(Path("a\x1b[2J\x9b.png"), Prediction(["x\x1b"], [1.0]))
     out = capsys.readouterr().out
     assert "m[red]x" in out and "\x1b" not in out and "\x9b" not in out
 

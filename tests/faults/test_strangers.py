@@ -17,7 +17,8 @@ from PIL import Image
 from safetensors.torch import save
 
 import clipcil
-from clipcil.classifier.model_folder import load_model, read_model, write_model
+from clipcil.classifier.folder import load_model, read_model, write_model
+from clipcil.classifier.state import ModelState
 from clipcil.data.sources import list_files
 from clipcil.descriptions.file import read_table
 from clipcil.errors import UserError
@@ -155,7 +156,7 @@ def test_weights_that_do_not_fit_are_refused_in_one_line(saved: Path) -> None:
     for key, value in tensors.items():
         for other in (value[:1], torch.zeros(7), torch.zeros(()), value.new_zeros(0), value.to(torch.int8)):
             if other.shape != value.shape or other.dtype != value.dtype:
-                write_model(saved, facts, {**tensors, key: other})
+                write_model(saved, ModelState(facts, {**tensors, key: other}))
                 with contextlib.suppress(UserError):  # used, where the method does not need it, or refused
                     clipcil.load(saved).predict(plain("red"))
 
@@ -169,10 +170,10 @@ def test_weights_that_fit_the_scores_but_not_the_statistics_are_refused(tmp_path
     rows, ranks = tensors["rows"], tensors["ranks"]
     wrong = [("rows", rows[:1]), ("rows", rows[0, 0]), ("rows", torch.cat([rows, rows])), ("rows", rows.flatten())]
     for key, value in [*wrong, ("ranks", ranks.flip(0) + torch.tensor([9, -9])), ("ranks", ranks * 2**40)]:
-        write_model(tmp_path / "m", facts, {**tensors, key: value.contiguous()})
+        write_model(tmp_path / "m", ModelState(facts, {**tensors, key: value.contiguous()}))
         with pytest.raises(UserError, match="does not fit discriminant"):
             clipcil.load(tmp_path / "m")
-    write_model(tmp_path / "m", facts, {**tensors, "counts": torch.zeros_like(tensors["counts"])})
+    write_model(tmp_path / "m", ModelState(facts, {**tensors, "counts": torch.zeros_like(tensors["counts"])}))
     with pytest.raises(UserError, match="does not fit discriminant: a class of no picture"):
         clipcil.load(tmp_path / "m")
 
@@ -181,7 +182,7 @@ def test_weights_that_fit_the_scores_but_not_the_statistics_are_refused(tmp_path
 def test_weights_whose_scores_are_not_finite_are_refused(
     score: str, saved: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kind = type(clipcil.load(saved)._method)
+    kind = type(clipcil.load(saved).learner.method)
     before = getattr(kind, score)
     wrong = {
         "logits": lambda self, batch: before(self, batch) / 0,

@@ -15,9 +15,9 @@ import httpx
 import pytest
 from PIL import Image
 
-from clipcil.classifier.facts import Facts, KnownClass
-from clipcil.classifier.lesson import Lesson, LessonRecord
+from clipcil.classifier.lesson import Lesson
 from clipcil.classifier.scoring import Evaluation
+from clipcil.classifier.state import KnownClass, LessonRecord
 from clipcil.errors import UserError
 from clipcil.serve.answers import LessonState, Limits
 from clipcil.serve.api import Service
@@ -27,6 +27,10 @@ from clipcil.serve.staging import Staging, Waiting
 from support.server import form, png
 
 PICTURES = [(f"{name}.png", png(Image.new("RGB", (8, 8), name))) for name in ("red", "blue", "green")]
+
+
+def made_of(**parts: Any) -> Facts:
+    return Facts(method="strata", settings={}, backbone="mini", fingerprint="", seed=0, templates=("{}",), **parts)
 
 
 @pytest.fixture
@@ -135,7 +139,7 @@ def test_one_class_has_no_accuracy(classes: int, service: Service, tmp_path: Pat
     state = learnt(tmp_path, SimpleNamespace(follow=lambda: None), lesson, classes)
     assert state.result is not None
     day, known = "2026-01-31", [KnownClass(name, name, "", 6, "", 6, 6) for name in ("fox", "owl")[:classes]]
-    facts = Facts("strata", {}, "mini", "", 0, ("{}",), 1, [classes], known)
+    facts = made_of(sizes=[classes], known=known)
     facts.history = [LessonRecord(day, 1, 0, 6, classes, 6, 6)]
     service.served.model = SimpleNamespace(facts=lambda: facts)  # type: ignore[assignment]
     service.served.previous = lambda: None  # type: ignore[method-assign]
@@ -153,7 +157,7 @@ def test_the_page_works_where_the_folder_is_not_utf8(service: Service) -> None:
     service.served.undo = refuse  # type: ignore[method-assign]
     answer = ask(service, "POST", "/api/undo")
     assert answer.status_code == 400 and "cannot write" in answer.json()["error"]
-    facts = Facts("strata", {}, "mini", "", 0, ("{}",), 0, [], [])
+    facts = made_of()
     service.served.model = SimpleNamespace(facts=lambda: facts)  # type: ignore[assignment]
     service.served.previous = lambda: None  # type: ignore[method-assign]
     assert ask(service, "GET", "/api/model").json()["name"] == "v\\udcf6gel"

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from clipcil.classifier.predicting import Prediction
+from clipcil.classifier.predict import Prediction
 from clipcil.cluster import connect
 from clipcil.data.parquet import ROWS, holds_pictures, open_parquet
 from clipcil.data.sources import list_files, no_pictures
@@ -113,7 +113,7 @@ class _Predictor:
     """An actor: a loaded model that predicts parts."""
 
     def __init__(self, model: str, out: str, top: int, backbone: str | None, gpus: float) -> None:
-        from clipcil.classifier.classifier import load
+        from clipcil.classifier.load import load
 
         self.out, self.top = Path(out), top
         self.classifier = load(model, backbone=backbone, device="cuda" if gpus else "cpu")

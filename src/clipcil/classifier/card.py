@@ -1,22 +1,37 @@
-"""The model card in the folder of a model."""
+"""The model card in the folder of a model, and the wording that it shares with commands and errors."""
 
 from __future__ import annotations
 
 import re
 from typing import TYPE_CHECKING
 
+from clipcil.classifier.scoring import ENOUGH, Calibration
 from clipcil.errors import printable
+from clipcil.methods.registry import find_method
 
 if TYPE_CHECKING:
-    from clipcil.classifier.facts import Facts
+    from clipcil.classifier.state import Facts
     from clipcil.methods.base import Method
+
+
+def counted(number: int, one: str, many: str | None = None) -> str:
+    """A number with its noun.
+
+    Example:
+        >>> counted(1, "class", "classes"), counted(2, "picture")
+        ('1 class', '2 pictures')
+    """
+    return f"{number} {one if number == 1 else many or one + 's'}"
+
+
+def why_never_unknown(how: Calibration) -> str:
+    """Why there is no threshold for "none of these"."""
+    few = how.pictures < ENOUGH
+    return "too few pictures are kept for evaluation" if few else "the model knows one class"
 
 
 def model_card(facts: Facts) -> str:
     """Markdown: what the model knows, how it was made, what it holds of pictures, how to use it."""
-    from clipcil.classifier.wording import why_never_unknown
-    from clipcil.methods.registry import find_method
-
     kind = find_method(facts.method)
     unknown = facts.calibration
     pictures = sum(known.pictures for known in facts.known)
@@ -30,7 +45,7 @@ def model_card(facts: Facts) -> str:
             f"A picture {how} is called unknown. To be expected for {unknown.false_alarms or 0:.1%} of new pictures of"
             f" known classes, by {unknown.pictures} pictures."
         )
-    right, total = sum(known.right for known in facts.known), sum(known.held_out for known in facts.known)
+    right, total = facts.right
     accuracy = f" It classifies {right} of {total} pictures kept for evaluation correctly." if total else ""
     kept = (
         "Its weights hold features of training pictures (exemplars), no picture itself."

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, overload
@@ -12,15 +13,14 @@ import numpy as np
 import torch
 from PIL import Image
 
-from clipcil.classifier.facts import KnownClass
-from clipcil.classifier.held_out import evaluate_scores, held_out_scores
-from clipcil.classifier.layout import skipped_files
-from clipcil.classifier.lesson import Lesson, LessonRecord, Progress
-from clipcil.classifier.model import TaughtModel
-from clipcil.classifier.model_folder import MODEL, hold_model, load_model, read_model, write_model
-from clipcil.classifier.predicting import Prediction, rank
-from clipcil.classifier.scoring import Answer, Evaluation, evaluate_answers, probabilities
-from clipcil.classifier.sources import Source, as_list, read_source
+from clipcil.classifier.card import counted
+from clipcil.classifier.folder import MODEL, hold_model, read_model, write_model
+from clipcil.classifier.learner import Learner
+from clipcil.classifier.lesson import LearnMonitor, Lesson, Progress
+from clipcil.classifier.predict import Prediction, rank
+from clipcil.classifier.scoring import Answer, Calibration, Evaluation, evaluate_answers, probabilities
+from clipcil.classifier.sources import Source, as_list, read_source, skipped_files
+from clipcil.classifier.state import Facts, KnownClass, LessonRecord, ModelState
 from clipcil.clip import CLIP, load_clip
 from clipcil.clip.loading import backbone_name
 from clipcil.data.dataset import drop_broken
@@ -30,14 +30,15 @@ from clipcil.errors import UserError
 from clipcil.experiment.monitor import notebook_progress
 from clipcil.experiment.spec import RunSpec, method_settings
 from clipcil.methods.registry import find_method
-from clipcil.network import allow_downloads, on_behalf_of_a_folder
 from clipcil.settings import build, nested, override
+from clipcil.training.device import make_fabric
+from clipcil.training.trainer import Trainer
 
 DEFAULT_METHOD = "strata"
 """The method of a new model where none is named."""
 
 
-class Classifier(TaughtModel):
+class Classifier:
     """An image classifier that learns classes a few at a time.
 
     Args:
@@ -47,6 +48,7 @@ class Classifier(TaughtModel):
         device: cpu, cuda or auto.
         settings: Settings of the method, such as `beta=0.2`, `stage1={"epochs": 5}` or `**{"stage1.epochs": 5}`;
             `clipcil methods METHOD` lists them.
+        state: A saved model, which decides method, seed and settings; used by `load`.
 
     Example:
         >>> import clipcil
@@ -71,24 +73,68 @@ class Classifier(TaughtModel):
         seed: int = 0,
         *,
         device: str = "cpu",
+        state: ModelState | None = None,
         **settings: Any,
     ) -> None:
         name = backbone_name(backbone)
-        spec = build(RunSpec, {"method": find_method(method).name, "data": "folder", "backbone": name, "seed": seed})
-        config = method_settings(spec, nested(settings))
+        if state is None:
+            spec = build(
+                RunSpec, {"method": find_method(method).name, "data": "folder", "backbone": name, "seed": seed}
+            )
+            kind, config, seed = find_method(method), method_settings(spec, nested(settings)), spec.seed
+        else:
+            kind, seed = find_method(state.facts.method), state.facts.seed
+            config = override(kind.Config(), state.facts.settings)
         clip = backbone if isinstance(backbone, CLIP) else load_clip(name)
-        self._open(find_method(method), config, clip, name, spec.seed, device)
-        self._set_state((self.facts(), {}))
+        self._monitor = LearnMonitor()
+        trainer = Trainer(make_fabric(device, "32-true") if device != "cpu" else None, [self._monitor])
+        self.learner = Learner(kind, config, clip, trainer, seed)
+        """The method with its classes, and what is kept of lessons."""
+        if state is not None:
+            self.learner.restore(state)
+        self.saved: tuple[Path, Facts] | None = None
+        """The folder that it was loaded from or written to, and what was there then."""
+        self._previous: ModelState | None = None
+
+    def __repr__(self) -> str:
+        """`Classifier('strata', 'mini'): 5 classes from 2 lessons, accuracy 93 % of 30 pictures`."""
+        facts, known = self.learner.facts, counted(len(self.classes), "class", "classes")
+        text = f"Classifier({facts.method!r}, {self.learner.clip.name!r}): {known}"
+        if not facts.history:
+            return text
+        right, total = facts.right
+        told = f", accuracy {right / total:.0%} of {counted(total, 'picture')}" if total else ""
+        return f"{text} from {counted(len(facts.history), 'lesson')}{told}"
+
+    def _repr_html_(self) -> str:
+        """The same as a paragraph and a table of the classes, for notebooks."""
+        from clipcil.report.html import environment
+
+        return environment().get_template("classes.html").render(text=repr(self), known=self.learner.facts.known)
+
+    @property
+    def classes(self) -> list[str]:
+        """Names of the classes it knows, in the order in which they were learnt."""
+        return self.learner.facts.names
 
     @property
     def class_facts(self) -> list[KnownClass]:
         """For each class: when it was learnt, from how many pictures, and its accuracy after the last lesson."""
-        return copy.deepcopy(self._known)
+        return copy.deepcopy(self.learner.facts.known)
 
     @property
     def history(self) -> list[LessonRecord]:
         """The lessons, the oldest first, each with the accuracy over all classes after it."""
-        return list(self._history)
+        return list(self.learner.facts.history)
+
+    @property
+    def calibration(self) -> Calibration:
+        """The temperature, and the threshold for "none of these"."""
+        return self.learner.facts.calibration
+
+    def facts(self) -> Facts:
+        """Everything about the model except its weights."""
+        return copy.deepcopy(self.learner.facts)
 
     def learn(
         self,
@@ -127,36 +173,50 @@ class Classifier(TaughtModel):
         dataset, lesson = read_source(source, subfolders), Lesson()
         if isinstance(source, str | Path):
             lesson.skipped = skipped_files(Path(source))
-        before = self._state()
-        with notebook_progress() as bar, self._monitor.watching(on_progress or bar, should_stop):
+        with notebook_progress() as bar, self._monitor.watching(on_progress or bar, should_stop), self._changing():
             if skip_broken:
                 dataset, lesson.unreadable = drop_broken(dataset, self._monitor.progress)
-            pictures = self._plan(dataset, lesson)
-            reader = Reader(self._method.clip, None, self._method.device)  # no picture stays on disk
+            plan = self.learner.plan(dataset, lesson)
+            reader = Reader(self.learner.method.clip, None, self.learner.method.device)  # no picture stays on disk
             reader.on_progress = self._monitor.progress
             try:
-                if not self._known:
-                    self._templates = self._method.templates = dataset.templates
-                self._teach(pictures, reader, lesson, hold_out)
-                self._monitor.check()  # the last stage may take long, and tells no progress
-            except BaseException:
-                self._set_state(before)
-                raise
+                self.learner.teach(plan, reader, lesson, hold_out)
             finally:
                 reader.close()
-        self._previous = before
+            self._monitor.check()  # the last stage may take long, and tells no progress
+        return lesson
+
+    def preview(self, source: Source, *, subfolders: bool = False, on_progress: Progress | None = None) -> Lesson:
+        """What `learn` would learn from these pictures; nothing is learnt.
+
+        Args:
+            source: As for `learn`.
+            subfolders: As for `learn`.
+            on_progress: As for `learn`.
+
+        Returns:
+            A lesson without evaluation; `unreadable` names the pictures that cannot be read.
+
+        Raises:
+            UserError: `learn` would refuse the pictures, even with `skip_broken`.
+        """
+        dataset, lesson = read_source(source, subfolders), Lesson()
+        with self._monitor.watching(on_progress, None):
+            dataset, lesson.unreadable = drop_broken(dataset, self._monitor.progress)
+            sentences = [template.format(name) for name in dataset.classes for template in dataset.templates]
+            self.learner.clip.tokenizer(sentences)  # refuses names that are too long for the backbone
+            self.learner.plan(dataset, lesson)
         return lesson
 
     @property
     def features_transported(self) -> int:
         """Number of pictures kept for evaluation whose features were transported by a map, because the tower changed
         after their lesson."""
-        return int(self._held.carried.sum())
+        return int(self.learner.held.carried.sum())
 
     def held_out_evaluation(self) -> Evaluation:
         """Evaluate the current model on the pictures kept for evaluation, of all lessons."""
-        logits, novelty = held_out_scores(self._method, self._held)
-        return evaluate_scores(logits, novelty, self._held.labels, self.classes, self.calibration)
+        return self.learner.evaluate()
 
     @overload
     def predict(self, pictures: str | bytes | Path | Image.Image, top: int = 5) -> Prediction: ...
@@ -195,11 +255,11 @@ class Classifier(TaughtModel):
             pictures: As for `predict`; one picture gives one row.
         """
         rows = []
-        for _, scores in self._scores(as_list(pictures)[0]):
+        for _, scores in self.learner.scores(as_list(pictures)[0]):
             if isinstance(scores, UserError):
                 raise scores
             rows.append(probabilities(scores.logits, self.calibration.temperature))
-        return torch.stack(rows).numpy() if rows else np.zeros((0, len(self._known)))
+        return torch.stack(rows).numpy() if rows else np.zeros((0, len(self.classes)))
 
     def test(self, source: Source, *, subfolders: bool = False, on_progress: Progress | None = None) -> Evaluation:
         """Evaluate the model on labelled pictures.
@@ -214,17 +274,14 @@ class Classifier(TaughtModel):
             mistakes, and the pictures that cannot be read.
         """
         dataset = read_source(source, subfolders)
-        known = self.classes
-        names = [
-            given if place is None else known[place]
-            for given, place in zip(dataset.classes, self._find_all(dataset.classes), strict=True)
-        ]
+        known, found = self.classes, self.learner.facts.find(dataset.classes)
+        names = [own if place is None else known[place] for own, place in zip(dataset.classes, found, strict=True)]
         train, answers, unreadable = dataset.train, [], []
         pictures = [train.pictures[row] for row in train.rows.tolist()]
-        found = self.predict_stream(pictures, top=1)
+        guesses = self.predict_stream(pictures, top=1)
         with notebook_progress() as bar:
             tell = on_progress or bar or (lambda stage, done, total: None)
-            for done, (label, (picture, guess)) in enumerate(zip(train.labels.tolist(), found, strict=True)):
+            for done, (label, (picture, guess)) in enumerate(zip(train.labels.tolist(), guesses, strict=True)):
                 if guess.error is not None:
                     unreadable.append(guess.error)
                 else:
@@ -262,7 +319,7 @@ class Classifier(TaughtModel):
         if not isinstance(top, int) or top < 1:
             raise UserError(f"top is {top!r}; ask for 1 class or more")
         names, how = self.classes, self.calibration
-        for picture, scores in self._scores(pictures):
+        for picture, scores in self.learner.scores(pictures):
             if isinstance(scores, UserError):
                 yield picture, Prediction([], [], error=str(scores))
             else:
@@ -277,16 +334,11 @@ class Classifier(TaughtModel):
         Raises:
             UserError: There is no such class, it is the only one, or the method cannot forget.
         """
-        index = self._need(name)
-        if len(self._known) == 1:
+        index, facts = self.learner.facts.need(name), self.learner.facts
+        if len(facts.known) == 1:
             raise UserError(f"'{name}' is the only class of the model; delete the model instead")
-        before = self._state()
-        try:
-            self._forget(index)
-        except BaseException:  # a class forgotten by halves would leave no valid model
-            self._set_state(before)
-            raise
-        self._previous = before
+        with self._changing():
+            self.learner.forget(index)
 
     def rename(self, old: str, new: str) -> None:
         """Rename a class. The text in its prompt stays the one it was taught with, so no score changes.
@@ -298,14 +350,14 @@ class Classifier(TaughtModel):
         Raises:
             UserError: There is no class `old`, or there is another class `new`.
         """
-        index, taken = self._need(old), self._find(new)
+        index, taken = self.learner.facts.need(old), self.learner.facts.find([new])[0]
         if not clean_name(new):
             raise UserError("the new name is empty; give the class a name")
         if taken is not None and taken != index:
-            raise UserError(f"there is a class '{self._known[taken].name}' already; forget one of the two first")
+            raise UserError(f"there is a class '{self.classes[taken]}' already; forget one of the two first")
         check_names("the model", [new])
-        self._previous = self._state()
-        self._known[index].name = clean_name(new)
+        with self._changing():
+            self.learner.facts.known[index].name = clean_name(new)
 
     @property
     def can_undo(self) -> bool:
@@ -320,7 +372,7 @@ class Classifier(TaughtModel):
         """
         if self._previous is None:
             raise UserError("there is no change to take back; the model before the last change is kept until the next")
-        self._set_state(self._previous)
+        self.learner.restore(self._previous)
         self._previous = None
 
     def save(self, folder: str | Path) -> None:
@@ -332,63 +384,25 @@ class Classifier(TaughtModel):
         Raises:
             UserError: The folder holds something else, is in use, or was changed by another process since `load`.
         """
-        folder = Path(folder)
-        with hold_model(folder):
-            self.write(folder)
+        with hold_model(Path(folder)):
+            self.write(Path(folder))
 
     def write(self, folder: Path, *, keep_previous: bool = False) -> None:
         """`save` for a caller that holds the lock of `folder`; `keep_previous` keeps the model there for an undo."""
-        if not self._known:
+        if not self.classes:
             raise UserError("the model has learnt nothing yet; teach it before saving it")
-        loaded, there = self._source, (folder / MODEL).exists()  # a model that is gone is not lost by being replaced
-        if loaded is not None and there and loaded[0] == folder.resolve() and read_model(folder) != loaded[1]:
+        place, there = folder.resolve(), (folder / MODEL).exists()  # a model that is gone is not lost by being replaced
+        if self.saved is not None and there and self.saved[0] == place and read_model(folder) != self.saved[1]:
             raise UserError(f"{folder} was changed by another since it was loaded; save to another folder")
-        facts, tensors = self._state()
-        write_model(folder, facts, tensors, keep_previous=keep_previous)
-        self._source = (folder.resolve(), facts)
+        self.saved = place, write_model(folder, self.learner.state(), keep_previous=keep_previous)
 
-
-def load(
-    folder: str | Path, *, backbone: str | None = None, device: str = "cpu", allow_download: bool = False
-) -> Classifier:
-    """Load the model saved in `folder`.
-
-    Args:
-        folder: Where it was saved.
-        backbone: Path of the model's backbone on this machine, if it has moved.
-        device: cpu, cuda or auto.
-        allow_download: Download a backbone that the folder names and that is not here; `backbone` needs no permission.
-
-    Raises:
-        UserError: There is no model, it is damaged, or it was taught with another backbone.
-
-    Example:
-        >>> import clipcil, tempfile
-        >>> from PIL import Image
-        >>> model = clipcil.Classifier("simplecil")
-        >>> lesson = model.learn({name: [Image.new("RGB", (64, 64), name)] for name in ("red", "blue")})
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     model.save(f"{folder}/model")
-        ...     clipcil.load(f"{folder}/model").classes
-        ['red', 'blue']
-    """
-    folder = Path(folder)
-    facts, tensors = load_model(folder)  # first: the model could be replaced while the backbone is loaded
-    name = backbone or facts.backbone
-    kind = find_method(facts.method)
-    try:
-        config = override(kind.Config(), facts.settings)
-    except UserError as error:
-        raise UserError(
-            f"the settings in {folder / MODEL} do not fit this version of clipcil ({error}); correct them there, or"
-            " teach the model again"
-        ) from error
-    with allow_downloads(allow_download), on_behalf_of_a_folder(named=backbone is not None):
-        clip = load_clip(name)
-    model = Classifier.__new__(Classifier)
-    model._open(kind, config, clip, name, facts.seed, device)
-    model._check_backbone(str(folder), facts.fingerprint)
-    model._set_state((facts, tensors))
-    model._check(folder)
-    model._source = (folder.resolve(), facts)
-    return model
+    @contextmanager
+    def _changing(self) -> Iterator[None]:
+        """If the block succeeds, the model before it can be restored by `undo`; if it fails, it is restored now."""
+        before = self.learner.state()
+        try:
+            yield
+        except BaseException:
+            self.learner.restore(before)
+            raise
+        self._previous = before

@@ -43,9 +43,9 @@ class Exported(nn.Module):
 
     def __init__(self, model: Classifier) -> None:
         super().__init__()
-        self.method = model._method
-        self.tower = model._method.clip.vision  # a frozen tower is no submodule of its method
-        self.trunk = model._method.clip.preprocess.trunk
+        self.method = model.learner.method
+        self.tower = model.learner.method.clip.vision  # a frozen tower is no submodule of its method
+        self.trunk = model.learner.method.clip.preprocess.trunk
 
     def forward(self, pictures: Tensor) -> tuple[Tensor, Tensor]:
         """(B, 3, height, width) → logits (B, C), features (B, dim)."""
@@ -63,7 +63,7 @@ def export(model: Classifier, out: Path, form: Format = "pt2") -> Path:
     network = Exported(model).eval().cpu()
     for parameter in network.parameters():
         parameter.requires_grad_(False)
-    steps = model._method.clip.preprocess.steps
+    steps = model.learner.method.clip.preprocess.steps
     example = torch.zeros(2, 3, *steps.crop)
     file = out / f"model.{form}"
     with torch.no_grad(), _without_logging():

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -16,10 +17,10 @@ from torch.nn.functional import normalize
 
 from clipcil.calibration import paired_map
 from clipcil.classifier.lesson import Lesson
-from clipcil.classifier.predicting import rank
+from clipcil.classifier.predict import rank
 from clipcil.classifier.scoring import ENOUGH, Answer, Calibration, Evaluation, calibrate, evaluate_answers
+from clipcil.classifier.state import PictureRows
 from clipcil.data.reader import Pictures
-from clipcil.errors import UserError
 from clipcil.experiment.evaluate import BATCH
 from clipcil.memory.gaussians import AffineMap
 from clipcil.methods.base import Method
@@ -30,8 +31,6 @@ MOST = 50
 """Maximum number of pictures of a class held out of one lesson: more would add little and cost training pictures."""
 LEFT_OUT = 20
 """Maximum number of pictures of a class kept of one lesson where they are left out one by one instead of held out."""
-PREFIX = "held_out."
-"""What the names of these tensors begin with among the weights of a model."""
 
 
 def split_held_out(labels: Tensor) -> tuple[Tensor, Tensor]:
@@ -84,11 +83,10 @@ class FeatureBatch:
 
 
 @dataclass
-class HeldOut:
-    """Features of all pictures held out so far, in the space of the current tower."""
+class HeldOut(PictureRows):
+    """Features of all pictures kept for evaluation so far, in the space of the current tower."""
 
-    labels: Tensor
-    """(N,) int64."""
+    prefix: ClassVar[str] = "held_out."
     features: Tensor
     """(N, dim) float32."""
     levels: Tensor
@@ -101,58 +99,21 @@ class HeldOut:
         nothing = torch.zeros(0, dtype=torch.int64)
         return cls(nothing, torch.zeros(0, dim), torch.zeros(0, levels), nothing.bool())
 
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    def none(self) -> HeldOut:
-        """Of the same shapes, without any picture."""
-        return HeldOut.empty(self.features.shape[1], self.levels.shape[1])
-
     def with_pictures(self, pictures: Pictures) -> HeldOut:
         """With these pictures added, encoded by the current tower."""
         if not len(pictures):
             return self
-        return HeldOut(
-            torch.cat([self.labels, pictures.labels.cpu()]),
-            torch.cat([self.features, pictures.features.cpu()]),
-            torch.cat([self.levels, pictures.levels.cpu()]),
-            torch.cat([self.carried, torch.zeros(len(pictures), dtype=torch.bool)]),
-        )
+        computed = torch.zeros(len(pictures), dtype=torch.bool)
+        return self.with_rows(pictures.labels.cpu(), pictures.features.cpu(), pictures.levels.cpu(), computed)
 
     def moved(self, by: AffineMap) -> HeldOut:
         """Transported into the space of the changed tower by a map between unit features."""
         features = by(normalize(self.features, dim=-1).double()).float()
         return HeldOut(self.labels, features, self.levels, torch.ones_like(self.carried))
 
-    def without(self, index: int) -> HeldOut:
-        """Without class `index`; the labels of the classes after it move down by one."""
-        keep = self.labels != index
-        labels = self.labels[keep]
-        return HeldOut(labels - (labels > index).long(), self.features[keep], self.levels[keep], self.carried[keep])
-
     def batch(self, device: torch.device, width: int) -> FeatureBatch:
+        """The rows as a method reads them; `width` is that of the vision tower."""
         return FeatureBatch(self.features.to(device), self.levels.to(device), width)
-
-    def tensors(self) -> dict[str, Tensor]:
-        """The tensors under their names in the weights file."""
-        return {f"{PREFIX}{name}": value for name, value in vars(self).items()}
-
-    @classmethod
-    def take(cls, tensors: dict[str, Tensor], classes: int, dim: int, levels: int) -> HeldOut:
-        """Take them out of the weights of a model, checked; none for a model of version 0.1, which kept scores only."""
-        own = {key.removeprefix(PREFIX): tensors.pop(key) for key in list(tensors) if key.startswith(PREFIX)}
-        tensors.pop("held_out", None)
-        found = cls.empty(dim, levels)
-        if not own:
-            return found
-        count = len(own["labels"]) if own.get("labels") is not None and own["labels"].ndim == 1 else -1
-        for name, value in vars(found).items():
-            shape = (count, *value.shape[1:])
-            if name not in own or own[name].shape != shape or own[name].dtype != value.dtype:
-                raise UserError(f"the held-out pictures of the model are damaged ({name}); restore its folder")
-        if count and not 0 <= int(own["labels"].min()) <= int(own["labels"].max()) < classes:
-            raise UserError("the held-out pictures of the model are damaged (a class that it does not know)")
-        return cls(**{name: own[name] for name in vars(found)})
 
 
 @contextmanager

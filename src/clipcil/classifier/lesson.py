@@ -1,16 +1,25 @@
-"""One lesson: its result, its record in the model, and the monitor that reports progress and stops it."""
+"""One lesson: its result, its plan (which pictures are new), and the callback that reports progress and stops it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import hashlib
+import stat
+import uuid
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
 from clipcil.classifier.scoring import Calibration, Evaluation
+from clipcil.classifier.state import Facts, TaughtPictures
+from clipcil.data.dataset import Dataset
+from clipcil.data.names import same_name
+from clipcil.data.pictures import Picture, PictureSet, contents
 from clipcil.errors import UserError
+from clipcil.methods.base import Method
 from clipcil.training.trainer import Callback
 
 Progress = Callable[[str, int, int], None]
@@ -57,32 +66,115 @@ class Lesson:
 
 
 @dataclass(frozen=True)
-class LessonRecord:
-    """What a model stores about a lesson."""
+class LessonPlan:
+    """The new pictures of a lesson, labelled with the model's class indices."""
 
-    when: str
-    """Date and time, as ISO 8601 with the seconds."""
-    new: int
-    """Classes that were new."""
-    again: int
-    """Classes that were known and got more pictures."""
-    pictures: int
-    """Pictures given."""
-    classes: int
-    """Classes known after it."""
-    held_out: int
-    """Pictures of all classes that the accuracy was measured on."""
-    right: int
-    """Those that were classified correctly after the lesson."""
+    pictures: PictureSet
+    checksums: Tensor
+    templates: tuple[str, ...]
 
-    @property
-    def accuracy(self) -> float | None:
-        return self.right / self.held_out if self.held_out else None
+
+def plan_lesson(
+    dataset: Dataset, facts: Facts, taught: TaughtPictures, kind: type[Method], lesson: Lesson
+) -> LessonPlan:
+    """Find out which pictures are new and which classes they belong to; repeats and warnings go into `lesson`.
+
+    Args:
+        dataset: The pictures of the lesson.
+        facts: The model, with the classes that it knows.
+        taught: The pictures it was taught before.
+        kind: Its method.
+        lesson: Its `new`, `again`, `repeated` and `warnings` are filled in.
+
+    Raises:
+        UserError: A class has no picture, every picture was taught before, or the method cannot learn known classes.
+    """
+    counts = torch.bincount(dataset.train.labels, minlength=len(dataset.classes)).tolist()
+    for name, pictures in zip(dataset.classes, counts, strict=True):
+        if not pictures:
+            raise UserError(f"no picture of class '{name}' can be read")
+    found = facts.find(dataset.classes)
+    fresh = [name for name, place in zip(dataset.classes, found, strict=True) if place is None]
+    new = iter(range(len(facts.known), len(facts.known) + len(fresh)))
+    places = [next(new) if place is None else place for place in found]
+    labels = torch.tensor(places)[dataset.train.labels]
+    rows, checksums = _find_new(dataset.train, labels, taught, facts.names + fresh, lesson)
+    if not len(rows):
+        raise UserError(f"all {len(labels)} pictures were taught before; there is nothing new to learn")
+    lesson.warnings += _old_names(fresh, facts, reads_names=kind.implements("check_names"))
+    learnt = torch.bincount(labels[rows], minlength=max(places) + 1).tolist()
+    for name, place in zip(dataset.classes, places, strict=True):
+        if learnt[place]:
+            (lesson.again if place < len(facts.known) else lesson.new)[name] = learnt[place]
+    if lesson.again and not kind.implements("learn_again"):
+        raise kind.cannot("learn_again")
+    return LessonPlan(dataset.train.subset(rows, labels[rows]), checksums, dataset.templates)
+
+
+def _find_new(
+    pictures: PictureSet, labels: Tensor, taught: TaughtPictures, names: Sequence[str], lesson: Lesson
+) -> tuple[Tensor, Tensor]:
+    """Rows and checksums of the pictures that were not taught before as the same class, nor twice in this lesson."""
+    classes: dict[int, set[int]] = {}  # of each checksum
+    for label, number in zip(taught.labels.tolist(), taught.checksums.tolist(), strict=True):
+        classes.setdefault(number, set()).add(label)
+    rows, numbers = [], []
+    twofold: dict[tuple[int, int], list[str]] = {}  # pictures of (the class now, the class before)
+    for row, label in enumerate(labels.tolist()):
+        number = checksum(pictures.pictures[int(pictures.rows[row])])
+        before = classes.setdefault(number, set())
+        if label in before:
+            lesson.repeated.append(pictures.describe(row))
+            continue
+        if before:
+            twofold.setdefault((label, next(iter(before))), []).append(pictures.describe(row))
+        before.add(label)
+        rows.append(row)
+        numbers.append(number)
+    for (now, then), same in twofold.items():
+        which = f"{same[0]} is" if len(same) == 1 else f"{len(same)} pictures ({same[0]}, …) are"
+        lesson.warnings.append(f"{which} taught as '{names[now]}' and as '{names[then]}'")
+    return torch.tensor(rows, dtype=torch.int64), torch.tensor(numbers, dtype=torch.int64)
+
+
+def checksum(picture: Picture) -> int:
+    """64 bits of a checksum of a file's bytes, or of the pixels of a picture in memory.
+
+    A file that cannot be read gets a unique number: decoding it reports the error.
+    """
+    digest = hashlib.blake2b(digest_size=8)
+    if isinstance(picture, Path):
+        try:
+            if not stat.S_ISREG(picture.stat().st_mode):
+                raise OSError("not a file")
+            with picture.open("rb") as file:
+                while chunk := file.read(2**20):
+                    digest.update(chunk)
+        except OSError:
+            digest.update(uuid.uuid4().bytes)
+    else:
+        digest.update(picture if isinstance(picture, bytes) else contents(picture))
+    return int.from_bytes(digest.digest(), "little", signed=True)
+
+
+def _old_names(names: Sequence[str], facts: Facts, reads_names: bool) -> list[str]:
+    """A line for each new class that has the former name of a class that was renamed.
+
+    The folders of a later delivery may still have the old name. And a renamed class keeps its text, so that a method
+    that reads class names has one text for both.
+    """
+    why = "; if not, expect confusion: CLIP reads one text for both" if reads_names else ""
+    before = {same_name(known.text): known.name for known in facts.known}
+    return [
+        f"'{name}' is learnt as a new class, but '{old}' had this name before it was renamed; if they are one class,"
+        f" undo this lesson and teach the pictures as '{old}'{why}"
+        for name in names
+        if (old := before.get(same_name(name))) is not None
+    ]
 
 
 class LearnMonitor(Callback):
-    """Passes progress on and stops the lesson when asked; keeps no log and no snapshots: a stopped lesson is given
-    again."""
+    """Passes the progress of a lesson on, and stops the lesson when asked."""
 
     def __init__(self) -> None:
         self._on_progress: Progress | None = None
@@ -99,15 +191,12 @@ class LearnMonitor(Callback):
             self._on_progress = self._should_stop = None
 
     def check(self) -> None:
-        """Stop the lesson if that was asked for.
-
-        Raises:
-            LessonStoppedError: It was.
-        """
+        """Raise a `LessonStoppedError` if the lesson shall stop."""
         if self._should_stop is not None and self._should_stop():
             raise LessonStoppedError("the lesson was stopped; the model is as it was before")
 
     def progress(self, stage: str, done: int, total: int) -> None:
+        """Report that `done` of `total` are done."""
         self.check()
         if self._on_progress is not None:
             self._on_progress(stage, done, total)

@@ -10,8 +10,8 @@ import threading
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from clipcil.classifier.facts import KnownClass
-from clipcil.classifier.model_folder import read_model, read_previous
+from clipcil.classifier.folder import read_model, read_previous
+from clipcil.classifier.state import KnownClass
 from clipcil.data.names import same_name
 from clipcil.errors import UserError
 from clipcil.storage import read_json, refuse_links, sweep, write_json

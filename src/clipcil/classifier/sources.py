@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +14,18 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from clipcil.classifier.layout import check_layout
+from clipcil.classifier.card import counted
+from clipcil.classifier.folder import MODEL
 from clipcil.data.dataset import Dataset
-from clipcil.data.datasets.folder import picture_files, read_tree
+from clipcil.data.datasets.folder import TEST, TRAIN, picture_files, read_tree
 from clipcil.data.names import clean_name, need_text
 from clipcil.data.pictures import Picture, PictureSet
-from clipcil.data.sources import as_picture, list_files, no_pictures
-from clipcil.errors import UserError
+from clipcil.data.sources import HEIC, SUFFIXES, as_picture, list_files, list_folders, no_pictures, walk
+from clipcil.errors import UserError, quoted
 from clipcil.storage import is_folder
 
+NAMED = 3
+"""Names shown of a longer list."""
 TEMPLATE = "a photo of a {}."
 
 Source = str | Path | Mapping[str, Sequence[Any]] | Dataset
@@ -113,3 +117,113 @@ def _from_mapping(source: Mapping[str, Sequence[Any]]) -> Dataset:
 
 def _learnable(name: str, classes: list[str], train: PictureSet, templates: tuple[str, ...] = (TEMPLATE,)) -> Dataset:
     return Dataset(name, classes, train, train.subset(torch.empty(0, dtype=torch.int64)), templates)
+
+
+def check_layout(root: Path, subfolders: bool = False) -> None:
+    """Refuse a folder whose folders do not look like classes, and say what was probably meant.
+
+    Args:
+        root: The folder that should hold a folder of pictures for each class.
+        subfolders: Accept class folders that hold no picture themselves but folders of pictures, as one class each.
+
+    Raises:
+        UserError: There is no such folder; it is a model, or holds one; it holds pictures and no folders; it holds
+            train and test parts; or its folders hold class folders instead of pictures.
+    """
+    if not root.is_dir():
+        what = "is a file" if root.exists() else "does not exist"
+        raise UserError(f"{quoted(root)} {what}; name a folder that holds a folder of pictures for each class")
+    if (root / MODEL).is_file():
+        raise UserError(f"{quoted(root)} is a model, not a folder of pictures; the model comes first, then the folder")
+    folders = list_folders(root)
+    if model := next((folder for folder in folders if (folder / MODEL).is_file()), None):
+        raise UserError(f"{quoted(model)} is a model, not a class; keep it outside of {quoted(root)}")
+    if not folders and _holds_pictures(root):
+        raise UserError(
+            f"{quoted(root)} holds pictures but no folders; put the pictures of each class into a folder named after"
+            f" it. If '{root.resolve().name}' is the class, name the folder above it: {quoted(root.resolve().parent)}"
+        )
+    nested = {folder: inside for folder in folders if (inside := _class_folders(folder))}
+    parts = [folder for folder in folders if folder.name.lower() in (*TRAIN, *TEST)]
+    if parts and (len(parts) == len(folders) or any(part in nested for part in parts)):
+        _refuse_parts(root, parts)
+    if not nested or subfolders:
+        return
+    first, inside = next(iter(nested.items()))
+    names = _some([folder.name for folder in inside])
+    if len(nested) == len(folders):
+        each = "one at a time, " if len(nested) > 1 else ""
+        raise UserError(
+            f"the folders in {quoted(root)} hold folders of pictures and no pictures ('{first.name}' holds {names});"
+            f" the classes seem to lie one level further down: name {each}{_some([quoted(f) for f in nested], '')}"
+        )
+    raise UserError(
+        f"{quoted(first)} holds folders of pictures ({names}) and no picture itself; if these are classes, move them up"
+        f" beside '{first.name}'; if all of them are '{first.name}', say so with --subfolders (subfolders=True)"
+    )
+
+
+def check_swapped(model: Path, folder: Path, command: str) -> None:
+    """Refuse MODEL and FOLDER in the wrong order.
+
+    Args:
+        model: What was given first.
+        folder: What was given second.
+        command: The words before them, for the hint.
+    """
+    if (model / MODEL).exists():
+        return
+    meant = f"{command} {quoted(folder)} {quoted(model)}"
+    if (folder / MODEL).is_file():
+        raise UserError(f"{quoted(folder)} is a model and {quoted(model)} is not; did you mean: {meant}?")
+    if not folder.exists() and model.is_dir() and any(_holds_pictures(inside) for inside in list_folders(model)):
+        raise UserError(f"{quoted(model)} holds folders of pictures, not a model; did you mean: {meant}?")
+
+
+def skipped_files(root: Path) -> list[Path]:
+    """Files below `root` that are not learnt: not pictures by their ending, or pictures outside the class folders."""
+    found = [path for path in walk(root) if path.parent == root or path.suffix.lower() not in SUFFIXES]
+    return sorted(found, key=lambda path: (path.parent != root, path.as_posix()))
+
+
+def describe_skipped(files: list[Path]) -> str:
+    """`3 .heic (pip install 'clipcil[heic]' to read them), 1 .mp4, 2 pictures in no class folder`."""
+    loose = ("picture in no class folder", "pictures in no class folder")
+    bare = ("file without an ending", "files without an ending")
+    kinds = Counter[tuple[str, str]]()
+    for path in files:
+        ending = path.suffix.lower()
+        kinds[loose if ending in SUFFIXES else (ending, ending) if ending else bare] += 1
+    hint = {(kind, kind): " (pip install 'clipcil[heic]' to read them)" for kind in HEIC}
+    return ", ".join(counted(kinds[kind], *kind) + hint.get(kind, "") for kind in sorted(kinds))
+
+
+def _refuse_parts(root: Path, parts: list[Path]) -> None:
+    train = next((part for part in parts if part.name.lower() in TRAIN), None)
+    test = next((part for part in parts if part.name.lower() in TEST), None)
+    meant = [f"teach {quoted(train)}"] if train else []
+    meant += [f"test with: clipcil test MODEL {quoted(test)}"] if test else []
+    names = " and ".join(f"'{part.name}'" for part in parts)
+    raise UserError(f"{quoted(root)} holds {names}, which are parts of a dataset, not classes; {'; '.join(meant)}")
+
+
+def _class_folders(folder: Path) -> list[Path]:
+    """The folders of pictures in a folder that holds no picture itself."""
+    return [] if _holds_pictures(folder) else [inside for inside in list_folders(folder) if any(_pictures(inside))]
+
+
+def _holds_pictures(folder: Path) -> bool:
+    try:
+        return any(entry.suffix.lower() in SUFFIXES and not entry.name.startswith(".") for entry in folder.iterdir())
+    except OSError as error:
+        raise UserError(f"cannot look into {folder}: {error.strerror or error}") from error
+
+
+def _pictures(folder: Path) -> Iterator[str]:
+    for _, _, files in os.walk(folder):
+        yield from (name for name in files if Path(name).suffix.lower() in SUFFIXES)
+
+
+def _some(names: list[str], quote: str = "'") -> str:
+    shown = ", ".join(f"{quote}{name}{quote}" for name in names[:NAMED])
+    return shown if len(names) <= NAMED else f"{shown}, … ({len(names)} in all)"

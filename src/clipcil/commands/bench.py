@@ -94,10 +94,7 @@ def sweep(
         plot: File for the curve: .png, .svg or .pdf. Default: sweep-METHOD-KEY.png in the folder of the runs.
         quiet: Print the table only.
     """
-    from rich.console import Console
-    from rich.table import Table
-
-    from clipcil.errors import printable
+    from clipcil.commands.text import print_table
     from clipcil.experiment.bench import lines_of
     from clipcil.experiment.grid import plan_sweep
     from clipcil.report.compare import MeanStd
@@ -108,13 +105,11 @@ def sweep(
     check_plot(path)  # before the runs, which may take hours
     finished = _do(plan_sweep(method, key, values, grid), grid, quiet, f"; each line names the value of {key}")
     points = [(line.data, line.label, line.group) for line in lines_of(finished) if line.group is not None]
-    table = Table(title=f"{method}: {key}", title_justify="left", box=None, pad_edge=False)
-    for header in ("data", key, "runs", "A_B", "Ā", "seconds"):
-        table.add_column(header, justify="left" if header == "data" else "right", no_wrap=True)
-    for data, value, group in points:
-        numbers = (str(len(group.runs)), str(group.last), str(group.average), f"{group.seconds:.1f}")
-        table.add_row(data, printable(value), *numbers)
-    Console(markup=False).print(table)
+    rows = [
+        (data, value, len(group.runs), group.last, group.average, f"{group.seconds:.1f}")
+        for data, value, group in points
+    ]
+    print_table(("data", key, "runs", "A_B", "Ā", "seconds"), rows, title=f"{method}: {key}")
     lines = []
     if points:
         curves: dict[str, list[tuple[str, MeanStd, MeanStd]]] = {}
@@ -136,28 +131,18 @@ def _grid(options: dict[str, Any]) -> Grid:
 
 def _list(planned: list[PlannedRun], grid: Grid) -> None:
     """Print how many runs of the grid are finished."""
-    from rich.console import Console
-    from rich.table import Table
-
-    from clipcil.errors import printable
+    from clipcil.commands.text import print_table, say
     from clipcil.experiment.bench import FinishedRuns, distinct, on_other_devices, states_of
 
-    table = Table(box=None, pad_edge=False)
-    for header in ("method", "data", "tasks", "runs", "finished", "begun"):
-        table.add_column(header, justify="left" if header in ("method", "data") else "right", no_wrap=True)
-    known, runs = FinishedRuns(grid.kept), distinct(planned)
+    known, runs, rows = FinishedRuns(grid.kept), distinct(planned), []
     for (label, data, tasks), count in states_of(planned, known).items():
-        numbers = (count.total(), count["finished"], count["begun"])
         name = f"{label} (cannot be run)" if count["cannot be run"] else label
-        table.add_row(name, data, str(tasks or ""), *(str(number or "") for number in numbers))
-    Console(markup=False).print(table)
+        rows.append((name, data, tasks or "", count.total(), count["finished"] or "", count["begun"] or ""))
+    print_table(("method", "data", "tasks", "runs", "finished", "begun"), rows, left=2)
     finished = sum(known.find(run) is not None for run in runs)
-    where = ", ".join(map(str, (grid.out, *grid.kept)))
-    print(printable(f"{finished} of {len(runs)} runs are finished in {where}"))
-    for line in on_other_devices(planned, known):
-        print(printable(f"note: {line}"))
-    for problem in dict.fromkeys(each.problem for each in planned if each.problem):
-        print(printable(f"cannot be run: {problem}"))
+    say(f"{finished} of {len(runs)} runs are finished in {', '.join(map(str, (grid.out, *grid.kept)))}")
+    say(*(f"note: {line}" for line in on_other_devices(planned, known)))
+    say(*(f"cannot be run: {problem}" for problem in dict.fromkeys(each.problem for each in planned if each.problem)))
 
 
 def _do(planned: list[PlannedRun], grid: Grid, quiet: bool, about: str = "") -> list[RunOutcome]:

@@ -1,13 +1,15 @@
-"""`clipcil methods` and `clipcil datasets`: lists of both."""
+"""`clipcil methods` and `clipcil datasets`: lists of both; `clipcil describe`: what tells the classes of one apart."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+import inspect
+from pathlib import Path
 from typing import Annotated, Any
 
-from cyclopts import Parameter
+from cyclopts import Parameter, validators
 
+from clipcil.commands.types import Folder
 from clipcil.errors import UserError
 
 
@@ -30,8 +32,7 @@ def methods(
         data: Show the values that a run on this dataset uses: those of its preset, where there is one.
         backbone: Show the values for this backbone; some presets have other values for mini.
     """
-    import inspect
-
+    from clipcil.commands.text import print_table, say
     from clipcil.data.dataset import find_dataset
     from clipcil.experiment.spec import RunSpec, method_settings, read_preset
     from clipcil.methods.registry import find_method, methods
@@ -45,8 +46,8 @@ def methods(
             if kind.title not in summary:  # a variant, whose file begins with the name of the method
                 summary = f"{kind.title}: {summary.partition(': ')[2] or summary}"
             rows.append((name, kind.keeps, "tuned" if kind.tunes_tower else "frozen", summary))
-        _print(("name", "keeps", "tower", "in short"), rows)
-        print("keeps: what remains of old classes; tower: the vision tower. clipcil methods NAME shows the settings.")
+        print_table(("name", "keeps", "tower", "in short"), rows, left=4)
+        say("keeps: what remains of old classes; tower: the vision tower. clipcil methods NAME shows the settings.")
         return
     if data:
         find_dataset(data)
@@ -54,10 +55,10 @@ def methods(
     config = method_settings(spec, {}, preset=bool(data))
     kept = data and read_preset(data, kind.presets or method, spec.backbone)
     about = f", with the preset for {data}" if kept else f"; there is no preset for {data}" if data else ""
-    print(f"{kind.title}: settings for --set key=value{about}")
-    _print(("setting", "value", "what it is"), _settings(config))
+    say(f"{kind.title}: settings for --set key=value{about}")
+    print_table(("setting", "value", "what it is"), _settings(config), left=3)
     if not data:
-        print("A run may take other values from its dataset's preset: --data NAME shows them.")
+        say("A run may take other values from its dataset's preset: --data NAME shows them.")
 
 
 def datasets(data: Annotated[str, Parameter(metavar="DATASET", show_default=False)] = "", /) -> None:
@@ -70,24 +71,16 @@ def datasets(data: Annotated[str, Parameter(metavar="DATASET", show_default=Fals
     Args:
         data: Show the options of this dataset, for --data-options key=value.
     """
+    from clipcil.commands.text import print_table, say
     from clipcil.data.dataset import datasets, find_dataset
 
     if data:
         entry = find_dataset(data)
-        print(f"{data}: {entry.summary}; needs {entry.needs}. Options for --data-options key=value:")
-        _print(("option", "value", "what it is"), _settings(entry.options()))
+        say(f"{data}: {entry.summary}; needs {entry.needs}. Options for --data-options key=value:")
+        print_table(("option", "value", "what it is"), _settings(entry.options()), left=3)
     else:
-        _print(("name", "what", "needs"), ((name, entry.summary, entry.needs) for name, entry in datasets().items()))
-
-
-def _print(header: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(*header, box=None)
-    for row in rows:
-        table.add_row(*row)
-    Console(markup=False).print(table)  # [video] in a text is no markup
+        rows = ((name, entry.summary, entry.needs) for name, entry in datasets().items())
+        print_table(("name", "what", "needs"), rows, left=3)
 
 
 def _settings(config: Any, prefix: str = "", reason: str = "") -> list[tuple[str, str, str]]:
@@ -104,3 +97,61 @@ def _settings(config: Any, prefix: str = "", reason: str = "") -> list[tuple[str
         else:
             rows.append((prefix + field.name, str(value), why))
     return rows
+
+
+def describe(
+    classes: Annotated[str, Parameter(metavar="DATASET|FILE")],
+    /,
+    *,
+    endpoint: Annotated[str, Parameter(metavar="URL")],
+    model: Annotated[str, Parameter(metavar="NAME")],
+    out: Annotated[Path, Parameter(metavar="FILE")],
+    key_from: Annotated[str, Parameter(metavar="VARIABLE", show_default=False)] = "",
+    jobs: Annotated[int, Parameter(metavar="N", validator=validators.Number(gte=1, lte=64))] = 4,
+    data_root: Folder = None,
+) -> None:
+    """Ask a language model how each pair of classes differs, and keep the answers for ENGINE.
+
+    It asks one question for each pair: 4,950 for 100 classes. After a stop, the same command continues.
+
+    For example:
+      clipcil describe emoji --endpoint http://localhost:8000/v1 --model NAME --out emoji.json
+      clipcil run engine --set descriptions=emoji.json
+
+    Args:
+        classes: A dataset (`clipcil datasets` lists them), or a text file with one class name per line.
+        endpoint: Address of an OpenAI-compatible API, such as http://localhost:8000/v1.
+        model: Name of the model there.
+        out: JSON file for the answers; an existing one is continued.
+        key_from: Environment variable that holds the API key. The key is never printed or written.
+        jobs: Number of questions asked at the same time.
+        data_root: Folder that holds the dataset, or a folder for each dataset.
+    """
+    import os
+
+    from clipcil.commands import text
+    from clipcil.descriptions.client import Endpoint, ask_for_descriptions
+
+    key = os.environ.get(key_from, "").strip() if key_from else ""
+    if key_from and not key:
+        raise UserError(f"the environment variable {key_from} is empty or not set; put the API key there")
+    names = class_names(classes, data_root)
+    with text.progress_bar() as on_progress:
+        asked = ask_for_descriptions(
+            names, Endpoint(endpoint, model, key), out, jobs, lambda done, total: on_progress("pairs", done, total)
+        )
+    text.say(f"{out}: {len(names)} classes, {len(names) * (len(names) - 1) // 2} pairs, {asked} asked now")
+
+
+def class_names(source: str, root: Path | None) -> list[str]:
+    """Names from a text file, one a line, or those of a dataset."""
+    from clipcil.data.dataset import open_dataset
+    from clipcil.data.names import check_names
+    from clipcil.storage import read_text
+
+    path = Path(source)
+    if not path.is_file():
+        return open_dataset(source, root).classes
+    names = [name for line in read_text(path, links=True).splitlines() if (name := line.strip())]
+    check_names(str(path), names)
+    return names

@@ -1,13 +1,23 @@
-"""`clipcil report`: a page about runs."""
+"""`clipcil report`: a page about runs, or about a model; and the page of `clipcil test`."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
 from clipcil.commands.types import File, Flag
+from clipcil.errors import UserError
+
+if TYPE_CHECKING:
+    from clipcil.classifier.classifier import Classifier
+    from clipcil.classifier.scoring import Answer, Evaluation
+
+SHOWN = 120
+"""Maximum number of mistakes shown with their picture: with more, a page takes long to load."""
+THUMBNAIL = 112
+"""Pixels of the longer side of a picture on the page."""
 
 
 def report(
@@ -34,8 +44,10 @@ def report(
         out: File to write. Default: report.html in the folder given, or here if several are; for a model, MODEL.html.
         allow_download: Download a dataset that a run names and that is not here, to show its pictures.
     """
-    from clipcil.classifier.model_folder import MODEL
-    from clipcil.errors import UserError, printable
+    from clipcil.classifier.card import counted
+    from clipcil.classifier.folder import MODEL
+    from clipcil.classifier.load import load
+    from clipcil.commands import text
     from clipcil.network import allow_downloads
     from clipcil.report.compare import group_runs
     from clipcil.report.page import write_report
@@ -44,25 +56,50 @@ def report(
     if not runs:
         raise UserError("name at least one folder of a run; clipcil run and clipcil bench print theirs")
     if (runs[0] / MODEL).is_file():
-        _report_model(runs, out, allow_download)
+        if len(runs) > 1:
+            raise UserError(f"{runs[0]} is a taught model; name one model alone, or runs")
+        path = out or runs[0].resolve().with_name(f"{runs[0].resolve().name}.html")
+        write_model_page(load(runs[0], allow_download=allow_download), path)
+        text.say(f"{path}: the model in {runs[0]}")
         return
     found = find_runs(runs)
     path = out or (runs[0] / "report.html" if len(runs) == 1 else Path("report.html"))
     with allow_downloads(allow_download):
         figures = write_report(found, path)
-    where = path.with_name(f"{path.stem}-figures")
     number = sum(len(group.runs) for group in group_runs(found))  # a run that stands in two folders counts once
-    counts = f"{number} run{'s' * (number != 1)}, {len(figures)} figure{'s' * (len(figures) != 1)}"
-    print(printable(f"{path}: {counts} (also in {where})"))
+    counts = f"{counted(number, 'run')}, {counted(len(figures), 'figure')}"
+    text.say(f"{path}: {counts} (also in {path.with_name(f'{path.stem}-figures')})")
 
 
-def _report_model(models: tuple[Path, ...], out: Path | None, allow_download: bool) -> None:
-    from clipcil.classifier.classifier import load
-    from clipcil.classifier.page import write_model_page
-    from clipcil.errors import UserError, printable
+def write_model_page(model: Classifier, out: Path) -> None:
+    """Write a page about a model: its lessons with the accuracy over all classes after each, and its classes."""
+    from clipcil.report.html import write_page
 
-    if len(models) > 1:
-        raise UserError(f"{models[0]} is a taught model; name one model alone, or runs")
-    path = out or models[0].resolve().with_name(f"{models[0].resolve().name}.html")
-    write_model_page(load(models[0], allow_download=allow_download), path)
-    print(printable(f"{path}: the model in {models[0]}"))
+    write_page(out, "model.html", title="clipcil: model", model=model, found=model.held_out_evaluation())
+
+
+def write_test_page(model: Classifier, found: Evaluation, source: str, out: Path) -> None:
+    """Write a page about a test: accuracy, each class, confused pairs, and the mistakes, the most confident first.
+
+    Args:
+        model: The model that was tested.
+        found: What `model.test` returned.
+        source: The folder of the test pictures, as the page is to call it.
+        out: The file.
+    """
+    from clipcil.report.html import write_page
+
+    mistakes = [_mistake(answer) for answer in found.mistakes[:SHOWN]]
+    write_page(out, "test.html", title="clipcil: test", model=model, found=found, source=source, mistakes=mistakes)
+
+
+def _mistake(answer: Answer) -> tuple[Answer, str, bytes]:
+    """An answer with the name of its picture and a thumbnail."""
+    from clipcil.data.pictures import decode, thumbnail
+    from clipcil.data.sources import as_picture
+
+    name = str(answer.picture) if isinstance(answer.picture, Path) else answer.true
+    try:
+        return answer, name, thumbnail(decode(as_picture(answer.picture), answer.true), THUMBNAIL)
+    except UserError:  # the file is gone again
+        return answer, name, b""

@@ -13,6 +13,8 @@ from cyclopts import Parameter, validators
 
 Command = TypeVar("Command", bound=Callable[..., None])
 
+Model = Annotated[Path, Parameter(metavar="MODEL")]
+Pictures = Annotated[Path, Parameter(metavar="FOLDER")]
 Number = Annotated[int, Parameter(metavar="N")]
 Count = Annotated[Number, Parameter(validator=validators.Number(gte=1, lte=1_000_000))]
 Flag = Annotated[bool, Parameter(negative=(), show_default=False)]

@@ -13,6 +13,7 @@ from jinja2 import Environment, PackageLoader
 from markupsafe import Markup
 
 from clipcil.errors import UserError
+from clipcil.intervals import wilson_interval
 from clipcil.report.style import INKS
 from clipcil.storage import claim, write_text
 
@@ -30,7 +31,7 @@ def environment() -> Environment:
     made = Environment(loader=PackageLoader("clipcil.report"), autoescape=True, trim_blocks=True, lstrip_blocks=True)
     made.filters["data_url"] = data_url
     made.filters["json"] = lambda value: json.dumps(value, ensure_ascii=False)
-    made.globals |= {"inks": INKS, "A_B": Markup("A<sub>B</sub>")}
+    made.globals |= {"inks": INKS, "interval": wilson_interval, "A_B": Markup("A<sub>B</sub>")}
     return made
 
 

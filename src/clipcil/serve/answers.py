@@ -9,7 +9,7 @@ from pydantic import BaseModel, StrictBool, StrictStr, model_validator
 from pydantic_core import from_json
 
 from clipcil.classifier.lesson import Lesson
-from clipcil.classifier.predicting import Prediction
+from clipcil.classifier.predict import Prediction
 from clipcil.classifier.scoring import Confusion
 from clipcil.errors import UserError
 

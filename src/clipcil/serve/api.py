@@ -21,7 +21,7 @@ from starlette.datastructures import UploadFile as FormFile
 
 import clipcil
 from clipcil.classifier.export import export as export_model
-from clipcil.classifier.model_folder import COPY
+from clipcil.classifier.folder import COPY
 from clipcil.data.names import clean_name, same_name
 from clipcil.errors import UserError, printable
 from clipcil.serve import answers

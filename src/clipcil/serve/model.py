@@ -16,11 +16,12 @@ from pathlib import Path
 
 from fastapi import HTTPException
 
-from clipcil.classifier.classifier import DEFAULT_METHOD, Classifier, load
-from clipcil.classifier.facts import WEIGHTS, Facts
-from clipcil.classifier.model_folder import CARD, MODEL, read_previous, restore_previous
-from clipcil.classifier.predicting import Prediction
+from clipcil.classifier.classifier import DEFAULT_METHOD, Classifier
+from clipcil.classifier.folder import CARD, MODEL, read_previous, restore_previous
+from clipcil.classifier.load import load
+from clipcil.classifier.predict import Prediction
 from clipcil.classifier.small_pictures import SmallPictures
+from clipcil.classifier.state import WEIGHTS, Facts
 from clipcil.errors import UserError
 from clipcil.serve.answers import Limits
 from clipcil.serve.staging import Staging

@@ -28,7 +28,7 @@ from starlette.requests import ClientDisconnect, cookie_parser
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 import clipcil
-from clipcil.classifier.model_folder import hold_model
+from clipcil.classifier.folder import hold_model
 from clipcil.errors import UserError, printable
 from clipcil.serve.answers import Error, Limits
 from clipcil.serve.api import Service, router

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
-from clipcil.classifier.facts import KnownClass
+from clipcil.classifier.state import KnownClass
 from clipcil.data.names import check_names, clean_name, same_name, shorten
 from clipcil.data.pictures import decode, thumbnail
 from clipcil.errors import UserError, printable

@@ -1,4 +1,7 @@
-"""Pictures sorted into a folder for each class, by link or copy. Nothing is ever moved or overwritten."""
+"""Folders of pictures: sorting pictures into class folders, and watching for new ones.
+
+Pictures are sorted by link or copy; nothing is ever moved or overwritten.
+"""
 
 from __future__ import annotations
 
@@ -6,17 +9,21 @@ import filecmp
 import os
 import re
 import shutil
+import time
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Literal
 
-from clipcil.classifier.predicting import Prediction
+from clipcil.classifier.predict import Prediction
+from clipcil.data.sources import list_files
 from clipcil.errors import UserError
 from clipcil.storage import refuse_links, whole_file
 
 UNKNOWN = "_none of these"
 """The folder of unknown pictures; class folders never begin with an underscore."""
+PAUSE = 1.0
+"""Seconds between two looks at the folder."""
 
 
 class Sorter:
@@ -87,3 +94,42 @@ def folder_name(name: str) -> str:
     text = unicodedata.normalize("NFC", name)
     text = re.sub(r'[\x00-\x1f<>:"/\\|?*]', "-", text).strip(" .")
     return text.lstrip("_").encode()[:200].decode(errors="ignore") or "class"
+
+
+def watch(
+    folders: list[Path], should_stop: Callable[[], bool] = lambda: False, pause: float = PAUSE
+) -> Iterator[list[Path]]:
+    """Yield the pictures that are new in the folders, again and again, those that are there at the start first.
+
+    A file counts as new when its size and time of change are the same in two looks, so that a picture still being
+    copied is left for later; a file that is changed afterwards is new again.
+
+    Args:
+        folders: What to watch, with everything below.
+        should_stop: Asked before every look.
+        pause: Seconds between two looks.
+
+    Raises:
+        UserError: There is no such folder.
+    """
+    for folder in folders:
+        if not folder.is_dir():
+            raise UserError(f"{folder} is not a folder; --watch watches folders")
+    done: dict[Path, tuple[int, int]] = {}
+    last: dict[Path, tuple[int, int]] = {}
+    while not should_stop():
+        now = {path: mark for folder in folders for path in list_files(folder) if (mark := _mark(path)) is not None}
+        ready = [path for path, mark in now.items() if done.get(path) != mark and last.get(path) == mark]
+        done.update((path, now[path]) for path in ready)
+        last = now
+        if ready:
+            yield ready
+        time.sleep(pause)
+
+
+def _mark(path: Path) -> tuple[int, int] | None:
+    try:
+        status = path.stat()
+    except OSError:  # gone again
+        return None
+    return status.st_size, status.st_mtime_ns

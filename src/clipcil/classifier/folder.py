@@ -14,21 +14,20 @@ import hashlib
 import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 from safetensors.torch import save
-from torch import Tensor
 
 from clipcil.classifier.card import model_card
-from clipcil.classifier.facts import WEIGHTS, Facts, NewerFormatError, parse_facts, to_table
+from clipcil.classifier.state import WEIGHTS, Facts, ModelState, NewerFormatError, parse_facts, to_table
 from clipcil.errors import UserError, printable, quoted
 from clipcil.storage import (
     LOCK,
     MOST_TENSORS,
     TEMPORARY,
     MissingFileError,
-    parse_toml,
     read_bytes,
     read_toml,
     run_lock,
@@ -72,44 +71,27 @@ def refuse_other_folders(folder: Path) -> None:
         if _named_weights(folder / MODEL) is None:
             raise UserError(f"{folder / MODEL} is damaged, or was not written by clipcil; {COPY}, or name a new folder")
         return
-    try:
-        names = {path.name for path in folder.iterdir()} - {LOCK}
+    try:  # a first lesson that was killed while it wrote leaves weights and half-written files
+        others = sorted(
+            path.name for path in folder.iterdir() if path.name not in (LOCK, TEMPORARY) and not _is_own_weights(path)
+        )
     except OSError as error:
         raise UserError(f"cannot look into {folder}: {error.strerror or error}") from error
-    # A first lesson killed while it wrote leaves half-written files, and whole weights under the name they give them.
-    others = names - {TEMPORARY} - {name for name in names if _is_own_weights(folder / name)}
     if others:
-        raise UserError(f"{folder} holds other things ({printable(sorted(others)[0])}) and no model; name a new folder")
+        raise UserError(f"{folder} holds other things ({printable(others[0])}) and no model; name a new folder")
 
 
 def sweep(folder: Path) -> None:
-    """Delete what a killed process left in the folder of a model. The caller holds the lock."""
-    if not folder.is_dir():
-        return
-    left = _weights_left(folder)
-    if left is None:
-        return
-    for path in left:
+    """Delete the weights that no model names: a killed process left them. The caller holds the lock."""
+    for path in _weights_left(folder):
         path.unlink(missing_ok=True)
 
 
-def _sweep_if_free(folder: Path) -> None:
-    """Delete the weights that a killed `forget` left behind.
-
-    Not where another process holds the folder, nor where it cannot be written to: reading a model never fails because
-    of this.
-    """
-    with suppress(UserError, OSError):
-        if _weights_left(folder):
-            with run_lock(folder):
-                sweep(folder)
-
-
-def _weights_left(folder: Path) -> list[Path] | None:
-    """Weights of ours that no model names; None where a file that cannot be read may name any of them."""
+def _weights_left(folder: Path) -> list[Path]:
+    """Weights of ours that no model names; none where a file that cannot be read may name any of them."""
     named = {_named_weights(folder / name) for name in (MODEL, PREVIOUS)}
-    if None in named:
-        return None
+    if None in named or not folder.is_dir():
+        return []
     return [path for path in folder.iterdir() if path.name not in named and _is_own_weights(path)]
 
 
@@ -125,76 +107,38 @@ def _named_weights(path: Path) -> str | None:
     return named if isinstance(named, str) and "format" in table and "fingerprint" in table else None
 
 
-def _owns(name: str) -> bool:
-    return name in (MODEL, CARD, PREVIOUS) or WEIGHTS.fullmatch(name) is not None
-
-
 def _is_own_weights(path: Path) -> bool:
-    """Whether a file is weights that `write_model` wrote: its name contains its own checksum."""
+    """Whether `write_model` wrote this file: its name contains its own checksum."""
     if not WEIGHTS.fullmatch(path.name) or path.is_symlink() or not path.is_file():
         return False
-    if path.stat().st_size > MOST_TENSORS:  # a file with holes can claim any size, and take days to read
-        return False
-    return sha256(path)[:12] == path.name[8:20]
+    # A sparse file can claim any size, and take days to read.
+    return path.stat().st_size <= MOST_TENSORS and sha256(path)[:12] == path.name[8:20]
 
 
-def write_model(folder: Path, facts: Facts, tensors: dict[str, Tensor], *, keep_previous: bool = False) -> None:
+def write_model(folder: Path, state: ModelState, *, keep_previous: bool = False) -> Facts:
     """Replace the model in `folder`, or make the folder. The caller holds the lock.
 
     Args:
         folder: A folder that holds a model, or nothing.
-        facts: What `model.toml` is to say; the name and the checksum of the weights are filled in.
-        tensors: The weights.
-        keep_previous: Keep the model that was there, for `restore_previous`. Else nothing of it is left, nor of the
-            one before it.
+        state: The model.
+        keep_previous: Keep the model that was there, for `restore_previous`. Otherwise nothing of it is left, nor of
+            the one before it.
+
+    Returns:
+        The facts with name and checksum of the weights.
     """
     refuse_other_folders(folder)
-    for key, value in tensors.items():
+    for key, value in state.tensors.items():
         if value.is_floating_point() and not bool(torch.isfinite(value).all()):
             raise UserError(f"the model is not written: its '{key}' holds a NaN or an infinity")
-    data = save({key: value.detach().cpu().contiguous().clone() for key, value in tensors.items()})
-    facts.sha256 = hashlib.sha256(data).hexdigest()
-    facts.weights = f"weights-{facts.sha256[:12]}.safetensors"
-    table = toml_bytes(folder / MODEL, to_table(facts))
-    if parse_facts(parse_toml(table.decode(), MODEL)) != facts:
-        raise UserError(f"{folder / MODEL} is not written: it could not be read back as it is")
-    files = {facts.weights: data, CARD: _card(facts), MODEL: table}
+    data = save({key: value.detach().cpu().contiguous().clone() for key, value in state.tensors.items()})
+    digest = hashlib.sha256(data).hexdigest()
+    facts = replace(state.facts, weights=f"weights-{digest[:12]}.safetensors", sha256=digest)
+    files = {facts.weights: data, CARD: _card(facts), MODEL: toml_bytes(folder / MODEL, to_table(facts))}
     if keep_previous and (folder / MODEL).is_file():
         files = {PREVIOUS: read_bytes(folder / MODEL), **files}
-    with uninterrupted():
-        try:
-            with _replacing(folder, files):
-                if not keep_previous:  # before the new model is there: a process killed now leaves less, not more
-                    (folder / PREVIOUS).unlink(missing_ok=True)
-        finally:
-            sweep(folder)
-
-
-@contextmanager
-def _replacing(folder: Path, files: dict[str, bytes]) -> Iterator[None]:
-    """Write `files`, all of them before the first takes its place, so that a full disk leaves everything as it is.
-
-    They take their places after the block, in their order: the last one that is entered is the first to end.
-    """
-    with ExitStack() as ends:
-        parts = {name: ends.enter_context(whole_file(folder / name)) for name in reversed(files)}
-        for name, content in files.items():
-            parts[name].write_bytes(content)
-            if parts[name].read_bytes() != content:
-                raise OSError("what was written cannot be read back")
-        yield
-
-
-def _card(facts: Facts) -> bytes:
-    return model_card(facts).encode("utf-8", "backslashreplace")
-
-
-def read_previous(folder: Path) -> Facts | None:
-    """The model before the last change, if it was kept."""
-    try:
-        return read_model(folder, PREVIOUS)
-    except MissingFileError:
-        return None
+    _replace(folder, files, keep_previous)
+    return facts
 
 
 def restore_previous(folder: Path) -> Facts:
@@ -206,11 +150,31 @@ def restore_previous(folder: Path) -> Facts:
             f"{folder} keeps no earlier model, so nothing can be undone: none is kept of before the first lesson, nor"
             " after a class was forgotten"
         )
-    read_weights(folder, facts)
+    _read_weights(folder, facts)
     files = {MODEL: read_bytes(folder / PREVIOUS), PREVIOUS: read_bytes(folder / MODEL), CARD: _card(facts)}
-    with uninterrupted(), _replacing(folder, files):
-        pass
+    _replace(folder, files, keep_previous=True)
     return facts
+
+
+def _replace(folder: Path, files: dict[str, bytes], keep_previous: bool) -> None:
+    """Put `files` into place in their order.
+
+    All files are written before the first is renamed, so that a full disk leaves everything as it was. `ExitStack`
+    unwinds in reverse, so they are entered in reverse.
+    """
+    with uninterrupted():
+        try:
+            with ExitStack() as renames:
+                for name in reversed(files):
+                    renames.enter_context(whole_file(folder / name)).write_bytes(files[name])
+                if not keep_previous:  # before the new model is there: a process killed now leaves less, not more
+                    (folder / PREVIOUS).unlink(missing_ok=True)
+        finally:
+            sweep(folder)
+
+
+def _card(facts: Facts) -> bytes:
+    return model_card(facts).encode("utf-8", "backslashreplace")
 
 
 def read_model(folder: Path, name: str = MODEL) -> Facts:
@@ -222,41 +186,52 @@ def read_model(folder: Path, name: str = MODEL) -> Facts:
         raise MissingFileError(
             f"{folder} holds no model (no {name} in it); make one with: clipcil learn {quoted(folder)} FOLDER"
         ) from error
+    except NewerFormatError as error:
+        raise UserError(f"{path} {error}") from error
     except UserError as error:
-        if isinstance(error, NewerFormatError):
-            raise UserError(f"{path} {error}") from error
         raise UserError(f"{path} is damaged ({str(error).removeprefix(f'{path} ')}); {COPY}") from error
 
 
-def read_weights(folder: Path, facts: Facts) -> dict[str, Tensor]:
-    path = folder / facts.weights
+def read_previous(folder: Path) -> Facts | None:
+    """The model before the last change, if it was kept."""
     try:
-        return read_tensors(path, facts.sha256)
-    except MissingFileError as error:
-        raise MissingFileError(f"{path} is damaged or missing; {COPY}") from error
+        return read_model(folder, PREVIOUS)
+    except MissingFileError:
+        return None
+
+
+def _read_weights(folder: Path, facts: Facts) -> ModelState:
+    try:
+        return ModelState(facts, read_tensors(folder / facts.weights, facts.sha256))
     except UserError as error:
         raise UserError(f"{error}; {COPY}") from error
 
 
-def load_model(folder: Path) -> tuple[Facts, dict[str, Tensor]]:
+def load_model(folder: Path) -> ModelState:
     """Facts and weights of the same moment, even while another process writes a new model.
 
-    What a process killed in the middle of a change left beside them is deleted.
+    Weights that a process killed in the middle of a change left beside them are deleted, unless another process holds
+    the folder.
     """
     facts = read_model(folder)
-    for _ in range(20):
+    while True:
         try:
-            tensors = read_weights(folder, facts)
-            _sweep_if_free(folder)
-            return facts, tensors
+            state = _read_weights(folder, facts)
+            break
         except UserError:
             newer = read_model(folder)
             if newer.weights == facts.weights:
                 raise
             facts = newer
-    raise UserError(f"{folder} keeps changing; try again later")
+    with suppress(UserError, OSError):  # reading a model never fails because it cannot be written to
+        if _weights_left(folder):
+            with run_lock(folder):
+                sweep(folder)
+    return state
 
 
 def size_on_disk(folder: Path) -> int:
     """Bytes of the files of the model."""
-    return sum(path.lstat().st_size for path in folder.iterdir() if _owns(path.name))
+    own = (MODEL, CARD, PREVIOUS)
+    files = (path for path in folder.iterdir() if path.name in own or WEIGHTS.fullmatch(path.name))
+    return sum(path.lstat().st_size for path in files)

@@ -1,0 +1,190 @@
+"""Loading a model from its folder, and what can be told of it without its backbone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cosine_similarity
+
+from clipcil.classifier.classifier import Classifier
+from clipcil.classifier.folder import COPY, MODEL, load_model, size_on_disk
+from clipcil.classifier.held_out import HeldOut
+from clipcil.classifier.small_pictures import SmallPictures
+from clipcil.classifier.state import Facts
+from clipcil.clip import load_clip
+from clipcil.clip.loading import MINI_1
+from clipcil.errors import UserError
+from clipcil.memory.gaussians import GaussianMemory
+from clipcil.methods.registry import find_method
+from clipcil.network import allow_downloads, on_behalf_of_a_folder
+from clipcil.settings import override
+
+
+def load(
+    folder: str | Path, *, backbone: str | None = None, device: str = "cpu", allow_download: bool = False
+) -> Classifier:
+    """Load the model saved in `folder`.
+
+    Args:
+        folder: Where it was saved.
+        backbone: Path of the model's backbone on this machine, if it has moved.
+        device: cpu, cuda or auto.
+        allow_download: Download a backbone that the folder names and that is not here; `backbone` needs no permission.
+
+    Raises:
+        UserError: There is no model, it is damaged, or it was taught with another backbone.
+
+    Example:
+        >>> import clipcil, tempfile
+        >>> from PIL import Image
+        >>> model = clipcil.Classifier("simplecil")
+        >>> lesson = model.learn({name: [Image.new("RGB", (64, 64), name)] for name in ("red", "blue")})
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     model.save(f"{folder}/model")
+        ...     clipcil.load(f"{folder}/model").classes
+        ['red', 'blue']
+    """
+    folder = Path(folder)
+    state = load_model(folder)  # first: the model could be replaced while the backbone is loaded
+    facts = state.facts
+    with allow_downloads(allow_download), on_behalf_of_a_folder(named=backbone is not None):
+        clip = load_clip(backbone or facts.backbone)
+    found = f"{clip.fingerprint}/{clip.preprocess.fingerprint}"
+    if facts.fingerprint == MINI_1 != found:
+        raise UserError(
+            f"{folder} was taught with version 1 of the backbone mini, which only clipcil 0.1 reads; teach it again"
+            " from its pictures"
+        )
+    if found != facts.fingerprint:
+        raise UserError(
+            f"{folder} was taught with another backbone (fingerprint {facts.fingerprint}) than '{clip.name}' here"
+            f" ({found}); a model keeps its backbone: leave out --backbone, or give the path of its own"
+        )
+    try:
+        override(find_method(facts.method).Config(), facts.settings)
+    except UserError as error:
+        raise UserError(
+            f"the settings in {folder / MODEL} do not fit this version of clipcil ({error}); correct them there, or"
+            " teach the model again"
+        ) from error
+    model = Classifier(backbone=clip, device=device, state=state)
+    model.learner.check(folder)
+    model.saved = (folder.resolve(), facts)
+    return model
+
+
+def load_or_new(
+    folder: Path,
+    *,
+    method: str | None = None,
+    seed: int | None = None,
+    settings: Mapping[str, Any] | None = None,
+    backbone: str | None = None,
+    device: str = "cpu",
+) -> Classifier:
+    """The model saved in `folder`; where there is none, a new one, which is not saved yet.
+
+    Args:
+        folder: Folder of the model; it need not exist.
+        method: Method of a new model, or None; an existing model must have it.
+        seed: The same for the seed.
+        settings: Settings of the method of a new model.
+        backbone: Backbone of a new model, or the path of an existing model's.
+        device: cpu, cuda or auto.
+
+    Raises:
+        UserError: The model is damaged, has another method or seed, or has settings already.
+    """
+    given = {key: value for key, value in {"method": method, "seed": seed}.items() if value is not None}
+    if not (folder / MODEL).exists():
+        return Classifier(backbone=backbone or "mini", device=device, **given, **(settings or {}))  # type: ignore[arg-type]
+    if settings:
+        raise UserError(f"{folder} has its settings already; --set is for a new model")
+    model = load(folder, backbone=backbone, device=device)
+    for key, value in given.items():
+        found = getattr(model.learner.facts, key)
+        if found != value:
+            raise UserError(f"{folder} has {key} '{found}', not '{value}'; leave --{key} out")
+    return model
+
+
+def summarise(folder: Path) -> dict[str, Any]:
+    """What a model knows and keeps, as values that JSON can hold; the backbone is not loaded.
+
+    Raises:
+        UserError: There is no model, or it is damaged.
+    """
+    facts, tensors = load_model(folder)
+    prefix = HeldOut.prefix
+    try:
+        shifts = mean_shifts(tensors)
+        moved = [None] * len(facts.known) if shifts is None else [round(value, 6) for value in shifts.tolist()]
+        kept = {
+            "exemplars_kept": exemplars(facts, tensors),
+            "features_kept": len(tensors.get(f"{prefix}labels", ())),
+            "features_transported": int(tensors.get(f"{prefix}carried", torch.zeros(0)).sum()),
+        }
+        known = list(zip(facts.known, facts.task_of, moved, strict=True))
+    except Exception as error:  # untrusted weights can be of any shape, under any name
+        raise UserError(f"the weights in {folder} do not fit its model ({type(error).__name__}); {COPY}") from error
+    right, measured = facts.right
+    return {
+        "method": facts.method,
+        "backbone": facts.backbone,
+        "fingerprint": facts.fingerprint,
+        "seed": facts.seed,
+        "lessons": facts.lessons,
+        "tasks": len(facts.sizes),
+        "bytes": size_on_disk(folder),
+        "pictures_kept": SmallPictures(folder).count,
+        **kept,
+        "accuracy": right / measured if measured else None,
+        "history": [asdict(lesson) for lesson in facts.history],
+        "threshold": facts.calibration.threshold,
+        "novelty": facts.calibration.novelty,
+        "false_alarms": facts.calibration.false_alarms,
+        "held_out": facts.calibration.pictures,
+        "classes": [
+            {
+                "name": each.name,
+                "taught_as": each.text,
+                "learnt": each.learnt,
+                "newest": each.newest,
+                "pictures": each.pictures,
+                "measured_on": each.held_out,
+                "right": each.right,
+                "task": task + 1,
+                "moved": shift,
+            }
+            for each, task, shift in known
+        ],
+    }
+
+
+def mean_shifts(tensors: dict[str, Tensor]) -> Tensor | None:
+    """(C,): how far each class's mean was transported since it was learnt, 1 − cosine; None without a Gaussian memory.
+
+    The true drift cannot be known without the old pictures; this is the part of it that calibration has followed.
+    """
+    own = {key[7:]: value for key, value in tensors.items() if key.startswith("memory.")}
+    memory = GaussianMemory()
+    if set(own) != set(memory.state_dict()):
+        return None
+    memory.load_state_dict(own)
+    shifts = (1 - cosine_similarity(memory.origin_means, memory.means(), dim=1)).clamp_min(0)
+    if not bool(shifts.isfinite().all()):
+        raise ValueError("a mean without a direction")
+    return shifts
+
+
+def exemplars(facts: Facts, tensors: dict[str, Tensor]) -> int:
+    """Training pictures of which the model keeps the features."""
+    if not find_method(facts.method).keeps_exemplars:
+        return 0
+    rows = ("memory.labels", "memory.codes")  # of `ExemplarMemory` and of `FeatureRows`
+    return sum(len(value) for key, value in tensors.items() if key.endswith(rows))

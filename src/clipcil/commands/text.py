@@ -1,0 +1,324 @@
+"""What the commands say about a model: sentences for people, and the same as JSON and CSV."""
+
+from __future__ import annotations
+
+import csv
+import json
+import shutil
+import sys
+import textwrap
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TextIO
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from clipcil.classifier.card import counted, kept_statistics, why_never_unknown
+from clipcil.classifier.classifier import Classifier
+from clipcil.classifier.lesson import Lesson
+from clipcil.classifier.predict import Prediction
+from clipcil.classifier.scoring import Calibration, Evaluation
+from clipcil.classifier.sources import describe_skipped, skipped_files
+from clipcil.classifier.state import Facts
+from clipcil.data.dataset import Dataset
+from clipcil.data.names import same_name
+from clipcil.errors import nearest, printable, quoted
+from clipcil.intervals import wilson_interval
+from clipcil.methods.registry import find_method
+
+SMALLEST = 0.005
+"""Probabilities below this would be printed as 0 %; only the likeliest class is named all the same."""
+STAGES = {"preprocess": "reading pictures", "encode": "encoding pictures", "check": "checking pictures"}
+"""Labels of stages on the progress bar."""
+
+
+def say(*lines: str) -> None:
+    """Print sentences; on a terminal they wrap between words, in a file or a pipe each stays one line."""
+    for line in map(printable, lines):
+        if sys.stdout.isatty():
+            width = max(20, shutil.get_terminal_size().columns)
+            line = textwrap.fill(line, width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+        print(line)
+
+
+def print_table(
+    heads: Sequence[str], rows: Iterable[Sequence[object]], left: int = 1, title: str | None = None
+) -> None:
+    """Print a table with its cells as they are: `:dog:` in a name is no emoji, and a long one is not cut off.
+
+    Args:
+        heads: Headings of the columns.
+        rows: The cells of each row.
+        left: Number of columns that are aligned to the left; the others are numbers.
+        title: A line above the table.
+    """
+    table = Table(title=title or None, title_justify="left", box=None)
+    for place, head in enumerate(heads):
+        table.add_column(head, justify="left" if place < left else "right", overflow="fold")
+    for row in rows:
+        table.add_row(*map(printable, row))
+    Console(highlight=False, markup=False, emoji=False).print(table)
+
+
+@contextmanager
+def progress_bar(quiet: bool = False) -> Iterator[Callable[[str, int, int], None]]:
+    """Show `on_progress(stage, done, total)` as a moving bar on a terminal, and nothing elsewhere."""
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True, disable=quiet or not console.is_terminal) as bars:
+        bar = bars.add_task("", total=None)
+        yield lambda stage, done, total: bars.update(
+            bar, description=STAGES.get(stage, stage), completed=done, total=total or None
+        )
+
+
+def json_text(value: Any, out: TextIO | None = None, indent: int | None = None) -> str:
+    """JSON for `out` (default: stdout); control characters, and those that its encoding lacks, are escaped."""
+    text = json.dumps(value, ensure_ascii=False, indent=indent)
+    encoding = getattr(out or sys.stdout, "encoding", None) or "utf-8"
+
+    def shown(letter: str) -> str:
+        if letter == "\n":  # between the lines; inside a text JSON has escaped it
+            return letter
+        plain = printable(letter) == letter and letter.encode(encoding, "ignore")
+        return letter if plain else json.dumps(letter)[1:-1]
+
+    return text if text.isascii() and "\x7f" not in text else "".join(map(shown, text))
+
+
+# A lesson.
+
+
+def plan(model: Classifier, dataset: Dataset, folder: Path) -> None:
+    """Print the classes with their numbers of pictures, which of them are new, and which files are skipped."""
+    counts = dataset.train.labels.bincount(minlength=len(dataset.classes)).tolist()
+    known = {same_name(name) for name in model.classes}
+    about = ("known: more pictures" if same_name(name) in known else "new" for name in dataset.classes)
+    print_table(("class", "pictures", ""), zip(dataset.classes, counts, about, strict=True))
+    if files := skipped_files(folder):
+        more = [f"  … and {len(files) - 5} more"] if len(files) > 5 else []
+        say(f"skipped: {describe_skipped(files)}", *(f"  {path}" for path in files[:5]), *more)
+
+
+def preview(lesson: Lesson, skip_broken: bool) -> None:
+    """Print what a lesson would skip."""
+    broken = lesson.unreadable
+    say(*(f"{'would be skipped' if skip_broken else 'note'}: {line}" for line in broken))
+    if broken and not skip_broken:
+        say(f"{counted(len(broken), 'picture')} cannot be read: learning would stop there, unless with --skip-broken")
+    say(*_repeated(lesson, "would be skipped"), *_notes(lesson), "nothing was learnt (--dry-run)")
+
+
+def lesson(model: Classifier, lesson: Lesson, folder: Path) -> None:
+    """Print the closing lines of a lesson."""
+    say(*(f"skipped: {line}" for line in lesson.unreadable), *_repeated(lesson, "skipped"))
+    more = f", and more of {counted(len(lesson.again), 'known class', 'known classes')}" if lesson.again else ""
+    total, known = len(model.classes), counted(len(model.classes), "class", "classes")
+    say(f"learnt {counted(len(lesson.new), 'new class', 'new classes')}{more}; the model knows {known} now")
+    held = f"; {lesson.held_out} held out" if lesson.held_out else ""
+    say(f"trained on {lesson.pictures - lesson.held_out} of {counted(lesson.pictures, 'picture')}{held}")
+    found, test = lesson.evaluation, f"clipcil test {quoted(folder)} FOLDER"
+    if found.accuracy is None:
+        say(f"no picture was kept for evaluation, so the accuracy on new pictures is not known; measure it: {test}")
+    elif total > 1:  # one class is always right
+        say(accuracy(found, total, " left out one by one" if lesson.left_one_out else " held out"))
+        say(f"pictures from elsewhere can be harder; measure them: {test}")
+    if found.confused:
+        say(confusions(found, 3))
+    if lesson.calibration.threshold is not None:
+        say(unknown(lesson.calibration))
+    say(*_notes(lesson), f"model in {quoted(folder)}; ask it: clipcil predict {quoted(folder)} PICTURE")
+
+
+def _repeated(lesson: Lesson, what: str) -> list[str]:
+
+    if not lesson.repeated:
+        return []
+    return [f"{what}, because taught before: {counted(len(lesson.repeated), 'picture')} ({lesson.repeated[0]}, …)"]
+
+
+def _notes(lesson: Lesson) -> list[str]:
+    return [f"note: {warning}" for warning in lesson.warnings]
+
+
+def accuracy(found: Evaluation, classes: int, how: str) -> str:
+    """`accuracy over all 5 classes: 93.3 % (95% interval 79% to 98%), measured on 30 pictures held out`."""
+
+    (low, high), measured = found.interval, len(found.classes)
+    over = "" if classes == 1 else "all " if how or measured == classes else f"{measured} of "
+    return (
+        f"accuracy over {over}{counted(classes, 'class', 'classes')}: {found.accuracy or 0:.1%} (95% interval"
+        f" {low:.0%} to {high:.0%}), measured on {counted(found.pictures, 'picture')}{how}"
+    )
+
+
+def confusions(found: Evaluation, most: int) -> str:
+    """`most often confused: lynx mistaken for cat (4 pictures), …`."""
+    pairs = (f"{c.true} mistaken for {c.guess} ({counted(c.pictures, 'picture')})" for c in found.confused[:most])
+    return f"most often confused: {', '.join(pairs)}"
+
+
+def unknown(how: Calibration) -> str:
+    """When a picture is called "none of these", and how often that is a false alarm."""
+    if how.threshold is None:
+        return f"nothing is called 'none of these': {why_never_unknown(how)}"
+    below = f"the likeliest class is below {how.threshold:.1%}"
+    where = below if how.novelty is None else "a picture is unlike every class"
+    share = f"{how.false_alarms or 0:.1%} of new pictures of known classes"
+    return f"'none of these' where {where}; to be expected for {share}"
+
+
+# A test.
+
+
+def test(model: Classifier, found: Evaluation) -> None:
+    """Print accuracy, verdicts, confused pairs, and a table of the classes, the worst first."""
+    say(*(f"cannot be read: {line}" for line in found.unreadable))
+    if found.classes:
+        worst_first = sorted(found.classes, key=lambda one: one.accuracy or 0)
+        rows = ((one.name, one.pictures, one.right, f"{one.accuracy or 0:.0%}") for one in worst_first)
+        print_table(("class", "pictures", "right", ""), rows)
+        say(accuracy(found, len(model.classes), ""))
+    else:
+        say("no picture that can be read is of a class that the model knows")
+    if found.confused:
+        say(confusions(found, 5))
+    if model.calibration.threshold is None:
+        say(f"'none of these' is never predicted: {why_never_unknown(model.calibration)}")
+    elif found.pictures:
+        alarms, share = counted(found.false_alarms, "picture"), found.false_alarms / found.pictures
+        say(f"false alarms: {alarms} of known classes called 'none of these' ({share:.1%})")
+    if found.unknown_pictures:
+        caught, share = found.unknown_pictures - found.missed, found.missed / found.unknown_pictures
+        say(
+            f"unknown classes: {counted(found.unknown_pictures, 'picture')}, {caught} recognised as 'none of these',"
+            f" {found.missed} missed ({share:.1%})"
+        )
+        close = ((name, nearest(name, model.classes)) for name in found.unknown_classes[:5])
+        say(*(f"note: the model does not know '{name}'{hint}" for name, hint in close if "did you mean" in hint))
+
+
+def test_table(found: Evaluation) -> dict[str, Any]:
+    """The result of a test as `--json` prints it."""
+    plain = ("pictures", "right", "accuracy", "interval", "false_alarms", "unknown_pictures", "missed", "unreadable")
+    table = {"unknown_missed" if key == "missed" else key: getattr(found, key) for key in plain}
+    return table | {
+        "interval": list(found.interval) if found.pictures else None,
+        "classes": [vars(one) for one in found.classes],
+        "confused": [vars(one) for one in found.confused],
+        "mistakes": [
+            {
+                "picture": str(each.picture),
+                "true": each.true,
+                "guess": each.guess,
+                "probability": round(each.probability, 6),
+            }
+            for each in found.mistakes
+        ],
+    }
+
+
+# What a model knows.
+
+
+def show(summary: dict[str, Any], name: Path) -> None:
+    """Print the summary of a model: what it knows and what it keeps of pictures."""
+    rows = summary["classes"]
+    classes, lessons = counted(len(rows), "class", "classes"), counted(summary["lessons"], "lesson")
+    say(
+        f"{quoted(name)}: {summary['method']} on {summary['backbone']} ({summary['fingerprint']}), {classes} from"
+        f" {lessons}, {summary['bytes'] / 1e6:.1f} MB on disk",
+        kept(summary),
+    )
+    right, total = (sum(row[key] for row in rows) for key in ("right", "measured_on"))
+    if total and len(rows) > 1:  # one class is always right
+        low, high = wilson_interval(right, total)
+        say(
+            f"accuracy over all {classes}: {right / total:.1%} of {counted(total, 'picture')} kept for evaluation (95 %"
+            f" interval {low:.0%} to {high:.0%})"
+        )
+    if summary["features_transported"]:
+        moved = counted(summary["features_transported"], "picture")
+        say(f"features of {moved} were transported when the tower changed; their part of the accuracy is an estimate")
+    decides = {key: summary[key] for key in ("threshold", "novelty", "false_alarms")}
+    say(unknown(Calibration(**decides, pictures=summary["held_out"])))
+    shifts = any(row["moved"] is not None for row in rows)
+    heads = ["class", "learnt", "newest", "pictures", "lesson", "right", *(["moved"] if shifts else [])]
+    print_table(heads, (_class_cells(row)[: len(heads)] for row in rows), left=3)
+    if shifts:
+        say("moved: how far calibration has moved the mean of the class since it was learnt (1 − cosine)")
+
+
+def _class_cells(row: dict[str, Any]) -> list[str]:
+    name = row["name"] if row["name"] == row["taught_as"] else f"{row['name']} (taught as {row['taught_as']})"
+    told = f"{row['right']} of {row['measured_on']}" if row["measured_on"] else "–"
+    moved = "–" if row["moved"] is None else f"{row['moved']:.4f}"
+    return [name, row["learnt"], row["newest"], str(row["pictures"]), str(row["task"]), told, moved]
+
+
+def kept(summary: dict[str, Any]) -> str:
+    """What a model holds of pictures."""
+    parts = [
+        (summary["pictures_kept"], "{} for the page of `clipcil serve`", "small picture"),
+        (summary["exemplars_kept"], "the features of {} (exemplars)", "training picture"),
+        (1, kept_statistics(find_method(summary["method"])), ""),
+        (summary["features_kept"], "the features of {} for evaluation", "picture"),
+    ]
+    told = [text.format(counted(number, what)) for number, text, what in parts if number and text]
+    start = "" if summary["pictures_kept"] else "keeps no picture" + ("; " if told else " and no features of pictures")
+    return f"{start}keeps {' and '.join(told)}" if told else start
+
+
+def undone(folder: Path, facts: Facts) -> None:
+    """Print what a model is after `clipcil undo`."""
+    lessons, classes = counted(facts.lessons, "lesson"), counted(len(facts.known), "class", "classes")
+    say(f"{quoted(folder)} is again as it was after {lessons}: it knows {classes}")
+
+
+# Predictions: a line for each picture, as they come.
+
+
+def print_line(picture: Path, prediction: Prediction) -> None:
+    """`cat.jpg: cat 97%, lynx 2%`."""
+    pairs = list(zip(prediction.names, prediction.probabilities, strict=True))
+    shown = [pair for place, pair in enumerate(pairs) if not place or pair[1] >= SMALLEST]
+    guesses = ", ".join(f"{name} {probability:.0%}" for name, probability in shown)
+    if prediction.error is not None:
+        guesses = f"cannot be read: {prediction.error}"
+    elif prediction.unknown:
+        guesses = f"none of these (nearest: {guesses})"
+    print(printable(f"{picture}: {guesses}"))
+
+
+def print_json(picture: Path, prediction: Prediction) -> None:
+    """One JSON object."""
+    value: dict[str, Any] = {"picture": str(picture)}
+    if prediction.error is not None:
+        value["error"] = prediction.error
+    else:
+        pairs = zip(prediction.names, prediction.probabilities, strict=True)
+        value |= {"name": prediction.name, "unknown": prediction.unknown}
+        value["classes"] = [{"name": name, "probability": round(p, 6)} for name, p in pairs]
+    print(json_text(value))
+
+
+def csv_printer(top: int) -> Callable[[Path, Prediction], None]:
+    """Print the heading of a CSV table; returns the function that prints its lines, with `top` classes each."""
+    writer = csv.writer(sys.stdout, lineterminator="\n")
+    pairs = [column for place in range(1, top + 1) for column in (f"name_{place}", f"probability_{place}")]
+    writer.writerow(["picture", "name", "unknown", "error", *pairs])
+
+    def print_row(picture: Path, prediction: Prediction) -> None:
+        cells: list[object] = [picture, prediction.name, prediction.unknown, prediction.error]
+        if prediction.error is not None:
+            cells[2] = None
+        for name, probability in zip(prediction.names, prediction.probabilities, strict=True):
+            cells += [name, f"{probability:.6f}"]
+        cells[2] = "" if cells[2] is None else str(cells[2]).lower()
+        texts = [printable("" if cell is None else cell) for cell in cells]
+        writer.writerow(texts + [""] * (4 + 2 * top - len(texts)))
+
+    return print_row
