@@ -17,7 +17,7 @@ from PIL import Image
 
 from clipcil.classifier.lesson import Lesson
 from clipcil.classifier.scoring import Evaluation
-from clipcil.classifier.state import KnownClass, LessonRecord
+from clipcil.classifier.state import Facts, KnownClass, LessonRecord
 from clipcil.errors import UserError
 from clipcil.serve.answers import LessonState, Limits
 from clipcil.serve.api import Service
