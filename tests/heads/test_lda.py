@@ -10,7 +10,7 @@ from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 from test_stacked import CLASSES, some_rows, without
 from torch import Tensor
 
-from clipcil.heads.lda import RunningHead, Statistics, fit_rows, fit_statistics
+from clipcil.heads.lda import RunningHead, Statistics, fit_rows
 from clipcil.heads.novelty import Background, relative_distance
 
 DIM = 6
@@ -33,9 +33,8 @@ def learnt(tasks: list[list[Tensor]], averaged: bool = False) -> RunningHead:
 
 
 def statistics(parts: list[Tensor]) -> Statistics:
-    rows = torch.cat([part - part.mean(0) for part in parts])
-    means = torch.stack([part.mean(0) for part in parts])
-    return Statistics(means, torch.tensor([len(part) for part in parts]), rows.T @ rows)
+    labels = torch.repeat_interleave(torch.arange(len(parts)), torch.tensor([len(part) for part in parts]))
+    return Statistics.of(torch.cat(parts), labels, len(parts))
 
 
 def scores(parts: list[Tensor], inputs: Tensor) -> Tensor:
@@ -54,7 +53,7 @@ def distances(parts: list[Tensor], inputs: Tensor) -> Tensor:
 def test_posteriors_are_those_of_scikit_learn() -> None:
     """Same ridge, written as scikit-learn's shrinkage: Σ ∝ S/n + r I, where r/(tr(S/n)/d) = s/(1−s)."""
     parts, count = groups([20, 20, 20, 20]), 80
-    weight, bias = fit_statistics(statistics(parts).means, statistics(parts).scatter, count)
+    weight, bias = statistics(parts).fit(densities=False)
     ratio = DIM / (count - 1)  # the ridge as a multiple of the mean variance
     oracle = LinearDiscriminantAnalysis(solver="lsqr", shrinkage=ratio / (1 + ratio), priors=np.full(4, 0.25))
     oracle.fit(torch.cat(parts).numpy(), np.repeat(np.arange(4), 20))

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from clipcil.heads.stacked import class_sums, likeliest
+from clipcil.heads.stacked import Head, class_sums, likeliest
 
 NO_SPREAD = 1e-12
 """A scatter below this share of the squared means is rounding: the pictures show no spread."""
@@ -21,23 +22,104 @@ RIDGES = (0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
 """Candidate ridges of `fit_rows`, as shares of the average eigenvalue of the scatter."""
 
 
-class LDA(NamedTuple):
-    """A discriminant fitted to rows: scores = x · weight + bias for features x (B, D). All tensors are float64."""
+class Statistics(NamedTuple):
+    """What a discriminant needs of its pictures."""
 
-    weight: Tensor
-    """(D, C)."""
-    bias: Tensor
-    """(C,)."""
-    left_out: Tensor
-    """(R, C): scores of the `left_out_rows`, each by the head fitted to all rows but that one."""
-    penalty: float
-    """The ridge that was chosen."""
-    means: Tensor
-    """(C, D): the class means."""
-    inputs: Tensor
-    """(R, D): the `left_out_rows`."""
-    norms: Tensor
-    """(R,): ‖x‖²_A of the `left_out_rows`, with A fitted to all rows."""
+    means: Tensor  # (C, d) class means, float64
+    counts: Tensor  # (C,) pictures of each class, or () of all; n is their sum
+    scatter: Tensor  # (d, d) S, pooled within the classes, float64
+
+    @classmethod
+    def of(cls, rows: Tensor, labels: Tensor, classes: int) -> Statistics:
+        """From features: rows (N, d), labels (N,) int64; every class has at least one row."""
+        counts = torch.bincount(labels, minlength=classes).double()
+        means = class_sums(rows, labels, classes) / counts[:, None]
+        apart = rows - means[labels].to(rows)
+        return cls(means, counts, (apart.T @ apart).double())
+
+    @property
+    def spread(self) -> bool:
+        """Whether the scatter is more than rounding, which is all that copies of pictures have."""
+        return float(self.scatter.trace()) > NO_SPREAD * float(self.means.square().sum())
+
+    def covariance(self, divisor: float) -> Tensor:
+        """(S + tr(S)/(n−1) I) / divisor, the identity without spread: the ridge of Kubokawa and Srivastava fades with n.
+
+        Args:
+            divisor: d for ENGINE's scale, n for log densities.
+        """
+        identity = torch.eye(len(self.scatter)).to(self.scatter)
+        ridge = float(self.scatter.trace()) / max(1.0, float(self.counts.sum()) - 1)
+        return (self.scatter + ridge * identity) / divisor if self.spread else identity
+
+    def fit(self, densities: bool = True) -> tuple[Tensor, Tensor]:
+        """Linear discriminant analysis with equal priors.
+
+            w_c = A⁻¹ μ_c,    b_c = −½ μ_cᵀ A⁻¹ μ_c,    A = (S + tr(S)/(n−1) I) / n
+
+        The mean over the classes is taken out of w and b: scores are defined up to a number that all classes share, and
+        a large common part would cost digits in single precision. Without any spread A = I, the nearest class mean.
+
+        Args:
+            densities: Scores are log densities of Gaussians; otherwise A is divided by d instead of n.
+
+        Returns:
+            weight (C, d) and bias (C,).
+        """
+        count, dim = float(self.counts.sum()), len(self.scatter)
+        weight = torch.cholesky_solve(self.means.T, torch.linalg.cholesky(self.covariance(dim))).T
+        bias = -0.5 * (weight * self.means).sum(1)
+        factor = count / dim if densities and self.spread else 1.0
+        return (weight - weight.mean(0)) * factor, (bias - bias.mean()) * factor
+
+    @torch.no_grad()
+    def nearest_distance(self, inputs: Tensor) -> Tensor:
+        """min_c (x − μ_c)ᵀ A⁻¹ (x − μ_c): (B, d) → (B,).
+
+        The distances to two classes differ by twice the difference of their scores, so one of them gives all.
+        """
+        weight, bias = self.fit()
+        root = torch.linalg.cholesky(self.covariance(float(self.counts.sum())))
+        first = torch.linalg.solve_triangular(root, (inputs - self.means[0]).T, upper=False).square().sum(0)
+        scores = inputs @ weight.T + bias
+        nearest: Tensor = first + 2 * (scores[:, 0] - scores.amax(1))
+        return nearest
+
+    @torch.no_grad()
+    def leave_one_out(self, inputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """Scores and distances of pictures that the statistics were made from, each without that picture.
+
+        Args:
+            inputs: (B, d) pictures among those of the statistics.
+            labels: (B,) their classes.
+
+        Returns:
+            Scores (B, C) as `fit` gives them, their mean over the classes subtracted, and squared Mahalanobis distances
+            (B, C). A picture alone in its class has the lowest score and the longest distance there.
+        """
+        values, basis = torch.linalg.eigh(self.scatter)
+        means, inputs, counts = self.means @ basis, inputs @ basis, self.counts.double()
+        rest, own, rows = float(counts.sum()) - 1, counts[labels], torch.arange(len(labels), device=labels.device)
+        growth, squares = own / (own - 1).clamp(min=1), (inputs - means[labels]).square().sum(1)
+        traces = self.scatter.trace() - growth * squares
+        flat = traces <= NO_SPREAD * means.square().sum()  # without the picture there is no spread: A = I
+        ridges = torch.where(flat, 1.0, traces / max(1.0, rest - 1))
+        distances = rest * distances_without_each(inputs, labels, means, counts, values.clamp(min=0), ridges)
+        plain = torch.cdist(inputs, means).square()
+        plain[rows, labels] = growth**2 * squares
+        distances = torch.where(flat[:, None], plain, distances)
+        distances[rows, labels] = torch.where(own > 1, distances[rows, labels], distances.amax(1) + 2 * rest)
+        scores = -distances / 2
+        return scores - scores.mean(dim=1, keepdim=True), distances
+
+
+@dataclass(frozen=True)
+class LDA(Head):
+    """A discriminant fitted to rows."""
+
+    means: Tensor  # (C, D) class means
+    inputs: Tensor  # (R, D) the `left_out_rows`
+    norms: Tensor  # (R,) ‖x‖²_A of the `left_out_rows`, with A fitted to all rows
 
 
 def fit_rows(
@@ -52,7 +134,7 @@ def fit_rows(
         labels: (N,) int64.
         classes: C.
         left_out_rows: (R,) indices of the rows to compute leave-one-out scores of; their classes have two rows or more.
-        ridges: Candidates of r, as shares of tr(S)/D. The one with the likeliest left-out pictures is taken.
+        ridges: Candidates of r, as shares of tr(S)/D. The one with the likeliest left-out pictures is chosen.
 
     Example:
         >>> import torch
@@ -61,10 +143,7 @@ def fit_rows(
         >>> (head.left_out.argmax(1) == labels).all().item()
         True
     """
-    counts = torch.bincount(labels, minlength=classes).double()
-    means = class_sums(rows, labels, classes) / counts[:, None]
-    apart = rows - means[labels].to(rows)
-    scatter = (apart.T @ apart).double()
+    means, counts, scatter = Statistics.of(rows, labels, classes)
     level = scatter.trace() / len(scatter)
     if not level > 0:  # one picture a class: the nearest mean
         scatter, level = torch.eye(len(scatter)).to(scatter), scatter.new_ones(())
@@ -104,11 +183,10 @@ def distances_without_each(
     root = (values + ridge[..., None]).rsqrt()  # (D,) or (B, D)
     xs, zs = x * root, z * root
     if ridge.ndim:
-        products = root.square() @ means.square().T, (xs * root) @ means.T, (zs * root) @ means.T
+        norms, along_x, along_z = root.square() @ means.square().T, (xs * root) @ means.T, (zs * root) @ means.T
     else:
         ms = means * root
-        products = ms.square().sum(1), xs @ ms.T, zs @ ms.T
-    norms, along_x, along_z = products
+        norms, along_x, along_z = ms.square().sum(1), xs @ ms.T, zs @ ms.T
     h = zs.square().sum(1)
     rest = (1 - a * h).clamp(min=1e-9)
     squared = xs.square().sum(1, keepdim=True) + norms - 2 * along_x
@@ -116,103 +194,6 @@ def distances_without_each(
     distances: Tensor = squared + (a / rest)[:, None] * inner.square()
     distances[torch.arange(len(labels), device=labels.device), labels] = a.square() * h / rest
     return distances
-
-
-def fit_statistics(means: Tensor, scatter: Tensor, count: float, densities: bool = False) -> tuple[Tensor, Tensor]:
-    """Linear discriminant analysis with equal priors from statistics.
-
-        w_c = A⁻¹ μ_c,    b_c = −½ μ_cᵀ A⁻¹ μ_c,    A = (S + tr(S)/(n−1) I) / d
-
-    The mean over the classes is taken out of w and b: scores are defined up to a number that all classes share, and a
-    large common part would cost digits in single precision. Without any spread A = I, the nearest class mean.
-
-    Args:
-        means: (C, d) class means.
-        scatter: (d, d) S, pooled within the classes.
-        count: n, pictures in all.
-        densities: Divide by n instead of d, so that scores are log densities of Gaussians.
-
-    Returns:
-        weight (C, d) and bias (C,).
-    """
-    weight = torch.cholesky_solve(means.T, torch.linalg.cholesky(covariance(scatter, means, count, len(scatter)))).T
-    bias = -0.5 * (weight * means).sum(1)
-    factor = count / len(scatter) if densities and has_spread(scatter, means) else 1.0
-    return (weight - weight.mean(0)) * factor, (bias - bias.mean()) * factor
-
-
-class Statistics(NamedTuple):
-    """What a discriminant keeps of its pictures instead of features."""
-
-    means: Tensor
-    """(C, d) class means."""
-    counts: Tensor
-    """(C,) pictures of each class."""
-    scatter: Tensor
-    """(d, d) S, pooled within the classes."""
-
-    def fit(self) -> tuple[Tensor, Tensor]:
-        """`fit_statistics` with `densities`: the covariance is A = (S + tr(S)/(n−1) I) / n."""
-        return fit_statistics(self.means, self.scatter, float(self.counts.sum()), densities=True)
-
-    @torch.no_grad()
-    def nearest_distance(self, inputs: Tensor) -> Tensor:
-        """min_c (x − μ_c)ᵀ A⁻¹ (x − μ_c): (B, d) → (B,).
-
-        The distances to two classes differ by twice the difference of their scores, so one of them gives all.
-        """
-        count, (weight, bias) = float(self.counts.sum()), self.fit()
-        root = torch.linalg.cholesky(covariance(self.scatter, self.means, count, count))
-        first = torch.linalg.solve_triangular(root, (inputs - self.means[0]).T, upper=False).square().sum(0)
-        scores = inputs @ weight.T + bias
-        nearest: Tensor = first + 2 * (scores[:, 0] - scores.amax(1))
-        return nearest
-
-    @torch.no_grad()
-    def leave_one_out(self, inputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Scores and distances of pictures that the statistics were made from, each without that picture.
-
-        Args:
-            inputs: (B, d) pictures among those of the statistics.
-            labels: (B,) their classes.
-
-        Returns:
-            Scores (B, C) as `fit` gives them, their mean over the classes subtracted, and squared Mahalanobis distances
-            (B, C). A picture alone in its class has the lowest score and the longest distance there.
-        """
-        values, basis = torch.linalg.eigh(self.scatter)
-        means, inputs, counts = self.means @ basis, inputs @ basis, self.counts.double()
-        rest, own, rows = float(counts.sum()) - 1, counts[labels], torch.arange(len(labels), device=labels.device)
-        growth, squares = own / (own - 1).clamp(min=1), (inputs - means[labels]).square().sum(1)
-        traces = self.scatter.trace() - growth * squares
-        flat = traces <= NO_SPREAD * means.square().sum()  # without the picture there is no spread: A = I
-        ridges = torch.where(flat, 1.0, traces / max(1.0, rest - 1))
-        distances = rest * distances_without_each(inputs, labels, means, counts, values.clamp(min=0), ridges)
-        plain = torch.cdist(inputs, means).square()
-        plain[rows, labels] = growth**2 * squares
-        distances = torch.where(flat[:, None], plain, distances)
-        distances[rows, labels] = torch.where(own > 1, distances[rows, labels], distances.amax(1) + 2 * rest)
-        scores = -distances / 2
-        return scores - scores.mean(dim=1, keepdim=True), distances
-
-
-def has_spread(scatter: Tensor, means: Tensor) -> bool:
-    """Whether a scatter (d, d) is more than the rounding of features with these means (C, d), as that of copies is."""
-    return float(scatter.trace()) > NO_SPREAD * float(means.square().sum())
-
-
-def covariance(scatter: Tensor, means: Tensor, count: float, divisor: float) -> Tensor:
-    """(S + tr(S)/(n−1) I) / divisor, the identity without spread: the ridge of Kubokawa and Srivastava fades with n.
-
-    Args:
-        scatter: (d, d) S.
-        means: (C, d) of the classes whose scatter it is.
-        count: n, pictures in all.
-        divisor: d for ENGINE's scale, n for log densities.
-    """
-    identity = torch.eye(len(scatter), dtype=scatter.dtype, device=scatter.device)
-    ridge = float(scatter.trace()) / max(1.0, count - 1)
-    return (scatter + ridge * identity) / divisor if has_spread(scatter, means) else identity
 
 
 class RunningHead(nn.Module):
@@ -244,13 +225,11 @@ class RunningHead(nn.Module):
     def __init__(self, dim: int, averaged: bool = False, device: torch.device | None = None) -> None:
         super().__init__()
         self.averaged = averaged
-        precision = torch.float64 if averaged else torch.float32
-        self.register_buffer("centres", torch.zeros(0, dim, dtype=torch.float64, device=device))
-        self.register_buffer("weight", torch.zeros(0, dim, dtype=precision, device=device))
-        self.register_buffer("bias", torch.zeros(0, dtype=precision, device=device))
-        shapes = {"inverse": (dim, dim)} if averaged else {"scatter": (dim, dim), "count": ()}
-        for name, shape in shapes.items():
-            self.register_buffer(name, torch.zeros(shape, dtype=torch.float64, device=device))
+        exact, scores = torch.float64, torch.float64 if averaged else torch.float32
+        own = [("inverse", (dim, dim), exact)] if averaged else [("scatter", (dim, dim), exact), ("count", (), exact)]
+        every = [("centres", (0, dim), exact), ("weight", (0, dim), scores), ("bias", (0,), scores), *own]
+        for name, shape, dtype in every:
+            self.register_buffer(name, torch.zeros(shape, dtype=dtype, device=device))
 
     def grow(self, classes: int) -> None:
         """Make room for new classes; `add` fills it."""
@@ -266,25 +245,25 @@ class RunningHead(nn.Module):
         deviations = torch.cat([group - centre for group, centre in zip(groups, new, strict=True)])
         old = self.centres[: len(self.centres) - len(groups)]
         self.centres = torch.cat([old, new])
-        scatter = deviations.T @ deviations
+        task = Statistics(new, torch.tensor(len(deviations)), deviations.T @ deviations)
         if self.averaged:
-            weight, bias = self._average(old, new, scatter, len(deviations))
+            weight, bias = self._average(old, task)
         else:
-            self.scatter, self.count = self.scatter + scatter, self.count + len(deviations)
-            weight, bias = fit_statistics(self.centres, self.scatter, float(self.count))
+            self.scatter, self.count = self.scatter + task.scatter, self.count + task.counts
+            weight, bias = Statistics(self.centres, self.count, self.scatter).fit(densities=False)
         self.weight, self.bias = weight.to(self.weight), bias.to(self.bias)
 
     def forward(self, features: Tensor) -> Tensor:
         """(B, d) → (B, C) discriminant scores."""
         return (features.to(self.weight) @ self.weight.T + self.bias).to(features.dtype)
 
-    def _average(self, old: Tensor, new: Tensor, scatter: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    def _average(self, old: Tensor, task: Statistics) -> tuple[Tensor, Tensor]:
         """Average the inverse covariance of a task into Ω; weight (C, d) and bias (C,) of all classes."""
-        known, seen = len(old), len(old) + len(new)
-        if has_spread(scatter, new):
-            fresh = torch.linalg.inv(covariance(scatter, new, count, len(scatter)))
+        known, seen = len(old), len(self.centres)
+        if task.spread:
+            fresh = torch.linalg.inv(task.covariance(len(task.scatter)))
             if bool(self.inverse.any()):
-                apart = old.mean(0) - new.mean(0)
+                apart = old.mean(0) - task.means.mean(0)
                 rank_one = known * (seen - known) / seen**3 * torch.outer(apart, apart)
                 fresh = known / seen * self.inverse + (seen - known) / seen * fresh + rank_one
             self.inverse = fresh

@@ -10,11 +10,10 @@ from torch.nn.functional import linear
 class GrowingHead(nn.Module):
     """A linear classifier over all classes seen; each task adds its rows, and those of earlier tasks are frozen.
 
-    The cross-entropy of these methods is over the classes of the current task only (logits of all others at −∞), so
-    earlier rows would get no gradient anyway; as separate parameters they cannot change at all.
-    The rows are initialised to 0, as in the code of L2P and DualPrompt; CODA-Prompt's code keeps PyTorch's random
-    values. A masked cross-entropy does not depend on what the rows of a task have in common, so a common part of their
-    initial values would stay and favour one task over another: hence 0 for all three methods.
+    The cross-entropy of these methods is over the classes of the current task only, so earlier rows would get no
+    gradient; as separate parameters they cannot change at all. Rows start at 0, as in the code of L2P and DualPrompt.
+    CODA-Prompt's code starts from random values, but a loss within the task never changes their common part, which
+    would favour one task over another: hence 0 for all three methods.
     """
 
     def __init__(self, size: int, device: torch.device) -> None:
@@ -24,9 +23,9 @@ class GrowingHead(nn.Module):
         self.biases = nn.ParameterList()  # a task each: (C_k,)
 
     def grow(self, classes: int) -> None:
-        zeros = torch.zeros(classes, self.size + 1, device=self.device)
-        self.weights.append(nn.Parameter(zeros[:, 1:].clone(), requires_grad=False))
-        self.biases.append(nn.Parameter(zeros[:, 0].clone(), requires_grad=False))
+        """Add the rows of a task."""
+        for parameters, shape in ((self.weights, (classes, self.size)), (self.biases, (classes,))):
+            parameters.append(nn.Parameter(torch.zeros(shape, device=self.device), requires_grad=False))
 
     def newest(self) -> list[nn.Parameter]:
         """The parameters of the newest task."""

@@ -8,7 +8,7 @@ of training pictures, and no picture has to be held out.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -18,15 +18,14 @@ PENALTIES = (0.1, 0.3, 1.0, 3.0, 10.0)
 """Penalties of the regression to choose from, as shares of the average eigenvalue of the features' second moment."""
 
 
-class Head(NamedTuple):
-    """scores = x · weight + bias for features x (B, D); weight (D, C), bias (C,), float64."""
+@dataclass(frozen=True)
+class Head:
+    """A linear classifier fitted to rows: scores = x · weight + bias for features x (B, D). All tensors are float64."""
 
-    weight: Tensor
-    bias: Tensor
-    left_out: Tensor
-    """(R, C): leave-one-out scores: each of the `left_out_rows` scored by the head fitted to all rows but that one."""
-    penalty: float
-    """The penalty that was chosen."""
+    weight: Tensor  # (D, C)
+    bias: Tensor  # (C,)
+    left_out: Tensor  # (R, C): scores of the `left_out_rows`, each by the head fitted to all rows but that one
+    penalty: float  # the one that was chosen
 
 
 def fit_ridge(

@@ -33,7 +33,7 @@ from torch.nn.functional import normalize
 
 from clipcil.data.reader import Batch
 from clipcil.data.tasks import Task
-from clipcil.heads.lda import LDA, fit_rows
+from clipcil.heads.lda import fit_rows
 from clipcil.heads.novelty import Background, relative_distance
 from clipcil.heads.stacked import Head, fit_ridge, mix, spreads
 from clipcil.memory.rows import FeatureRows
@@ -213,6 +213,6 @@ class Strata(Method):
         return torch.nonzero((place < share) & (counts[labels] > 1)).flatten()
 
 
-def as_rows(head: Head | LDA) -> Tensor:
+def as_rows(head: Head) -> Tensor:
     """(C, 1 + D): bias and weight of a head."""
     return torch.cat([head.bias[:, None], head.weight.T], dim=1)
