@@ -118,7 +118,7 @@ def learnt(folder: Path, small: Any, lesson: Lesson, classes: int = 2) -> Lesson
     served.change = change
     lessons = Lessons(served, Staging(folder, Limits()))
     lessons.state = LessonState(id="", classes={})
-    lessons._run([Waiting("0" * 24, "fox", "a.png", 1, "", broken="is broken")])
+    lessons._run([Waiting("0" * 24, "fox", "a.png", folder / "0.picture", 1, "", broken="is broken")])
     return lessons.state
 
 

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
-from pydantic import BaseModel, StrictBool, StrictStr, model_validator
+from pydantic import BaseModel, BeforeValidator, StrictBool, StrictStr
 from pydantic_core import from_json
 
-from clipcil.classifier.lesson import Lesson
-from clipcil.classifier.predict import Prediction
 from clipcil.classifier.scoring import Confusion
 from clipcil.errors import UserError
 
 MB = 2**20
-MOST_PAIRS = 20
-"""Confused pairs of classes in the result of a lesson, the most frequent first."""
 
 
 @dataclass(frozen=True)
@@ -91,13 +87,6 @@ class PredictionAnswer(BaseModel):
     classes: list[Guess]
     error: str | None
 
-    @classmethod
-    def of(cls, found: Prediction, top: int) -> PredictionAnswer:
-        """The answer for one picture with at most `top` classes."""
-        pairs = list(zip(found.names, found.probabilities, strict=True))[:top]
-        guesses = [Guess(name=name, probability=probability) for name, probability in pairs]
-        return cls(name=found.name, unknown=found.unknown, classes=guesses, error=found.error)
-
 
 class Predictions(BaseModel):
     """The predictions of a request, in the order of its pictures."""
@@ -139,23 +128,6 @@ class LessonResult(BaseModel):
     interval: list[float]
     confused: list[Confusion]
     warnings: list[str]
-
-    @classmethod
-    def of(cls, lesson: Lesson, classes: int) -> LessonResult:
-        """The result of a lesson, after which the model knows this many classes."""
-        found = lesson.evaluation
-        return cls(
-            new=lesson.new,
-            again=lesson.again,
-            unreadable=lesson.unreadable,
-            repeated=len(lesson.repeated),
-            held_out=found.pictures,
-            left_one_out=lesson.left_one_out,
-            accuracy=accuracy(found.right, found.pictures, classes),
-            interval=list(found.interval),
-            confused=found.confused[:MOST_PAIRS],
-            warnings=lesson.warnings,
-        )
 
 
 class LessonState(BaseModel):
@@ -221,22 +193,17 @@ def accuracy(right: int, pictures: int, classes: int) -> float | None:
     return right / pictures if pictures and classes > 1 else None
 
 
-class JsonBody(BaseModel):
-    """A JSON body, whatever its Content-Type: `curl -d` says that it sends a form."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _parse(cls, raw: Any) -> Any:
-        return from_json(raw) if isinstance(raw, bytes) else raw
-
-
-class ClassName(JsonBody):
+class ClassName(BaseModel):
     """The name of a class."""
 
     name: StrictStr
 
 
-class Settings(JsonBody):
+class Settings(BaseModel):
     """Settings of the model."""
 
     keep_small_pictures: StrictBool
+
+
+JSON = BeforeValidator(lambda raw: from_json(raw) if isinstance(raw, bytes) else raw)
+"""A JSON body, whatever its Content-Type: `curl -d` says that it sends a form."""

@@ -22,6 +22,8 @@ from starlette.datastructures import UploadFile as FormFile
 import clipcil
 from clipcil.classifier.export import export as export_model
 from clipcil.classifier.folder import COPY
+from clipcil.classifier.predict import Prediction
+from clipcil.classifier.state import KnownClass, LessonRecord
 from clipcil.data.names import clean_name, same_name
 from clipcil.errors import UserError, printable
 from clipcil.serve import answers
@@ -62,18 +64,25 @@ def _scratch(service: Used) -> Iterator[Path]:
 router = APIRouter(prefix="/api")
 Scratch = Annotated[Path, Depends(_scratch)]
 Name = Annotated[str, Query(min_length=1)]
-FILE = {"schema": {"type": "string", "format": "binary"}}
-FORM = {"schema": {"type": "object", "properties": {"pictures": {"type": "array", "items": FILE["schema"]}}}}
+FILE = {"type": "string", "format": "binary"}
 
 
-def _takes(content: dict[str, Any]) -> dict[str, Any]:
-    """The OpenAPI description of a body that FastAPI does not parse."""
-    return {"openapi_extra": {"requestBody": {"required": True, "content": content}}}
+class Jpeg(Response):
+    media_type = "image/jpeg"
 
 
-def _gives(kind: str) -> dict[str, Any]:
-    """The OpenAPI description of an answer that is not JSON."""
-    return {"response_class": Response, "responses": {200: {"content": {kind: FILE}}}}
+class Zip(FileResponse):
+    media_type = "application/zip"
+
+
+def _takes(schemas: dict[str, Any]) -> dict[str, Any]:
+    """The OpenAPI description of a body that FastAPI does not parse: the schema of each kind."""
+    content = {kind: {"schema": schema} for kind, schema in schemas.items()}
+    return {"requestBody": {"required": True, "content": content}}
+
+
+FORM = {"type": "object", "properties": {"pictures": {"type": "array", "items": FILE}}}
+PICTURES = _takes({"multipart/form-data": FORM, "image/*": FILE})
 
 
 @router.get("/health")
@@ -84,24 +93,15 @@ async def health(service: Used) -> answers.Health:
 
 
 @router.get("/model", response_model=answers.ModelFacts)
-def model(service: Used) -> dict[str, Any]:
+def model(service: Used) -> Any:
     """The model: its classes, its lessons and what undoing would restore; and the limits of requests."""
     served, small, folder = service.served, service.served.small, service.served.folder.resolve()
     facts, previous = served.model.facts(), served.previous()
-    count, right = len(facts.known), sum(known.right for known in facts.known)
-    held_out = sum(known.held_out for known in facts.known)
-    classes = [
-        {
-            **asdict(known),
-            "accuracy": answers.accuracy(known.right, known.held_out, count),
-            "small_pictures": len(small.of(known.name)) if small.on else 0,
-        }
-        for known in facts.known
-    ]
-    lessons = [
-        {**asdict(each), "accuracy": answers.accuracy(each.right, each.held_out, each.classes)}
-        for each in facts.history
-    ]
+    count, (right, held_out) = len(facts.known), facts.right
+    lessons = [_with_accuracy(each, each.classes) for each in facts.history]
+    classes = [_with_accuracy(each, count) for each in facts.known]
+    for each in classes:
+        each["small_pictures"] = len(small.of(each["name"])) if small.on else 0
     return {
         "name": printable(folder.name),  # a name that is not UTF-8 cannot be sent as it is
         "folder": printable(folder),
@@ -120,10 +120,12 @@ def model(service: Used) -> dict[str, Any]:
     }
 
 
-@router.post("/predict", **_takes({"multipart/form-data": FORM, "image/*": FILE}))
-async def predict(
-    service: Used, request: Request, top: Annotated[int, Query(ge=1, le=MOST_CLASSES)] = 5
-) -> answers.Predictions:
+def _with_accuracy(counted: KnownClass | LessonRecord, classes: int) -> dict[str, Any]:
+    return {**asdict(counted), "accuracy": answers.accuracy(counted.right, counted.held_out, classes)}
+
+
+@router.post("/predict", response_model=answers.Predictions, openapi_extra=PICTURES)
+async def predict(service: Used, request: Request, top: Annotated[int, Query(ge=1, le=MOST_CLASSES)] = 5) -> Any:
     """Classify pictures: one as the body, or many as form fields `pictures`."""
     if request.headers.get("content-type", "").startswith("multipart/"):
         async with request.form(max_files=service.limits.request_pictures) as form:
@@ -133,17 +135,23 @@ async def predict(
     if not pictures:
         raise HTTPException(400, "send at least one picture in a field 'pictures'")
     found = await service.predictor.predict(pictures)
-    return answers.Predictions(predictions=[answers.PredictionAnswer.of(each, top) for each in found])
+    return {"predictions": [_answer(each, top) for each in found]}
+
+
+def _answer(found: Prediction, top: int) -> dict[str, Any]:
+    pairs = list(zip(found.names, found.probabilities, strict=True))[:top]
+    classes = [{"name": name, "probability": probability} for name, probability in pairs]
+    return {"name": found.name, "unknown": found.unknown, "classes": classes, "error": found.error}
 
 
 @router.get("/waiting", response_model=answers.WaitingClasses)
-def waiting(service: Used) -> dict[str, Any]:
+def waiting(service: Used) -> Any:
     """The pictures that wait to be taught, class by class."""
     return {"classes": [{"name": name, "pictures": each} for name, each in service.staging.classes().items()]}
 
 
 @router.post("/waiting", status_code=201, response_model=answers.WaitingClass)
-def add_waiting(service: Used, name: Annotated[str, Form()], pictures: list[UploadFile]) -> dict[str, Any]:
+def add_waiting(service: Used, name: Annotated[str, Form()], pictures: list[UploadFile]) -> Any:
     """Add pictures (form fields `pictures`) to those that wait to be taught as the class `name`.
 
     If one is refused, those before it still wait.
@@ -166,12 +174,13 @@ def remove_waiting(service: Used, id: str | None = None, name: str | None = None
     return answers.Empty()
 
 
-@router.get("/waiting/thumbnail", **_gives("image/jpeg"))
+@router.get("/waiting/thumbnail", response_class=Jpeg)
 def thumbnail(service: Used, id: str) -> Response:
     """A small copy (JPEG) of a picture that waits."""
-    if service.staging.find(id) is not None:
+    item = service.staging.find(id)
+    if item is not None:
         with suppress(FileNotFoundError):  # broken, or removed at this moment
-            return Response(service.staging.thumbnail(id).read_bytes(), media_type="image/jpeg")
+            return Jpeg(item.thumbnail.read_bytes())
     raise HTTPException(404, "no such picture is waiting")
 
 
@@ -209,7 +218,7 @@ async def events(service: Used) -> AsyncIterator[ServerSentEvent]:
 
 
 @router.patch("/classes")
-def rename_class(service: Used, name: Name, body: answers.ClassName) -> answers.ClassName:
+def rename_class(service: Used, name: Name, body: Annotated[answers.ClassName, answers.JSON]) -> answers.ClassName:
     """Rename the class `name`; predictions change only in the name."""
     with service.served.change() as model:
         model.rename(name, body.name)
@@ -224,14 +233,14 @@ def forget_class(service: Used, name: Name) -> answers.Empty:
     return answers.Empty()
 
 
-@router.get("/classes/picture", **_gives("image/jpeg"))
+@router.get("/classes/picture", response_class=Jpeg)
 def small_picture(service: Used, name: Name, index: Annotated[int, Query(ge=0)] = 0) -> Response:
     """Small picture number `index` (JPEG) of those kept of the class `name`."""
     known = {same_name(each) for each in service.served.need().classes}
     pictures = service.served.small.of(name) if same_name(name) in known else []
     if index >= len(pictures):
         raise HTTPException(404, "there is no such picture")
-    return Response(pictures[index], media_type="image/jpeg")
+    return Jpeg(pictures[index])
 
 
 @router.post("/undo")
@@ -242,7 +251,7 @@ def undo(service: Used) -> answers.Empty:
 
 
 @router.patch("/settings")
-def settings(service: Used, body: answers.Settings) -> answers.Settings:
+def settings(service: Used, body: Annotated[answers.Settings, answers.JSON]) -> answers.Settings:
     """Switch the keeping of small pictures on or off; switching it off deletes them."""
     service.served.need()
     service.served.small.switch(body.keep_small_pictures)
@@ -250,7 +259,7 @@ def settings(service: Used, body: answers.Settings) -> answers.Settings:
     return answers.Settings(keep_small_pictures=service.served.small.on)
 
 
-@router.get("/export", **_gives("application/zip"))
+@router.get("/export", response_class=Zip)
 def export(service: Used, scratch: Scratch, format: Literal["pt2", "onnx"] = "pt2") -> Response:
     """Download the model exported to run without clipcil (`format`: pt2 or onnx), as a zip file."""
     service.served.need()
@@ -259,7 +268,7 @@ def export(service: Used, scratch: Scratch, format: Literal["pt2", "onnx"] = "pt
     return _zip(service, scratch, format)
 
 
-@router.get("/model/download", **_gives("application/zip"))
+@router.get("/model/download", response_class=Zip)
 def download(service: Used, scratch: Scratch) -> Response:
     """Download the model as a zip file, to be uploaded elsewhere or unpacked for `clipcil predict`."""
     service.served.need().save(scratch / "files")
@@ -268,10 +277,10 @@ def download(service: Used, scratch: Scratch) -> Response:
 
 def _zip(service: Service, scratch: Path, what: str) -> Response:
     name = f"{printable(service.served.folder.resolve().name)}-{what}.zip"
-    return FileResponse(pack(scratch / "files", scratch / "file.zip"), media_type="application/zip", filename=name)
+    return Zip(pack(scratch / "files", scratch / "file.zip"), filename=name)
 
 
-@router.post("/model/upload", **_takes({"application/zip": FILE}))
+@router.post("/model/upload", openapi_extra=_takes({"application/zip": FILE}))
 async def upload(service: Used, scratch: Scratch, request: Request) -> answers.Empty:
     """Replace the model by an uploaded one (the body: a zip file as `download` gives it)."""
     archive, unpacked = scratch / "model.zip", scratch / "model"

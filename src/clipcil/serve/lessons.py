@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import secrets
 import threading
 import time
@@ -14,9 +13,12 @@ from fastapi import HTTPException
 from clipcil.classifier.lesson import LessonStoppedError
 from clipcil.classifier.small_pictures import MOST
 from clipcil.errors import UserError, printable
-from clipcil.serve.answers import LessonResult, LessonState
+from clipcil.serve.answers import LessonResult, LessonState, accuracy
 from clipcil.serve.model import ServedModel
-from clipcil.serve.staging import Staging, Waiting, by_class
+from clipcil.serve.staging import Staging, Waiting, by_class, discard
+
+MOST_PAIRS = 20
+"""Confused pairs of classes in the result of a lesson, the most frequent first."""
 
 
 class Lessons:
@@ -36,11 +38,7 @@ class Lessons:
         return self.state is not None and self.state.state == "running"
 
     def start(self) -> LessonState:
-        """Begin to teach all waiting pictures.
-
-        Raises:
-            HTTPException: 409 if a lesson is in progress or no picture waits.
-        """
+        """Begin to teach all waiting pictures."""
         with self._starting:
             if self.running:
                 raise HTTPException(409, "a lesson is under way; wait for it, or cancel it")
@@ -55,11 +53,7 @@ class Lessons:
             return self.state
 
     def cancel(self) -> LessonState:
-        """Ask the lesson to stop; the model stays as it was.
-
-        Raises:
-            HTTPException: 409 if there is none.
-        """
+        """Ask the lesson to stop; the model stays as it was."""
         if self.state is None or not self.running:
             raise HTTPException(409, "no lesson is under way")
         self._stop.set()
@@ -79,44 +73,47 @@ class Lessons:
             if isinstance(error, LessonStoppedError):
                 self._tell(state="cancelled")
             elif isinstance(error, (UserError, HTTPException)):
-                line = self._with_titles([str(getattr(error, "detail", error))], taken)[0]
+                line = _with_titles([str(getattr(error, "detail", error))], taken)[0]
                 self._tell(state="failed", error=printable(line))  # the line may name a folder that is not UTF-8
             else:
                 line = f"unexpected error ({type(error).__name__}); the terminal has the details"
                 self._tell(state="failed", error=line)
                 raise
         else:
-            self._staging.discard(taken)
+            discard(taken)
             self._tell(state="done", result=result)
         finally:
             self._served.revision += 1  # it has other small pictures
 
     def _teach(self, taken: list[Waiting]) -> LessonResult:
         classes = by_class(item for item in taken if item.broken is None)
-        source = {name: [self._staging.file(item.id) for item in items] for name, items in classes.items()}
+        source = {name: [item.file for item in items] for name, items in classes.items()}
         before = self._served.model
         try:
             with self._served.change() as model:
                 lesson = model.learn(source, on_progress=self._progress, should_stop=self._stop.is_set)
                 self._tell(stage="saving", done=0, total=0, seconds_left=None)
             for name, items in classes.items():
-                pictures = [self._staging.thumbnail(item.id).read_bytes() for item in items[-MOST:]]
-                self._served.small.add(name, pictures)
+                self._served.small.add(name, [item.thumbnail.read_bytes() for item in items[-MOST:]])
         except (UserError, OSError) as error:
             if self._served.model is before:
                 raise
             # The model is written, so the lesson has succeeded.
             lesson.warnings.append(f"no small pictures are kept of this lesson: {error}")
-        lesson.warnings = self._with_titles(lesson.warnings, taken)
         broken = [f"{item.title}: {item.broken}" for item in taken if item.broken is not None]
-        lesson.unreadable = broken + self._with_titles(lesson.unreadable, taken)
-        return LessonResult.of(lesson, len(self._served.model.classes))
-
-    def _with_titles(self, lines: list[str], taken: list[Waiting]) -> list[str]:
-        """The lines with titles of pictures in place of their paths in the staging folder, which are private."""
-        titles = {item.id: item.title for item in taken}
-        path = re.compile(re.escape(f"{self._staging.folder}/") + r"([0-9a-f]+)\.picture")
-        return [path.sub(lambda found: titles.get(found[1]) or "a picture", line) for line in lines]
+        found = lesson.evaluation
+        return LessonResult(
+            new=lesson.new,
+            again=lesson.again,
+            unreadable=broken + _with_titles(lesson.unreadable, taken),
+            repeated=len(lesson.repeated),
+            held_out=found.pictures,
+            left_one_out=lesson.left_one_out,
+            accuracy=accuracy(found.right, found.pictures, len(self._served.model.classes)),
+            interval=list(found.interval),
+            confused=found.confused[:MOST_PAIRS],
+            warnings=_with_titles(lesson.warnings, taken),
+        )
 
     def _progress(self, stage: str, done: int, total: int) -> None:
         """Tell the progress of the lesson, with the time left in this stage."""
@@ -129,3 +126,10 @@ class Lessons:
     def _tell(self, **news: Any) -> None:
         if self.state is not None:
             self.state = self.state.model_copy(update=news)
+
+
+def _with_titles(lines: list[str], taken: list[Waiting]) -> list[str]:
+    """The lines with titles of pictures in place of their paths in the staging folder, which are private."""
+    for item in taken:
+        lines = [line.replace(str(item.file), item.title or "a picture") for line in lines]
+    return lines

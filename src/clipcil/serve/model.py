@@ -67,10 +67,6 @@ class ServedModel:
         Args:
             start: Folder of another model to start from.
             keep_previous: Keep the previous model for `undo`; otherwise nothing of it is left.
-
-        Raises:
-            HTTPException: 409 during another change.
-            UserError: Small pictures cannot follow the change, which has been made.
         """
         with self._changing():
             model = self.copy(start)
@@ -79,11 +75,7 @@ class ServedModel:
             self.model = model
 
     def undo(self) -> None:
-        """Restore the model before the last change; the current one is kept in its place.
-
-        Raises:
-            HTTPException: 409 if none is kept, or during a change.
-        """
+        """Restore the model before the last change; the current one is kept in its place."""
         with self._changing():
             if self.previous() is None:
                 raise HTTPException(409, "no earlier model is kept; there is nothing to undo")
@@ -112,11 +104,7 @@ class ServedModel:
             return None
 
     def need(self) -> Classifier:
-        """The current model.
-
-        Raises:
-            HTTPException: 409 before the first lesson.
-        """
+        """The current model, which must have learnt something."""
         if not self.model.classes:
             raise HTTPException(409, "the model has learnt nothing yet; teach it first")
         return self.model
@@ -134,11 +122,7 @@ class Predictor:
         self._waiting: asyncio.Queue[tuple[bytes, asyncio.Future[Prediction]]] = asyncio.Queue(limits.queued_pictures)
 
     async def predict(self, pictures: list[bytes]) -> list[Prediction]:
-        """The prediction for each picture, in order.
-
-        Raises:
-            HTTPException: 503 if the queue is full.
-        """
+        """The prediction for each picture, in order."""
         if self._waiting.qsize() + len(pictures) > self._waiting.maxsize:
             raise HTTPException(503, "too many pictures are waiting; try again in a moment", {"Retry-After": "1"})
         found: list[asyncio.Future[Prediction]] = [asyncio.get_running_loop().create_future() for _ in pictures]

@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import urlsplit
 
 import uvicorn
 from fastapi import Depends, FastAPI, Request
@@ -22,9 +22,9 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import FileResponse, JSONResponse, RedirectResponse, Response
 from fastapi.security import HTTPBearer
 from fastapi.staticfiles import StaticFiles
-from starlette.datastructures import Headers, MutableHeaders
+from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect, cookie_parser
+from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 import clipcil
@@ -79,16 +79,12 @@ def serve_model(
         with hold_model(folder, f"clipcil serve at {address}"), open_staging(folder, limits) as staging:
             token = None if is_loopback(host) else secrets.token_urlsafe(24)
             service = Service(ServedModel(folder, method, backbone, device, staging), staging, limits)
-            server = uvicorn.Server(
-                uvicorn.Config(
-                    build_app(service, port, token),
-                    log_level="error",
-                    access_log=False,
-                    server_header=False,
-                    limit_concurrency=limits.connections,
-                    timeout_graceful_shutdown=5,
-                )
+            most = limits.connections
+            config = uvicorn.Config(
+                build_app(service, port, token), log_level="error", server_header=False, limit_concurrency=most
             )
+            config.timeout_graceful_shutdown = 5
+            server = uvicorn.Server(config)
             service.stopping = lambda: server.should_exit
             page = f"{address}/?token={token}" if token else address
             print(f"{printable(folder)} is served at {page} (Ctrl-C ends it)", flush=True)
@@ -217,53 +213,37 @@ class Guard:
             if message["type"] == "http.response.start":
                 found = MutableHeaders(scope=message)
                 found.update(HEADERS)
-                found.setdefault("Cache-Control", "no-store" if scope["path"].startswith("/api/") else "no-cache")
+                found.setdefault("Cache-Control", "no-store" if request.url.path.startswith("/api/") else "no-cache")
             await send(message)
 
-        headers = Headers(scope=scope)
-        answer = (
-            self._refuse_site(scope, headers) or self._refuse_token(scope, headers) or self._refuse_size(scope, headers)
-        )
-        if answer is not None:
-            await answer(scope, receive, send_safely)
+        request = Request(scope)
+        refused, size = self._refusal(request), int(request.headers.get("content-length", 0))
+        if refused is not None:
+            await refused(scope, receive, send_safely)
             return
-        size = int(headers.get("content-length", 0))
         self._bytes += size
         try:
             await self.app(scope, receive, send_safely)
         finally:
             self._bytes -= size
 
-    def _refuse_site(self, scope: Scope, headers: Headers) -> Response | None:
-        """The refusal of a request that the page of another site sends; None for any other request."""
-        host = headers.get("host", "")
+    def _refusal(self, request: Request) -> Response | None:
+        headers, path, host = request.headers, request.scope["path"], request.headers.get("host", "")
         if self.token is None and not _names_loopback(host):
             return _error(403, "unexpected Host header; open the server by its address")
         if any(origin not in (f"http://{host}", f"https://{host}") for origin in headers.getlist("origin")):
             return _error(403, "requests from the page of another origin are refused")
-        site = headers.get("sec-fetch-site", "none")
-        if site not in ("none", "same-origin") and (scope["path"] not in ("/", "/docs") or scope["method"] != "GET"):
+        followed = path in ("/", "/docs") and request.method == "GET"  # a link to the page
+        if headers.get("sec-fetch-site", "none") not in ("none", "same-origin") and not followed:
             return _error(403, "requests from another site's page are refused")
-        return None
-
-    def _refuse_token(self, scope: Scope, headers: Headers) -> Response | None:
-        """The answer to a request without the cookie: the cookie if the address has the token, else 401."""
-        if self.token is None:
-            return None
-        given = parse_qs(scope["query_string"].decode("latin-1")).get("token", [""])[0]
-        if scope["path"] == "/" and hmac.compare_digest(given.encode(), self.token.encode()):
+        if path == "/" and self._is_token(request.query_params.get("token", "")):
             answer = RedirectResponse("/", 303)
-            answer.set_cookie(self.cookie, self.token, httponly=True, samesite="strict", path="/")
+            answer.set_cookie(self.cookie, self.token or "", httponly=True, samesite="strict", path="/")
             return answer
         bearer = headers.get("authorization", "").removeprefix("Bearer ").strip()
-        cookie = cookie_parser(headers.get("cookie", "")).get(self.cookie, "")
-        if any(hmac.compare_digest(each.encode(), self.token.encode()) for each in (bearer, cookie)):
-            return None
-        return _error(401, "this server needs its token; open the address that clipcil printed when it started")
-
-    def _refuse_size(self, scope: Scope, headers: Headers) -> Response | None:
-        """The refusal of a request whose body is too large now, or of unknown size."""
-        size, most = int(headers.get("content-length", 0)), self.limits.body(scope["path"])
+        if self.token is not None and not any(map(self._is_token, (bearer, request.cookies.get(self.cookie, "")))):
+            return _error(401, "this server needs its token; open the address that clipcil printed when it started")
+        size, most = int(headers.get("content-length", 0)), self.limits.body(path)
         if "transfer-encoding" in headers:
             return _error(411, "send the size of the request in the header Content-Length")
         if size > most:
@@ -271,6 +251,9 @@ class Guard:
         if self._bytes + size > self.limits.all_bytes:
             return _error(503, "too many uploads at once; try again in a moment", {"Retry-After": "1"})
         return None
+
+    def _is_token(self, given: str) -> bool:
+        return self.token is not None and hmac.compare_digest(given.encode(), self.token.encode())
 
 
 def _names_loopback(host: str) -> bool:

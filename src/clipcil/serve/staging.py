@@ -37,10 +37,16 @@ class Waiting:
     """Its class."""
     title: str
     """The client's name of the file: text for people, never a path."""
+    file: Path
     bytes: int
     digest: str
     broken: str | None = None
     """Why it cannot be read. A broken picture is not taught, and nothing of it is kept."""
+
+    @property
+    def thumbnail(self) -> Path:
+        """The file of its thumbnail."""
+        return self.file.with_suffix(".jpg")
 
 
 class Staging:
@@ -61,43 +67,32 @@ class Staging:
         Raises:
             UserError: The name cannot name a class, or too many pictures wait already.
         """
+        name, id, digest = class_name(name), secrets.token_hex(12), hashlib.sha256(content).hexdigest()
         title = shorten(printable(clean_name(title.replace("\\", "/").rsplit("/", 1)[-1])), 80)
-        digest = hashlib.sha256(content).hexdigest()
-        item, small = Waiting(secrets.token_hex(12), class_name(name), title, len(content), digest), b""
+        item = Waiting(id, name, title, self.folder / f"{id}.picture", len(content), digest)
         try:
             self._limits.check(content)
             small = thumbnail(decode(content, "this file"), THUMBNAIL)
         except UserError as error:
-            item = replace(item, bytes=0, broken=str(error))
+            item, small = replace(item, bytes=0, broken=str(error)), b""
         with self._lock:
             for other in self._items.values():
-                if other.digest == digest and key_of(other.name) == key_of(item.name):
+                if other.digest == digest and key_of(other.name) == key_of(name):
                     return other
             if len(self._items) >= self._limits.waiting_pictures:
                 raise UserError(f"{len(self._items)} pictures are waiting already; teach them first")
             if sum(other.bytes for other in self._items.values()) + item.bytes > self._limits.waiting_bytes:
                 raise UserError("the waiting pictures use all the space there is for them; teach them first")
             if item.broken is None:
-                self._store(item, content, small)
-            self._items[item.id] = item
+                try:
+                    item.thumbnail.write_bytes(small)
+                    item.file.write_bytes(content)
+                except OSError:
+                    discard([item])
+                    raise
+            self._items[id] = item
             self.revision += 1
         return item
-
-    def _store(self, item: Waiting, content: bytes, small: bytes) -> None:
-        try:
-            self.thumbnail(item.id).write_bytes(small)
-            self.file(item.id).write_bytes(content)
-        except OSError:
-            self.discard([item])
-            raise
-
-    def file(self, id: str) -> Path:
-        """The file of a picture."""
-        return self.folder / f"{id}.picture"
-
-    def thumbnail(self, id: str) -> Path:
-        """The file of a picture's thumbnail."""
-        return self.folder / f"{id}.jpg"
 
     def find(self, id: str) -> Waiting | None:
         """The entry of a picture."""
@@ -112,7 +107,7 @@ class Staging:
             for item in removed:
                 del self._items[item.id]
             self.revision += 1
-        self.discard(removed)
+        discard(removed)
 
     def follow(self, before: Sequence[KnownClass], after: Sequence[KnownClass]) -> None:
         """Rename the classes of waiting pictures where a change of the model only renamed its classes."""
@@ -142,16 +137,17 @@ class Staging:
             self._items = {item.id: item for item in taken} | self._items
             self.revision += 1
 
-    def discard(self, taken: list[Waiting]) -> None:
-        """Delete the files of pictures that are in the list no longer."""
-        for item in taken:
-            self.file(item.id).unlink(missing_ok=True)
-            self.thumbnail(item.id).unlink(missing_ok=True)
-
     def classes(self) -> dict[str, list[Waiting]]:
         """The pictures of each class, in the order in which they came."""
         with self._lock:
             return by_class(self._items.values())
+
+
+def discard(taken: Iterable[Waiting]) -> None:
+    """Delete the files of pictures."""
+    for item in taken:
+        item.file.unlink(missing_ok=True)
+        item.thumbnail.unlink(missing_ok=True)
 
 
 def by_class(items: Iterable[Waiting]) -> dict[str, list[Waiting]]:
