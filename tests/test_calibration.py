@@ -33,8 +33,6 @@ def dense(memory: GaussianMemory) -> list[tuple[Tensor, Tensor]]:
 
 
 def expected_map(name: str, before: list[Tensor], after: list[Tensor]) -> AffineMap:
-    if name == "none":
-        return AffineMap(torch.eye(DIM, dtype=torch.float64), torch.zeros(DIM, dtype=torch.float64))
     if name == "task":  # bures_map itself is held to POT in tests/oracle
         return bures_map(*average_moments(before), *average_moments(after))
     if name == "class":
@@ -43,7 +41,7 @@ def expected_map(name: str, before: list[Tensor], after: list[Tensor]) -> Affine
     return paired_map(torch.cat(before), torch.cat(after))
 
 
-@pytest.mark.parametrize("name", ["none", "task", "class", "pairs"])
+@pytest.mark.parametrize("name", ["task", "class", "pairs"])
 def test_a_map_carries_means_and_covariances(
     name: str, moved: tuple[GaussianMemory, list[Tensor], list[Tensor]]
 ) -> None:

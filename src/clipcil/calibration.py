@@ -1,4 +1,4 @@
-"""Maps that transport stored class Gaussians when the vision tower changes: five calibrations and their table.
+"""Maps that transport stored class Gaussians when the vision tower changes: four calibrations and their table.
 
 A calibration is a function `calibrate(memory, before, after)`. `before` and `after` hold the unit features (n_c, d) of
 each class of the new task, by the tower before and after its change; `memory` holds the Gaussians of the old classes in
@@ -30,10 +30,6 @@ RIDGES = tuple(10.0**power for power in range(-6, 4))
 """Candidate ridges of `paired_map`, as shares of the average variance of the features before."""
 SDC_WIDTH = 0.2
 """σ of `sdc_shifts` for unit features, from the authors' script (yulu0724/SDC-IL, commit 4d9efc9, run_demo.sh)."""
-
-
-def no_calibration(memory: GaussianMemory, before: Sequence[Tensor], after: Sequence[Tensor]) -> None:
-    """Leave the stored Gaussians as they are, as DMC does."""
 
 
 def calibrate_by_task(memory: GaussianMemory, before: Sequence[Tensor], after: Sequence[Tensor]) -> None:
@@ -70,9 +66,8 @@ def calibrate_by_sdc(memory: GaussianMemory, before: Sequence[Tensor], after: Se
 
 
 CalibrationName = Literal["none", "task", "class", "pairs", "sdc"]
-
+"""An option: none leaves the stored Gaussians as they are, as DMC does."""
 CALIBRATIONS: dict[CalibrationName, Callable[[GaussianMemory, Sequence[Tensor], Sequence[Tensor]], None]] = {
-    "none": no_calibration,
     "task": calibrate_by_task,
     "class": calibrate_by_class,
     "pairs": calibrate_by_pairs,

@@ -60,9 +60,18 @@ def name_lost_processes(folder: Path) -> Iterator[None]:
         ) from error
 
 
-def share_bounds(count: int) -> list[int]:
-    """Where the share of each process begins, and the end of the last: `world_size() + 1` numbers from 0 to `count`."""
-    return [index * count // world_size() for index in range(world_size() + 1)]
+def share(count: int) -> tuple[slice, list[int]]:
+    """The rows of `count` that this process computes, and where each share begins: 0, …, `count`."""
+    bounds = [index * count // world_size() for index in range(world_size() + 1)]
+    return slice(bounds[rank()], bounds[rank() + 1]), bounds
+
+
+def gather(own: Tensor, bounds: Sequence[int]) -> Tensor:
+    """The shares (n_r, …) of all processes one after the other, with gradients; `bounds` from `share`."""
+    if world_size() == 1:
+        return own
+    gathered: Tensor = _Gather.apply(own, bounds)  # type: ignore[no-untyped-call]
+    return gathered
 
 
 def spread(function: Callable[..., Tensor], *rows: Any) -> Tensor:
@@ -73,47 +82,36 @@ def spread(function: Callable[..., Tensor], *rows: Any) -> Tensor:
         rows: Tensors or batches of B rows that can be sliced.
 
     Returns:
-        (B, …). Gradients flow to this process's share; see `_Gather` for why averaging them over the processes gives
-        the gradient that one process would have.
+        (B, …). Gradients flow to this process's share; `average_gradients` makes them those of one process.
     """
     count = len(rows[0])
     if world_size() == 1 or count < world_size():  # too few rows to divide: every process computes all of them
         return function(*rows)
-    bounds = share_bounds(count)
-    own = slice(bounds[rank()], bounds[rank() + 1])
+    own, bounds = share(count)
     return gather(function(*(each[own] for each in rows)), bounds)
-
-
-def gather(own: Tensor, bounds: Sequence[int]) -> Tensor:
-    """The shares (n_r, …) of all processes one after the other, with gradients; `bounds` as in `share_bounds`."""
-    if world_size() == 1:
-        return own
-    gathered: Tensor = _Gather.apply(own, bounds)  # type: ignore[no-untyped-call]
-    return gathered
 
 
 class _Gather(torch.autograd.Function):
     """Forward: concatenate the shares. Backward: the gradient of the own share, times the number of processes.
 
-    Every process computes the same loss from all rows. A parameter used on both sides of the gather thus has the full
-    gradient of what is repeated in every process, and a share's part of what is divided. The factor makes the average
-    over processes right for both.
+    Every process computes the same loss from all rows. Computation that every process repeats gives the full gradient
+    in each; divided computation gives each process its part. Scaling the part by the number of processes makes the
+    average correct for both.
     """
 
     @staticmethod
     def forward(ctx: Any, own: Tensor, bounds: Sequence[int]) -> Tensor:
-        ctx.bounds = bounds
+        ctx.own = slice(bounds[rank()], bounds[rank() + 1])
         sizes = [end - start for start, end in pairwise(bounds)]
         padded = own.new_zeros(max(sizes), *own.shape[1:])
         padded[: len(own)] = own
         parts = [torch.empty_like(padded) for _ in sizes]
-        dist.all_gather(parts, padded.contiguous())
+        dist.all_gather(parts, padded)
         return torch.cat([part[:size] for part, size in zip(parts, sizes, strict=True)])
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        own = slice(ctx.bounds[rank()], ctx.bounds[rank() + 1])
-        return gradient[own] * world_size(), None
+        return gradient[ctx.own] * world_size(), None
 
 
 def average_gradients(parameters: Sequence[nn.Parameter]) -> None:

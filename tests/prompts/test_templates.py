@@ -7,7 +7,7 @@ import torch
 
 from clipcil.clip import CLIP
 from clipcil.errors import UserError
-from clipcil.prompts.templates import encode_classes, encode_sentences, fill
+from clipcil.prompts.templates import check_sentences, encode_classes, encode_sentences, fill
 
 TEMPLATES = ("a photo of a {}.", "{}", "a drawing of a {}.")
 
@@ -46,4 +46,4 @@ def test_a_template_without_braces_is_refused(tiny_clip: CLIP) -> None:
     with pytest.raises(UserError, match="a photo of a thing"):
         encode_classes(tiny_clip, ["dog"], ["a photo of a thing"])
     with pytest.raises(UserError, match="at least one"):
-        encode_classes(tiny_clip, ["dog"], [])
+        check_sentences(tiny_clip, ["dog"], [])

@@ -22,7 +22,7 @@ from clipcil.clip import CLIP
 from clipcil.clip.vision import VisionOutput
 from clipcil.data.pictures import PictureSet
 from clipcil.data.store import PixelStore, pixels_key
-from clipcil.distributed import gather, rank, share_bounds, world_size
+from clipcil.distributed import gather, share, world_size
 from clipcil.errors import UserError
 from clipcil.tensor_store import TensorStore, content_key
 
@@ -134,8 +134,8 @@ class Reader:
         Not in mixed precision, even where a loss asks for features in it: they stay for all who ask later.
         """
         inside = [torch.arange(block * BLOCK, min((block + 1) * BLOCK, len(pictures))) for block in blocks]
-        cuts = share_bounds(len(blocks))
-        own = inside[cuts[rank()] : cuts[rank() + 1]]
+        share_of_blocks, cuts = share(len(blocks))
+        own = inside[share_of_blocks]
         features, levels = [table.features[:0]], [table.levels[:0]]
         for done, rows in enumerate(own):
             pixels = self.pixels(pictures, rows)

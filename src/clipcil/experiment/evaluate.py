@@ -13,7 +13,7 @@ from torch.nn.functional import cosine_similarity, normalize
 from clipcil.calibration import wasserstein2_to_samples
 from clipcil.data.reader import Pictures
 from clipcil.data.tasks import TaskStream
-from clipcil.distributed import gather, rank, share_bounds, world_size
+from clipcil.distributed import gather, share, world_size
 from clipcil.memory.gaussians import GaussianMemory
 from clipcil.memory.ledoit_wolf import average_moments
 from clipcil.methods.base import Method
@@ -42,10 +42,10 @@ class Record:
 def predict(method: Method, pictures: Pictures) -> tuple[Tensor, Tensor]:
     """The class with the highest score for each picture, (N,) int64, and its probability, (N,) float32: the softmax of
     the logits, or of cosines times CLIP's scale. Several processes predict a share each."""
-    bounds = share_bounds(len(pictures))
+    rows, bounds = share(len(pictures))
     if world_size() > 1:
         _ = pictures.features  # encoded by all processes together; a share alone could not be
-    own = pictures[bounds[rank()] : bounds[rank() + 1]]
+    own = pictures[rows]
     guesses, probabilities = [own.labels[:0]], [own.labels[:0].float()]
     for batch in own.batches(BATCH):
         logits = method.logits(batch)

@@ -43,7 +43,7 @@ class Statistics(NamedTuple):
         return float(self.scatter.trace()) > NO_SPREAD * float(self.means.square().sum())
 
     def covariance(self, divisor: float) -> Tensor:
-        """(S + tr(S)/(n−1) I) / divisor, the identity without spread: the ridge of Kubokawa and Srivastava fades with n.
+        """(S + tr(S)/(n−1) I) / divisor, the identity without spread. Kubokawa and Srivastava's ridge fades with n.
 
         Args:
             divisor: d for ENGINE's scale, n for log densities.

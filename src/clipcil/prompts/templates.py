@@ -23,27 +23,18 @@ def fill(template: str, name: str) -> str:
 
 
 def check_sentences(clip: CLIP, names: Sequence[str], templates: Sequence[str]) -> None:
-    """Refuse names that make a sentence too long for the text tower.
-
-    Raises:
-        UserError: One does; the message names it.
-    """
-    _, ends = clip.tokenizer([fill(template, "") for template in _given(templates)])
+    """Refuse names that make a sentence too long for the text tower, and a dataset without templates."""
+    if not templates:
+        raise UserError("no template for the class names; give at least one, such as 'a photo of a {}.'")
+    _, ends = clip.tokenizer([fill(template, "") for template in templates])
     longest = templates[int(ends.argmax())]
     clip.tokenizer([fill(longest, name) for name in names])
 
 
 def raw_sentences(clip: CLIP, names: Sequence[str], templates: Sequence[str]) -> Tensor:
     """Every template about every class: text features as the tower gives them, (N, T, dim)."""
-    texts = clip.encode_texts([fill(template, name) for name in names for template in _given(templates)])
+    texts = clip.encode_texts([fill(template, name) for name in names for template in templates])
     return texts.reshape(len(names), len(templates), -1)
-
-
-def _given(templates: Sequence[str]) -> Sequence[str]:
-    """The templates, of which there must be one."""
-    if not templates:
-        raise UserError("no template for the class names; give at least one, such as 'a photo of a {}.'")
-    return templates
 
 
 def encode_sentences(clip: CLIP, names: Sequence[str], templates: Sequence[str]) -> Tensor:

@@ -18,21 +18,17 @@ from clipcil.errors import UserError
 
 
 def tokenize_names(clip: CLIP, names: Sequence[str], length: int, suffix: str = "") -> tuple[Tensor, Tensor]:
-    """Tokens (N, L) of the names, and where each text ends (N,), with room for `length` vectors in front of a name.
-
-    Raises:
-        UserError: There is no such room.
-    """
+    """Tokens (N, L) of the names, and where each text ends (N,); refuses names that leave no room for `length` vectors."""
     ids, ends = clip.tokenizer([name + suffix for name in names])
     context = clip.config.text.context
     if length + 2 >= context:  # beside the marks of beginning and end there has to be room for a name
         raise UserError(f"a prompt of {length} vectors does not fit the {context} tokens of the text tower; take fewer")
-    for name, end in zip(names, ends.tolist(), strict=True):
-        if end + length >= context:
-            raise UserError(
-                f"class name '{name}' is {end - 1} tokens long and does not fit the {context} tokens of the text"
-                f" tower beside a prompt of {length}; shorten the name"
-            )
+    longest, name = int(ends.max()), names[int(ends.argmax())]
+    if longest + length >= context:
+        raise UserError(
+            f"class name '{name}' is {longest - 1} tokens long and does not fit the {context} tokens of the text tower"
+            f" beside a prompt of {length}; shorten the name"
+        )
     return ids, ends
 
 
