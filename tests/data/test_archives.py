@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from clipcil.data.archives import unpack
+from clipcil.data.datasets.official import unpack
 from clipcil.errors import UserError
 from support.made_up import make_tar
 

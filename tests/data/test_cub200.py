@@ -40,17 +40,17 @@ def test_what_is_wrong_is_named(tmp_path: Path) -> None:
     home = cub_tree(tmp_path)
     refused("cub200", "3 classes and 15 pictures", home)
     whole = (home / "images.txt").read_text()
-    for line, words in (("no number", "line 16"), ("1 again.jpg", "line 16"), ("16 a/b.jpg", "different pictures")):
+    for line, words in (("no number", "line 16"), ("1 again.jpg", "line 16"), ("16 a/b.jpg", "do not fit together")):
         (home / "images.txt").write_text(whole + line)
         refused("cub200", words, home, check="no")
     (home / "images.txt").write_bytes(b"\xff\xfe")
     refused("cub200", "images.txt", home, check="no")
     (home / "images.txt").write_text(whole)
-    for label, words in (("9", "class 9"), ("x", "image_class_labels.txt"), ("9" * 5000, "image_class_labels.txt")):
+    for label in ("9", "x"):
         write_lines(home / "image_class_labels.txt", [f"{i} {label}" for i in range(1, 16)])
-        refused("cub200", words, home, check="no")
+        refused("cub200", "do not fit together", home, check="no")
     write_lines(home / "image_class_labels.txt", [f"{i} 1" for i in range(1, 16)])
     next((home / "images").rglob("*.jpg")).unlink()
-    refused("cub200", "1 pictures of CUB are missing", home, check="no")
+    refused("cub200", "1 pictures are missing", home, check="no")
     (home / "train_test_split.txt").unlink()
     refused("cub200", "train_test_split.txt", home, check="no")

@@ -51,9 +51,9 @@ def test_what_is_wrong_is_named(tmp_path: Path) -> None:
         refused("folder", words, root, **options)
 
     says(None, "--data-root")
-    says(tmp_path / "nowhere", "there is no folder")
+    says(tmp_path / "nowhere", "nowhere")
     file = picture(tmp_path / "file.png")
-    says(file, "is not a folder")
+    says(file, "file.png")
     (tmp_path / "empty").mkdir()
     says(tmp_path / "empty", "has no folders")
     says(class_tree(tmp_path / "x", {"cat": 1}).parent, "there are no pictures in")

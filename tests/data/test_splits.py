@@ -2,13 +2,11 @@ from __future__ import annotations
 
 import random
 
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from clipcil.data.tasks import split_by_class, split_by_group, split_whole
-from clipcil.errors import UserError
 
 NAMES = [f"n{i % 7:08}/art_{i}.jpg" for i in range(100)]
 
@@ -61,8 +59,3 @@ def test_groups_stay_together() -> None:
         sides = {group: {bool(test[r]) for r in rows if groups[r] == group} for group in set(groups)}
         assert all(len(side) == 1 for side in sides.values())
         assert sum(side == {True} for side in sides.values()) == 2
-
-
-def test_share_outside_is_refused() -> None:
-    with pytest.raises(UserError, match="test_share"):
-        split_whole(NAMES, 1.0, 0)

@@ -28,7 +28,7 @@ def main(rank: int, world: int, folder: Path, names: list[str]) -> None:
         with torch.no_grad():
             guesses = torch.cat([predict(fixture.method, fixture.stream.test(index))[0] for index in range(2)])
         state = {f"state.{key}": value.contiguous().clone() for key, value in fixture.method.state_dict().items()}
-        encoded = torch.tensor(fixture.reader.counts.encoded)
+        encoded = torch.tensor(fixture.reader.passed)
         save_file({"predictions": guesses, "encoded": encoded, **state}, folder / f"{name}-{world}-{rank}.safetensors")
     if world > 1:
         dist.destroy_process_group()

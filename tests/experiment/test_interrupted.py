@@ -210,7 +210,7 @@ def test_the_features_of_a_task_that_has_ended_are_dropped(colours: Dataset, min
             experiment.learn(task)
         reader = experiment._open_reader(experiment.method)
         train = {experiment.stream._train[index].key for index in range(3)}
-        assert len(train & reader._encoded.keys()) == kept and experiment.results.last == 100
+        assert len(train & reader._tables.keys()) == kept and experiment.results.last == 100
 
 
 def test_a_folder_belongs_to_its_labels_templates_and_descriptions(

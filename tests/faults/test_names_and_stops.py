@@ -19,8 +19,8 @@ from clipcil.classifier.folder import load_model
 from clipcil.classifier.predict import Prediction
 from clipcil.cli import main
 from clipcil.commands import text
+from clipcil.data.cache import PixelStore
 from clipcil.data.names import same_name
-from clipcil.data.store import PixelStore
 from clipcil.errors import UserError, printable
 from clipcil.experiment.monitor import Display, PlainDisplay
 from clipcil.storage import cache_folder
@@ -186,7 +186,7 @@ def test_a_stopped_lesson_leaves_no_picture_behind(
 
     def stop(self: PixelStore, *args: Any) -> Any:
         made = fill(self, *args)
-        assert list((tmp_path / "t").rglob("*.f16"))
+        assert list((tmp_path / "t").rglob("*.rows"))
         signal.raise_signal(number)
         return made
 

@@ -170,20 +170,20 @@ def test_features_of_a_shared_tower_are_computed_once(tmp_path: Path, run: Runne
     for start in range(0, len(rows), 50):
         first.encoded(pictures, rows[start : start + 50])
     expected = first.open(pictures)
-    assert first.counts.encoded == len(pictures)
+    assert first.passed == len(pictures)
     again = reader()
     found = again.open(pictures)
-    assert torch.equal(found.features, expected.features) and again.counts.encoded == 0
-    assert torch.equal(found.levels, expected.levels) and again.counts.encoded == len(pictures)
+    assert torch.equal(found.features, expected.features) and again.passed == 0
+    assert torch.equal(found.levels, expected.levels) and again.passed == len(pictures)
     assert torch.equal(found.features, expected.features)
     other = reader(scale=1.5)  # the same name, other weights
     assert not torch.equal(other.open(pictures).features, expected.features)
-    assert other.counts.encoded == len(pictures)
+    assert other.passed == len(pictures)
     for path in (tmp_path / "cache").iterdir():
         path.unlink()
     cold = reader()
     cold.encoded(pictures, rows[:0])
-    kept.save(cold._encoded[pictures.key].key, {"features": torch.zeros(2, 2)})
+    kept.save(cold._tables[pictures.key].key, {"features": torch.zeros(2, 2)})
     strange = reader()
     assert torch.equal(strange.open(pictures).features, expected.features)
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from clipcil.classifier.scoring import Calibration, probabilities
-from clipcil.data.pictures import decoded, decoding_pool
+from clipcil.data.pictures import decode_and, decoding_pool
 from clipcil.data.reader import Batch, TensorBatch
 from clipcil.data.sources import as_picture
 from clipcil.errors import UserError
@@ -65,8 +65,7 @@ def stream_scores(things: Iterable[Any], method: Method) -> Iterator[tuple[Any, 
     clip, preprocess = method.clip, method.clip.preprocess
 
     def prepare(thing: Any) -> Tensor:
-        with decoded(as_picture(thing), _called(thing)) as image:
-            return preprocess.picture(image)
+        return decode_and(as_picture(thing), _called(thing), preprocess.picture)
 
     def score(batch: list[tuple[Any, Future[Tensor]]]) -> Iterator[tuple[Any, Scores | UserError]]:
         results = [_outcome(future) for _, future in batch]

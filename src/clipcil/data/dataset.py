@@ -80,9 +80,8 @@ class Dataset:
             raise UserError(f"{name}: class '{unknown[0]}' has test pictures but no training pictures")
 
         def part(called: str, pictures: Mapping[str, Sequence[Any]]) -> PictureSet:
-            given = [[as_picture(each) for each in pictures.get(label, ())] for label in classes]
-            every = [picture for of_class in given for picture in of_class]
-            labels = [index for index, of_class in enumerate(given) for _ in of_class]
+            every = [as_picture(each) for label in classes for each in pictures.get(label, ())]
+            labels = [index for index, label in enumerate(classes) for _ in pictures.get(label, ())]
             return PictureSet(called, every, torch.tensor(labels, dtype=torch.int64), identity_of_pictures(every))
 
         return cls(name, classes, part(f"{name} train", train), part(f"{name} test", test), templates)
@@ -94,15 +93,7 @@ class Dataset:
                 raise UserError(f"{pictures.name}: a label lies outside the {len(self.classes)} classes")
 
     def shrink(self, per_class: int, seed: int) -> Dataset:
-        """The same dataset with fewer training pictures.
-
-        Args:
-            per_class: Maximum number of training pictures of each class.
-            seed: Seed that decides which pictures are drawn.
-
-        Raises:
-            UserError: `per_class` is below 1.
-        """
+        """The same dataset with at most `per_class` training pictures of each class, drawn by the seed."""
         if per_class < 1:
             raise UserError(f"shots is {per_class}; give at least 1 training picture per class")
         chosen = self._draw(np.random.default_rng(seed), per_class)
@@ -130,8 +121,7 @@ class Dataset:
                 f"class '{self.classes[fewest]}' of {self.name} has {counts[fewest]} training pictures;"
                 f" hold out fewer than that, not {per_class}"
             )
-        generator = np.random.default_rng([seed, 1])  # other draws than those of `shrink` with this seed
-        held = self._draw(generator, per_class)
+        held = self._draw(np.random.default_rng([seed, 1]), per_class)  # other draws than those of `shrink`
         rest = np.setdiff1d(np.arange(len(self.train)), held)
         train, test = (self.train.subset(torch.from_numpy(rows)) for rows in (rest, held))
         return replace(self, train=train, test=test)
@@ -139,11 +129,8 @@ class Dataset:
     def _draw(self, generator: np.random.Generator, per_class: int) -> np.ndarray[Any, np.dtype[np.int64]]:
         """Rows of at most `per_class` training pictures of each class."""
         labels = self.train.labels.numpy()
-        drawn = []
-        for label in range(len(self.classes)):
-            rows = np.flatnonzero(labels == label)
-            drawn.append(np.sort(generator.permutation(rows)[:per_class]))
-        return np.concatenate(drawn)
+        of_class = [np.flatnonzero(labels == label) for label in range(len(self.classes))]
+        return np.concatenate([np.sort(generator.permutation(rows)[:per_class]) for rows in of_class])
 
 
 @options
@@ -184,18 +171,13 @@ def register(name: str, summary: str, needs: str, options: type = NoOptions) -> 
     """
 
     def keep(opener: Opener) -> Opener:
-        other = REGISTRY.get(name)
-        if other is not None and _place(other.open) != _place(opener):
+        other = REGISTRY[name].open if name in REGISTRY else opener  # a cell of a notebook may run again
+        if (other.__module__, other.__qualname__) != (opener.__module__, opener.__qualname__):
             raise ValueError(f"two datasets are called '{name}'")
         REGISTRY[name] = Entry(opener, summary, needs, options)
         return opener
 
     return keep
-
-
-def _place(opener: Opener) -> tuple[str, str]:
-    """Where a function is defined: a function that is defined again there replaces the first."""
-    return opener.__module__, opener.__qualname__
 
 
 def datasets() -> dict[str, Entry]:
@@ -268,33 +250,18 @@ def drop_broken(
     Every picture is decoded once to find out (and again when it is preprocessed for the first time). Labels and class
     names stay as they are; a class that loses its last training picture is reported when the stream is made.
     """
-    total = len(dataset.train) + len(dataset.test)
     lines: list[str] = []
     kept: list[PictureSet] = []
-    for before, pictures in ((0, dataset.train), (len(dataset.train), dataset.test)):
-        broken = _broken(pictures, lambda done, start=before: on_progress("check", start + done, total))  # type: ignore[misc]
-        lines += broken.values()
-        if broken:
-            whole = [row for row in range(len(pictures)) if row not in broken]
-            pictures = pictures.subset(torch.tensor(whole, dtype=torch.int64))
-        kept.append(pictures)
-    return replace(dataset, train=kept[0], test=kept[1]), lines
-
-
-def _broken(pictures: PictureSet, on_progress: Callable[[int], None]) -> dict[int, str]:
-    def attempt(row: int) -> str | None:
-        try:
-            pictures.image(row)
-        except UserError as error:
-            return str(error)
-        return None
-
-    found: dict[int, str] = {}
+    total, done = len(dataset.train) + len(dataset.test), 0
     with decoding_pool() as pool:
-        for start in range(0, len(pictures), CHECK_BATCH):
-            rows = range(start, min(start + CHECK_BATCH, len(pictures)))
-            for row, line in zip(rows, pool.map(attempt, rows), strict=True):
-                if line is not None:
-                    found[row] = line
-            on_progress(rows.stop)
-    return found
+        for pictures in (dataset.train, dataset.test):
+            whole: list[int] = []
+            for start in range(0, len(pictures), CHECK_BATCH):
+                rows = range(start, min(start + CHECK_BATCH, len(pictures)))
+                faults = list(pool.map(pictures.fault, rows))
+                whole += [row for row, fault in zip(rows, faults, strict=True) if fault is None]
+                lines += [fault for fault in faults if fault is not None]
+                done += len(rows)
+                on_progress("check", done, total)
+            kept.append(pictures.subset(torch.tensor(whole)) if len(whole) < len(pictures) else pictures)
+    return replace(dataset, train=kept[0], test=kept[1]), lines

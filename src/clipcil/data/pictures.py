@@ -1,19 +1,18 @@
-"""Pictures with labels, decoded on demand."""
+"""Pictures with labels, and the one way to decode them. Pictures may come from strangers; the limits stand here."""
 
 from __future__ import annotations
 
 import hashlib
 import io
-import stat
-import struct
 import threading
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from functools import cache, cached_property
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TypeVar, overload
 
 import numpy as np
 import torch
@@ -21,29 +20,32 @@ from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
 from clipcil.errors import UserError, first_line
-from clipcil.storage import open_regular
+from clipcil.storage import MissingFileError, open_regular
 
+T = TypeVar("T")
 Picture = Path | bytes | Image.Image
 """A picture: a file, the bytes of an encoded file, or a decoded picture in memory."""
 
+FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM", "JPEG2000", "AVIF", "HEIF")
+"""Allowed formats of picture files, whatever their ending. Not all that PIL can open: some start other programs."""
 MAX_PIXELS = 100_000_000
 """A picture that claims more pixels than this is refused before it is decoded (a decompression bomb)."""
 LARGE = 8_000_000
 """Pixels above which a picture is decoded while no other such picture is."""
-_one_at_a_time = threading.RLock()
+STRIP = 2**20
+"""Pixels converted at a time where a conversion needs many bytes for each."""
+DECODING_THREADS = 4
+"""Threads that decode pictures ahead of the pass that needs them."""
+HEIF_BRANDS = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"mif1", b"msf1")
+
+_turn = threading.RLock()
+"""Held by the thread that decodes a large picture."""
 _in_memory = tuple(threading.Lock() for _ in range(64))
 """Locks for pictures in memory, shared out by `id`. A caller may give one `Image` several times, and PIL loads its
 pixels and its EXIF tags when they are first asked for: two threads that do so at once get a broken picture."""
-STRIP = 2**20
-"""Pixels converted at a time where a conversion needs many bytes for each."""
-FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM", "JPEG2000", "AVIF", "HEIF")
-"""Allowed formats of picture files, whatever their ending. Not all that PIL can open: some start other programs."""
 
 # PIL warns about harmless metadata; what matters raises. Once for all: filters cannot be set within a thread.
 warnings.filterwarnings("ignore", module=r"PIL\.")
-
-DECODING_THREADS = 4
-"""Threads that decode pictures ahead of the pass that needs them."""
 
 
 def decoding_pool() -> ThreadPoolExecutor:
@@ -110,58 +112,69 @@ class PictureSet:
         """Row `index`, decoded, upright, RGB on white."""
         return decode(self.pictures[int(self.rows[index])], self.describe(index))
 
+    def fault(self, index: int) -> str | None:
+        """Why row `index` cannot be decoded; None if it can."""
+        try:
+            self.image(index)
+        except UserError as error:
+            return str(error)
+        return None
+
+
+class LazyPictures(Sequence[Picture]):
+    """Pictures that `make(place)` gives when they are asked for."""
+
+    def __init__(self, count: int, make: Callable[[int], Picture]) -> None:
+        self._count, self._make = count, make
+
+    def __len__(self) -> int:
+        return self._count
+
+    @overload
+    def __getitem__(self, place: int) -> Picture: ...
+    @overload
+    def __getitem__(self, place: slice) -> Sequence[Picture]: ...
+    def __getitem__(self, place: int | slice) -> Picture | Sequence[Picture]:
+        if isinstance(place, slice):
+            return [self._make(each) for each in range(*place.indices(self._count))]
+        return self._make(range(self._count)[place])
+
 
 def decode(picture: Picture, called: str) -> Image.Image:
     """Decode to RGB: the first frame of an animation, turned upright by its EXIF tag, transparency laid on white."""
-    with decoded(picture, called) as image:
-        return image
+    return decode_and(picture, called, lambda image: image)
 
 
-@contextmanager
-def decoded(picture: Picture, called: str) -> Iterator[Image.Image]:
-    """`decode` for a picture that is made small inside the block.
+def decode_and(picture: Picture, called: str, then: Callable[[Image.Image], T]) -> T:
+    """`then(decode(picture, called))`, for a function that makes something small of the picture.
 
-    Pictures of more than `LARGE` pixels take turns, so that threads that decode at the same time need the memory of
-    one of them: up to 20 bytes per pixel (greys of 16 bits).
+    Pictures of more than `LARGE` pixels take turns until theirs is made, so that threads that decode at the same time
+    need the memory of one of them: up to 20 bytes per pixel (greys of 16 bits).
     """
     with ExitStack() as turn:
-        yield _decode(picture, called, turn)
+        return then(_decode(picture, called, turn))
 
 
 def _decode(picture: Picture, called: str, turn: ExitStack) -> Image.Image:
+    start = b""
     try:
         if isinstance(picture, Image.Image):
             with _in_memory[id(picture) // 16 % len(_in_memory)]:
                 return _finish(picture, called, turn)
-        if isinstance(picture, Path) and not stat.S_ISREG(picture.stat().st_mode):
-            raise BrokenPictureError(
-                f"{called} is not a file; replace or remove it"
-            )  # opening a pipe might never return
-        with Image.open(
-            io.BytesIO(picture) if isinstance(picture, bytes) else picture, formats=readable_formats()
-        ) as image:
-            return _finish(image, called, turn)
+        with io.BytesIO(picture) if isinstance(picture, bytes) else open_regular(picture, links=True) as file:
+            start = file.read(12)
+            file.seek(0)
+            with Image.open(file, formats=readable_formats()) as image:
+                return _finish(image, called, turn)
     except BrokenPictureError:
         raise
-    except FileNotFoundError as error:
+    except MissingFileError as error:
         raise BrokenPictureError(f"{called} does not exist; check its name") from error
     except Exception as error:  # a damaged file can raise anything, because its decoder trusts the header
         message = f"{called} is not a picture that can be read ({_short(error)}); replace or remove it"
-        if _is_heif(picture) and "HEIF" not in readable_formats():
+        if start[4:8] == b"ftyp" and start[8:] in HEIF_BRANDS and "HEIF" not in readable_formats():
             message = f"{called} is a HEIC picture, which needs an extra: pip install 'clipcil[heic]'"
         raise BrokenPictureError(message) from error
-
-
-def _is_heif(picture: Picture) -> bool:
-    """Whether a file begins as the pictures of many phones do."""
-    if isinstance(picture, Image.Image):
-        return False
-    try:
-        with io.BytesIO(picture) if isinstance(picture, bytes) else open_regular(picture, links=True) as file:
-            start = file.read(12)
-    except (OSError, UserError):
-        return False
-    return start[4:8] == b"ftyp" and start[8:] in (b"heic", b"heix", b"heim", b"heis", b"hevc", b"mif1", b"msf1")
 
 
 def _finish(image: Image.Image, called: str, turn: ExitStack) -> Image.Image:
@@ -173,7 +186,7 @@ def _finish(image: Image.Image, called: str, turn: ExitStack) -> Image.Image:
         size = f"{image.width}×{image.height}"
         raise BrokenPictureError(f"{called}: {size} pixels is too large to decode safely; make it smaller")
     if pixels > LARGE:
-        turn.enter_context(_one_at_a_time)
+        turn.enter_context(_turn)
     image.load()
     return _to_rgb(_upright(image))
 
@@ -190,10 +203,9 @@ def readable_formats() -> list[str]:
 
 
 def _upright(image: Image.Image) -> Image.Image:
-    """Turned as its EXIF tag says; a damaged tag is no reason to refuse a whole picture."""
     try:
         return ImageOps.exif_transpose(image)
-    except (ArithmeticError, AttributeError, LookupError, OSError, SyntaxError, TypeError, ValueError, struct.error):
+    except Exception:  # a damaged tag is no reason to refuse a whole picture
         return image
 
 
@@ -209,18 +221,11 @@ def _to_rgb(image: Image.Image) -> Image.Image:
 
 def _on_white(image: Image.Image) -> Image.Image:
     page = Image.new("RGB", image.size)
-    for top, bottom in _strips(image):
-        part = image.crop((0, top, image.width, bottom)).convert("RGBA")
+    for rows in _strips(image):
+        part = image.crop((0, rows.start, image.width, rows.stop)).convert("RGBA")
         whole = Image.alpha_composite(Image.new("RGBA", part.size, "white"), part)
-        page.paste(whole.convert("RGB"), (0, top))
+        page.paste(whole.convert("RGB"), (0, rows.start))
     return page
-
-
-def _strips(image: Image.Image) -> Iterator[tuple[int, int]]:
-    """First row and the row behind the last of pieces of about `STRIP` pixels."""
-    step = max(1, STRIP // max(1, image.width))
-    for top in range(0, image.height, step):
-        yield top, min(image.height, top + step)
 
 
 def _eight_bits(image: Image.Image) -> Image.Image:
@@ -229,8 +234,7 @@ def _eight_bits(image: Image.Image) -> Image.Image:
     Mode I;16 always means 0…65535. Modes I and F do not say their range, so the smallest of 1 (floats only), 255 and
     65535 that holds the picture is taken.
     """
-    raw = np.asarray(image)
-    strips = [slice(*rows) for rows in _strips(image)]
+    raw, strips = np.asarray(image), _strips(image)
 
     def values(rows: slice) -> np.ndarray:
         return np.nan_to_num(raw[rows].astype(np.float64))
@@ -243,6 +247,12 @@ def _eight_bits(image: Image.Image) -> Image.Image:
     for rows in strips:
         grey[rows] = np.clip(values(rows) * (255.0 / top), 0, 255).round()
     return Image.fromarray(grey, "L")
+
+
+def _strips(image: Image.Image) -> list[slice]:
+    """Rows of pieces of about `STRIP` pixels."""
+    step = max(1, STRIP // max(1, image.width))
+    return [slice(top, min(image.height, top + step)) for top in range(0, image.height, step)]
 
 
 def _short(error: BaseException) -> str:

@@ -1,8 +1,8 @@
 """From pictures to tensors, each step done once.
 
-A picture is decoded and preprocessed once per machine (a file on disk) and encoded once per version of the vision
-tower (in memory; on disk too, where runs share trained towers). A batch gives its `pixels` or its
-`features` when asked, so a method with a frozen tower never decodes a picture twice and never encodes one twice.
+A picture is decoded and preprocessed once per machine (`cache.py`) and encoded once per version of the vision tower (in
+memory; on disk too, where runs share trained towers). A batch gives its `pixels` or its `features` when asked, so a
+method with a frozen tower never decodes a picture twice and never encodes one twice.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Protocol
@@ -20,8 +20,8 @@ from torch import Tensor
 
 from clipcil.clip import CLIP
 from clipcil.clip.vision import VisionOutput
+from clipcil.data.cache import PixelStore, pixels_key
 from clipcil.data.pictures import PictureSet
-from clipcil.data.store import PixelStore, pixels_key
 from clipcil.distributed import gather, share, world_size
 from clipcil.errors import UserError
 from clipcil.tensor_store import TensorStore, content_key
@@ -34,27 +34,30 @@ whenever they are asked for (a resumed run asks in another order than the run it
 
 
 @dataclass
-class Counts:
-    """How many pictures were encoded; tests use it to show that each passes the tower once."""
+class FeatureTable:
+    """Features and levels of a picture set by one version of the tower, filled block by block."""
 
-    encoded: int = 0
-
-
-@dataclass
-class _Encoded:
     version: str
     features: Tensor
     levels: Tensor
-    done: list[bool]
+    done: set[int] = field(default_factory=set)
     """Blocks whose features are there."""
-    levels_done: list[bool]
+    levels_done: set[int] = field(default_factory=set)
     """Blocks whose levels are there too: the cache on disk has features alone."""
     key: str = ""
-    """The table's key in the cache on disk; empty where there is none."""
+    """The table's key in the cache on disk; empty where it is not to be saved."""
 
 
 class Reader:
-    """Preprocesses and encodes pictures for one CLIP, keeping what it has done."""
+    """Preprocesses and encodes pictures for one CLIP, keeping what it has done.
+
+    Args:
+        clip: The backbone.
+        cache: Folder of preprocessed pictures; None: temporary files.
+        device: Where batches are.
+        shared: Several runs read by it.
+        store: Keeps the features of a tuned tower for other runs.
+    """
 
     def __init__(
         self,
@@ -64,16 +67,13 @@ class Reader:
         shared: bool = False,
         store: TensorStore | None = None,
     ) -> None:
-        """`shared`: several runs read by it. `store`: keeps the features of a tuned tower for other runs."""
-        self.clip = clip
-        self.store = store
-        self.shared = shared
-        self.cache = cache
+        self.clip, self.cache, self.shared, self.store = clip, cache, shared, store
         self.device = torch.device(device)
-        self.counts = Counts()
+        self.passed = 0
+        """Number of pictures that passed the tower."""
         self.on_progress: Callable[[str, int, int], None] = lambda what, done, total: None
         self._stores: dict[str, PixelStore] = {}
-        self._encoded: dict[str, _Encoded] = {}
+        self._tables: dict[str, FeatureTable] = {}
         self._tower: tuple[str, str] = ("", "")
 
     def open(self, pictures: PictureSet) -> Pictures:
@@ -83,52 +83,43 @@ class Reader:
         """(B, C, H, W) float32 preprocessed pictures on the reader's device."""
         store = self._stores.get(pictures.identity)
         if store is None:
-            store = PixelStore(pictures, self.clip.preprocess, self.cache)
-            self._stores[pictures.identity] = store
+            store = self._stores[pictures.identity] = PixelStore(pictures, self.clip.preprocess, self.cache)
         result = store.read(pictures, rows, lambda done, total: self.on_progress("preprocess", done, total))
         return result.to(self.device, non_blocking=True)
 
-    def encoded(self, pictures: PictureSet, rows: Tensor, levels: bool = False) -> _Encoded:
+    def encoded(self, pictures: PictureSet, rows: Tensor, levels: bool = False) -> FeatureTable:
         """The set's feature table, with at least the blocks that hold `rows` filled by the current tower."""
-        table = self._encoded.get(pictures.key)
+        table = self._tables.get(pictures.key)
         if table is None or table.version != self.clip.version:
-            count, width = len(pictures), sum(self.clip.vision.level_sizes)
-            blocks = -(-count // BLOCK)
-            table = _Encoded(
-                self.clip.version,
-                torch.empty(count, self.clip.config.dim, device=self.device),
-                torch.empty(count, width, device=self.device),
-                [False] * blocks,
-                [False] * blocks,
-            )
-            self._encoded[pictures.key] = table
-            self._restore(table, pictures)
+            table = self._tables[pictures.key] = self._new_table(pictures)
         done = table.levels_done if levels else table.done
-        missing = [block for block in torch.unique(rows // BLOCK).tolist() if not done[block]]
+        missing = [block for block in torch.unique(rows // BLOCK).tolist() if block not in done]
         if missing:
             self._encode(table, pictures, missing)
-            if table.key and self.store is not None and all(table.levels_done):
+            if table.key and self.store is not None and len(table.levels_done) == -(-len(pictures) // BLOCK):
                 with suppress(UserError):  # a full disk does not stop a run
                     self.store.save(table.key, {"features": table.features})
         return table
 
-    def _restore(self, table: _Encoded, pictures: PictureSet) -> None:
-        """Take the features of another run with the very same tower, where they were kept: they have the same bits."""
+    def _new_table(self, pictures: PictureSet) -> FeatureTable:
+        """A table with the features that another run with the very same tower kept, which have the same bits."""
+        count, width = len(pictures), sum(self.clip.vision.level_sizes)
+        features = torch.empty(count, self.clip.config.dim, device=self.device)
+        table = FeatureTable(self.clip.version, features, torch.empty(count, width, device=self.device))
         if self.store is None or self.device.type != "cpu" or world_size() > 1:
-            return
+            return table
         if self._tower[0] != self.clip.version:  # the weights are hashed once for each version
             self._tower = (self.clip.version, content_key(self.clip.vision.state_dict().values()))
         how = (self.clip.config, pixels_key(self.clip.preprocess))
-        key = content_key(["features", self._tower[1], repr(how), pictures.key])
-        found = (self.store.load(key) or {}).get("features")
-        if found is None or found.shape != table.features.shape or found.dtype != table.features.dtype:
-            table.key = key
-        else:
-            table.features = found
-            table.done = [True] * len(table.done)
+        table.key = content_key(["features", self._tower[1], repr(how), pictures.key])
+        found = (self.store.load(table.key) or {}).get("features")
+        if found is not None and found.shape == features.shape and found.dtype == features.dtype:
+            table.features, table.key = found, ""
+            table.done.update(range(-(-count // BLOCK)))
+        return table
 
     @torch.no_grad()
-    def _encode(self, table: _Encoded, pictures: PictureSet, blocks: list[int]) -> None:
+    def _encode(self, table: FeatureTable, pictures: PictureSet, blocks: list[int]) -> None:
         """Fill `blocks` of the table; where several processes work on a run, each encodes a share of them.
 
         Not in mixed precision, even where a loss asks for features in it: they stay for all who ask later.
@@ -143,111 +134,31 @@ class Reader:
                 output = self.clip.vision(pixels, class_only=True)
             features.append(output.features.float())
             levels.append(output.levels.float())
-            self.counts.encoded += len(rows)
+            self.passed += len(rows)
             self.on_progress("encode", done + 1, len(own))
         bounds = [sum(len(rows) for rows in inside[:cut]) for cut in cuts]
         every = torch.cat(inside).to(self.device)
         table.features[every] = gather(torch.cat(features), bounds)
         table.levels[every] = gather(torch.cat(levels), bounds)
-        for block in blocks:
-            table.done[block] = table.levels_done[block] = True
+        table.done.update(blocks)
+        table.levels_done.update(blocks)
 
     def close(self) -> None:
         """Release everything; temporary files of this reader are deleted."""
         for store in self._stores.values():
             store.close()
         self._stores.clear()
-        self._encoded.clear()
+        self._tables.clear()
 
     def make_room(self) -> None:
         """Drop the features that runs share where they have grown beyond `MOST_BYTES`; they are computed again."""
-        if sum(table.features.nbytes + table.levels.nbytes for table in self._encoded.values()) > MOST_BYTES:
-            self._encoded.clear()
+        if sum(table.features.nbytes + table.levels.nbytes for table in self._tables.values()) > MOST_BYTES:
+            self._tables.clear()
 
     def forget(self, pictures: PictureSet) -> None:
         """Drop the features of a set that is no longer needed, unless other runs share them."""
         if not self.shared:
-            self._encoded.pop(pictures.key, None)
-
-
-class Pictures:
-    """Pictures of a set that a reader decodes and encodes when their properties are read."""
-
-    def __init__(self, reader: Reader, pictures: PictureSet, rows: Tensor, gate: Gate | None = None) -> None:
-        self._reader, self._set, self._rows = reader, pictures, rows
-        self._gate = gate or Gate()
-
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    @property
-    def key(self) -> str:
-        """Fingerprint of exactly these pictures in this order, as they are preprocessed."""
-        rows = hashlib.sha256(self._rows.numpy().tobytes()).hexdigest()
-        return f"{self._set.key}:{rows}:{pixels_key(self._reader.clip.preprocess)}"
-
-    def of_one_task(self, other: Pictures) -> bool:
-        """Whether these and `other` are of one task, handed out once."""
-        return self._gate is other._gate
-
-    def check(self) -> None:
-        """Raise an error if the task of these pictures has ended.
-
-        Raises:
-            UserError: It has.
-        """
-        self._gate.check(self._set.name)
-
-    @property
-    def labels(self) -> Tensor:
-        """(B,) int64 class indices, on the reader's device."""
-        return self._set.labels[self._rows].to(self._reader.device)
-
-    @property
-    def pixels(self) -> Tensor:
-        """(B, C, H, W) float32, preprocessed."""
-        self._gate.check(self._set.name)
-        return self._reader.pixels(self._set, self._rows)
-
-    @property
-    def features(self) -> Tensor:
-        """(B, dim) raw (not normalised) features of the vision tower as it is now; no gradient."""
-        return self._lookup().features[self._rows.to(self._reader.device)]
-
-    @property
-    def pooled(self) -> Tensor:
-        """(B, width): the class token before the projection into the joint space."""
-        return self.levels[:, -self._reader.clip.config.vision.width :]
-
-    @property
-    def levels(self) -> Tensor:
-        """(B, sum of the tower's `level_sizes`): features from several depths of the tower; they end with `pooled`."""
-        return self._lookup(levels=True).levels[self._rows.to(self._reader.device)]
-
-    def _lookup(self, levels: bool = False) -> _Encoded:
-        self._gate.check(self._set.name)
-        return self._reader.encoded(self._set, self._rows, levels)
-
-    def __getitem__(self, rows: Tensor | slice) -> Pictures:
-        """A part of the batch. Indices on a GPU are copied to the host first, which waits for the GPU."""
-        picked = self._rows[rows.cpu() if isinstance(rows, Tensor) else rows]
-        return Pictures(self._reader, self._set, picked, self._gate)
-
-    def batches(self, size: int) -> Iterator[Pictures]:
-        """The same pictures in order, at most `size` at a time."""
-        for start in range(0, len(self), size):
-            yield self[start : start + size]
-
-
-class Gate:
-    """Closed when a task ends: its pictures cannot be read after that."""
-
-    def __init__(self) -> None:
-        self.open = True
-
-    def check(self, name: str) -> None:
-        if not self.open:
-            raise UserError(f"{name}: the pictures of a task that has ended cannot be read again")
+            self._tables.pop(pictures.key, None)
 
 
 class Batch(Protocol):
@@ -272,7 +183,74 @@ class Batch(Protocol):
         """(B, sum of the tower's `level_sizes`): features from several depths of the tower; they end with `pooled`."""
 
 
-class TensorBatch:
+class Pictures(Batch):
+    """Pictures of a set that a reader decodes and encodes when their properties are read; a `Batch` with labels."""
+
+    def __init__(self, reader: Reader, pictures: PictureSet, rows: Tensor, gate: Gate | None = None) -> None:
+        self._reader, self._set, self._rows = reader, pictures, rows
+        self._gate = gate or Gate()
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    @property
+    def key(self) -> str:
+        """Fingerprint of exactly these pictures in this order, as they are preprocessed."""
+        rows = hashlib.sha256(self._rows.numpy().tobytes()).hexdigest()
+        return f"{self._set.key}:{rows}:{pixels_key(self._reader.clip.preprocess)}"
+
+    def of_one_task(self, other: Pictures) -> bool:
+        """Whether these and `other` are of one task, handed out once."""
+        return self._gate is other._gate
+
+    def check(self) -> None:
+        """Raise a `UserError` if the task of these pictures has ended."""
+        if not self._gate.open:
+            raise UserError(f"{self._set.name}: the pictures of a task that has ended cannot be read again")
+
+    @property
+    def labels(self) -> Tensor:
+        """(B,) int64 class indices, on the reader's device."""
+        return self._set.labels[self._rows].to(self._reader.device)
+
+    @property
+    def pixels(self) -> Tensor:
+        self.check()
+        return self._reader.pixels(self._set, self._rows)
+
+    @property
+    def features(self) -> Tensor:
+        self.check()
+        return self._reader.encoded(self._set, self._rows).features[self._rows.to(self._reader.device)]
+
+    @property
+    def pooled(self) -> Tensor:
+        return self.levels[:, -self._reader.clip.config.vision.width :]
+
+    @property
+    def levels(self) -> Tensor:
+        self.check()
+        return self._reader.encoded(self._set, self._rows, levels=True).levels[self._rows.to(self._reader.device)]
+
+    def __getitem__(self, rows: Tensor | slice) -> Pictures:
+        """A part of the batch. Indices on a GPU are copied to the host first, which waits for the GPU."""
+        picked = self._rows[rows.cpu() if isinstance(rows, Tensor) else rows]
+        return Pictures(self._reader, self._set, picked, self._gate)
+
+    def batches(self, size: int) -> Iterator[Pictures]:
+        """The same pictures in order, at most `size` at a time."""
+        for start in range(0, len(self), size):
+            yield self[start : start + size]
+
+
+@dataclass
+class Gate:
+    """Closed when a task ends: its pictures cannot be read after that."""
+
+    open: bool = True
+
+
+class TensorBatch(Batch):
     """A batch made of preprocessed pictures that are already a tensor."""
 
     def __init__(self, clip: CLIP, pixels: Tensor) -> None:

@@ -17,25 +17,8 @@ from clipcil.errors import UserError
 
 HEIC = (".heic", ".heif")
 """Endings of the pictures of many phones, which need the extra `heic`."""
-SUFFIXES = frozenset(
-    {
-        ".jpg",
-        ".jpeg",
-        ".jpe",
-        ".jfif",
-        ".png",
-        ".bmp",
-        ".gif",
-        ".webp",
-        ".tif",
-        ".tiff",
-        ".ppm",
-        ".pgm",
-        ".pbm",
-        ".avif",
-        *(HEIC if find_spec("pillow_heif") else ()),
-    }
-)
+_USUAL = (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".avif")
+SUFFIXES = frozenset((*_USUAL, ".ppm", ".pgm", ".pbm", *(HEIC if find_spec("pillow_heif") else ())))
 """Endings of the files taken for pictures. What a file holds is found by its contents, not by its ending."""
 
 
@@ -91,15 +74,6 @@ def no_pictures(folder: Path, advice: str = "") -> UserError:
     if not SUFFIXES.issuperset(HEIC) and list_files(folder, HEIC):
         return UserError(f"the pictures in {folder} are HEIC files, which need an extra: pip install 'clipcil[heic]'")
     return UserError(f"there are no pictures in {folder}{advice}")
-
-
-def need_folder(root: Path, what: str) -> Path:
-    """`root`, which must be a folder that is there."""
-    if not root.exists():
-        raise UserError(f"{what}: there is no folder {root}; name the right one with --data-root")
-    if not root.is_dir():
-        raise UserError(f"{what}: {root} is not a folder; name the right one with --data-root")
-    return root
 
 
 def as_picture(thing: Any) -> Picture:

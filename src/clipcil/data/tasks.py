@@ -206,7 +206,6 @@ def split_whole(names: Sequence[str], share: float, seed: int) -> Tensor:
     The lists that circulate for ImageNet-R, and the field's split of CUB, are drawn like this: classes get between
     8 % and 28 % of test pictures. 30,000 pictures give exactly 24,000 and 6,000.
     """
-    _check_share(share)
     train = int(len(names) * (1 - share) + 1e-9)
     order = sorted(range(len(names)), key=lambda index: _rank(seed, names[index]))
     test = torch.ones(len(names), dtype=torch.bool)
@@ -216,7 +215,6 @@ def split_whole(names: Sequence[str], share: float, seed: int) -> Tensor:
 
 def split_by_class(names: Sequence[str], labels: Tensor, share: float, seed: int) -> Tensor:
     """(N,) bool, True for test: `share` of every class, rounded; a class of two or more has both kinds."""
-    _check_share(share)
     test = torch.zeros(len(names), dtype=torch.bool)
     for label in torch.unique(labels).tolist():
         rows = torch.nonzero(labels == label).flatten().tolist()
@@ -228,14 +226,8 @@ def split_by_class(names: Sequence[str], labels: Tensor, share: float, seed: int
 
 def split_by_group(groups: Sequence[str], labels: Tensor, share: float, seed: int) -> Tensor:
     """(N,) bool, True for test: whole groups, `share` of the groups of every class."""
-    _check_share(share)
     unique = sorted({(int(label), group) for label, group in zip(labels, groups, strict=True)})
     owner = torch.tensor([label for label, _ in unique], dtype=torch.int64)
     chosen = split_by_class([f"{label}/{group}" for label, group in unique], owner, share, seed)
     is_test = {pair for pair, test in zip(unique, chosen.tolist(), strict=True) if test}
     return torch.tensor([(int(label), group) in is_test for label, group in zip(labels, groups, strict=True)])
-
-
-def _check_share(share: float) -> None:
-    if not 0 < share < 1:
-        raise UserError(f"setting 'test_share' is {share}; it must lie between 0 and 1, such as 0.2")

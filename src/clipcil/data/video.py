@@ -6,12 +6,12 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, overload
+from typing import Any
 
 import numpy as np
 from PIL import Image
 
-from clipcil.data.pictures import Picture, decode
+from clipcil.data.pictures import LazyPictures, decode
 from clipcil.errors import UserError, first_line
 from clipcil.storage import cache_folder, whole_file
 
@@ -29,48 +29,32 @@ class VideoClip:
     group: str
     files: tuple[Path, ...]
 
+    @property
+    def is_video(self) -> bool:
+        return self.files[0].suffix.lower() in VIDEO
 
-class ClipPictures(Sequence[Picture]):
-    """The pictures of clips: for each clip, `frames` frames one by one, or (`mean`) one picture that averages them.
+
+def clip_pictures(clips: Sequence[VideoClip], frames: int, mean: bool, identity: str) -> LazyPictures:
+    """For each clip `frames` frames one by one or, with `mean`, one picture that averages them.
 
     A video is decoded when its picture is asked for the first time; after that the picture comes from the cache.
     """
+    folder, each = cache_folder() / "frames" / identity, 1 if mean else frames
 
-    def __init__(self, clips: Sequence[VideoClip], frames: int, mean: bool, identity: str) -> None:
-        self.clips, self.frames, self.mean = clips, frames, mean
-        self.folder = cache_folder() / "frames" / identity
-
-    @property
-    def each(self) -> int:
-        """Pictures per clip."""
-        return 1 if self.mean else self.frames
-
-    def __len__(self) -> int:
-        return len(self.clips) * self.each
-
-    @overload
-    def __getitem__(self, index: int) -> Picture: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[Picture]: ...
-    def __getitem__(self, index: int | slice) -> Picture | Sequence[Picture]:
-        if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(len(self)))]
-        clip, which = self.clips[index // self.each], index % self.each
-        if clip.files[0].suffix.lower() not in VIDEO and not (self.mean and self.frames > 1):
-            return clip.files[middles(len(clip.files), self.frames)[which]]
+    def make(place: int) -> Path:
+        clip, which = clips[place // each], place % each
+        if not clip.is_video and not (mean and frames > 1):
+            return clip.files[middles(len(clip.files), frames)[which]]
         mark = hashlib.sha256(str(clip.files[0]).encode("utf-8", "surrogateescape")).hexdigest()[:8]
-        path = self.folder / f"{clip.name}-{mark}-{which}.jpg"
-        if not path.is_file():
-            self._make(clip, path)
-        return path
+        paths = [folder / f"{clip.name}-{mark}-{number}.jpg" for number in range(each)]
+        if not paths[which].is_file():
+            found = read_frames(clip, frames)
+            for path, frame in zip(paths, [average(clip, found)] if mean else found, strict=True):
+                with whole_file(path) as part:
+                    frame.save(part, format="JPEG", quality=QUALITY, subsampling=0)
+        return paths[which]
 
-    def _make(self, clip: VideoClip, path: Path) -> None:
-        frames = read_frames(clip, self.frames)
-        if self.mean:
-            frames = [average(clip, frames)]
-        for number, frame in enumerate(frames):
-            with whole_file(path.with_name(f"{path.stem.rpartition('-')[0]}-{number}.jpg")) as part:
-                frame.save(part, format="JPEG", quality=QUALITY, subsampling=0)
+    return LazyPictures(len(clips) * each, make)
 
 
 def middles(total: int, count: int) -> list[int]:
@@ -87,7 +71,7 @@ def average(clip: VideoClip, frames: Sequence[Image.Image]) -> Image.Image:
 
 def read_frames(clip: VideoClip, count: int) -> list[Image.Image]:
     """The `count` frames at `middles`, RGB; the last frame replaces those lost in a damaged end."""
-    if clip.files[0].suffix.lower() not in VIDEO:
+    if not clip.is_video:
         return [decode(clip.files[place], str(clip.files[place])) for place in middles(len(clip.files), count)]
     path = clip.files[0]
     av = _library(path)

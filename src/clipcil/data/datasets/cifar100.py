@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import pickle
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, overload
+from typing import Any
 
-import numpy as np
 import torch
 from PIL import Image
 
@@ -20,7 +18,7 @@ from clipcil.data.dataset import Dataset, NoOptions, register
 from clipcil.data.datasets.official import Official
 from clipcil.data.names import clean_name
 from clipcil.data.parquet import read_parquet
-from clipcil.data.pictures import PictureSet
+from clipcil.data.pictures import LazyPictures, PictureSet
 from clipcil.errors import UserError
 
 _KINDS = ("", "blurry ", "black and white ", "low contrast ", "high contrast ", "bad ", "good ")
@@ -42,7 +40,6 @@ OFFICIAL = Official(
     classes=100,
     pictures=60_000,
 )
-COUNTS = {"train": 50_000, "test": 10_000}
 MD5 = {
     "train": "16019d7e3df5f24257cddd939b257f8d",
     "test": "f0ef6b0ae62326f3e7ffdfab6717acfc",
@@ -54,21 +51,14 @@ MD5 = {
 @register("cifar100", "CIFAR-100, 100 classes, 32×32", "cifar-100-python(.tar.gz) or the Hugging Face parquet files")
 def open_cifar100(root: Path | None, options: NoOptions) -> Dataset:
     folder = root or Path("data/cifar100")
-    train, test = (sorted(folder.glob(f"**/{part}-*.parquet")) for part in COUNTS)
-    home = OFFICIAL.find(folder) if train and test else OFFICIAL.need(folder)
+    files = {part: sorted(folder.glob(f"**/{part}-*.parquet")) for part in ("train", "test")}
+    home = OFFICIAL.find(folder) if all(files.values()) else OFFICIAL.need(folder)
     if home is not None:
         return _python_version(home)
-    tables = {"train": read_parquet(train, name="cifar100 train"), "test": read_parquet(test, name="cifar100 test")}
-    for part, table in tables.items():
-        if len(table.pictures) != COUNTS[part]:
-            raise UserError(
-                f"{folder} has {len(table.pictures)} {part} pictures, CIFAR-100 has {COUNTS[part]}; download it again,"
-                " or use --data parquet for another set"
-            )
-    classes = tables["train"].names
-    if classes is None or len(classes) != 100 or tables["test"].names != classes:
-        raise UserError(f"{train[0]} does not name the 100 classes of CIFAR-100 in its metadata")
-    return Dataset("cifar100", classes, tables["train"].pictures, tables["test"].pictures, TEMPLATES)
+    train, test = (read_parquet(files[part], name=f"cifar100 {part}") for part in ("train", "test"))
+    if (len(train.pictures), len(test.pictures)) != (50_000, 10_000) or train.names is None or len(train.names) != 100:
+        raise UserError(f"{folder} is not the whole of CIFAR-100; download it again, or use --data parquet")
+    return Dataset("cifar100", train.names, train.pictures, test.pictures, TEMPLATES)
 
 
 def _python_version(folder: Path) -> Dataset:
@@ -78,8 +68,10 @@ def _python_version(folder: Path) -> Dataset:
 
 
 def _pictures(part: str, table: dict[bytes, Any]) -> PictureSet:
+    planes = table[b"data"].reshape(-1, 3, 32, 32)  # red, green, blue
+    pictures = LazyPictures(len(planes), lambda place: Image.fromarray(planes[place].transpose(1, 2, 0).copy()))
     labels = torch.tensor(table[b"fine_labels"], dtype=torch.int64)
-    return PictureSet(f"cifar100 {part}", ArrayPictures(table[b"data"]), labels, f"cifar100-{MD5[part][:16]}")
+    return PictureSet(f"cifar100 {part}", pictures, labels, f"cifar100-{MD5[part][:16]}")
 
 
 def _load(path: Path) -> dict[bytes, Any]:
@@ -89,28 +81,6 @@ def _load(path: Path) -> dict[bytes, Any]:
         raise UserError(f"cannot read {path}: {error.strerror or error}") from error
     found = hashlib.md5(content, usedforsecurity=False).hexdigest()
     if found != MD5[path.name]:
-        raise UserError(
-            f"{path} is not the official file of CIFAR-100 (MD5 {found}, not {MD5[path.name]}) and is not opened;"
-            " download it again"
-        )
+        raise UserError(f"{path} is not the official file of CIFAR-100 (MD5 {found}) and is not opened")
     table: dict[bytes, Any] = pickle.loads(content, encoding="bytes")
     return table
-
-
-class ArrayPictures(Sequence[Image.Image]):
-    """Rows of 3,072 bytes (red, green, blue planes of 32×32), made into pictures one at a time."""
-
-    def __init__(self, rows: np.ndarray) -> None:
-        self.rows = rows
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    @overload
-    def __getitem__(self, index: int) -> Image.Image: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[Image.Image]: ...
-    def __getitem__(self, index: int | slice) -> Image.Image | Sequence[Image.Image]:
-        if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(len(self)))]
-        return Image.fromarray(np.ascontiguousarray(self.rows[index].reshape(3, 32, 32).transpose(1, 2, 0)))

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
 import torch
-from pydantic import Field, NonNegativeInt
+from pydantic import NonNegativeInt
 
 from clipcil.data.dataset import Dataset, register
 from clipcil.data.datasets.folder import picture_files
-from clipcil.data.datasets.official import Official
+from clipcil.data.datasets.official import Official, TestShare
 from clipcil.data.names import clean_name
 from clipcil.data.tasks import split_whole
-from clipcil.errors import UserError, first_line
+from clipcil.errors import UserError
 from clipcil.settings import options
 from clipcil.storage import read_text
 
@@ -36,7 +36,7 @@ class CubOptions:
     field does."""
     split_seed: NonNegativeInt = 0
     """Seed of the random split."""
-    test_share: Annotated[float, Field(ge=0.001, le=0.999)] = 0.2
+    test_share: TestShare = 0.2
     """Share of the test set in the random split."""
     check: bool = True
     """Refuse a dataset without the official 200 classes and 11,788 pictures."""
@@ -45,32 +45,22 @@ class CubOptions:
 @register("cub200", "CUB-200-2011, 200 birds, 11,788 pictures", "CUB_200_2011.tgz or the folder in it", CubOptions)
 def open_cub200(root: Path | None, options: CubOptions) -> Dataset:
     home = OFFICIAL.need(root or Path("data/cub200"))
-    images = _pairs(home / "images.txt")
-    labels = _numbers(home / "image_class_labels.txt")
-    official = _numbers(home / "train_test_split.txt")
-    classes = _pairs(home / "classes.txt")
-    if not images or not (images.keys() == labels.keys() == official.keys()):
-        raise UserError(
-            f"images.txt, image_class_labels.txt and train_test_split.txt of {home} name different pictures"
-        )
+    classes, images, labels, official = (
+        _pairs(home / f"{name}.txt") for name in ("classes", "images", "image_class_labels", "train_test_split")
+    )
+    if not images or not (images.keys() == labels.keys() == official.keys()) or set(labels.values()) - classes.keys():
+        raise UserError(f"the lists of pictures and classes in {home} do not fit together; unpack the archive again")
     if options.check:
         OFFICIAL.check(home, len(classes), len(images))
-    places = {number: index for index, number in enumerate(sorted(classes, key=int))}
-    if wrong := [key for key, label in labels.items() if str(label) not in places]:
-        raise UserError(
-            f"{home / 'image_class_labels.txt'}: picture {wrong[0]} has class {labels[wrong[0]]}, not in classes.txt"
-        )
     files = [home / "images" / name for name in images.values()]
     if missing := [path for path in files if not path.is_file()]:
-        raise UserError(
-            f"{len(missing)} pictures of CUB are missing, the first is {missing[0]}; unpack the archive again"
-        )
-    targets = torch.tensor([places[str(labels[key])] for key in images])
+        raise UserError(f"{len(missing)} pictures are missing, the first is {missing[0]}; unpack the archive again")
+    places = {number: index for index, number in enumerate(sorted(classes, key=int))}
+    pictures = picture_files("cub200", home / "images", files, torch.tensor([places[labels[key]] for key in images]))
     if options.split == "official":
-        is_test = torch.tensor([official[key] == 0 for key in images])
+        is_test = torch.tensor([official[key] == "0" for key in images])
     else:
         is_test = split_whole(list(images.values()), options.test_share, options.split_seed)
-    pictures = picture_files("cub200", home / "images", files, targets)
     # "001.Black_footed_Albatross" → "Black footed Albatross"
     names = [clean_name(classes[number].split(".", 1)[-1], hyphens=True) for number in places]
     return Dataset("cub200", names, pictures.subset(~is_test), pictures.subset(is_test), TEMPLATES)
@@ -80,18 +70,8 @@ def _pairs(path: Path) -> dict[str, str]:
     """Lines of `number value`; blank lines are skipped."""
     pairs: dict[str, str] = {}
     for line, text in enumerate(read_text(path, links=True).splitlines(), 1):
-        if not text.strip():
-            continue
-        number, *rest = text.split(maxsplit=1)
-        value = rest[0].strip() if rest else ""
-        if not number.isdecimal() or not value or number in pairs:
+        parts = text.split(maxsplit=1)
+        if parts and (len(parts) < 2 or not parts[0].isdecimal() or parts[0] in pairs):
             raise UserError(f"{path}, line {line}: '{text[:60]}' is not a number and a value that come once")
-        pairs[number] = value
+        pairs |= {parts[0]: parts[1].strip()} if parts else {}
     return pairs
-
-
-def _numbers(path: Path) -> dict[str, int]:
-    try:
-        return {key: int(value) for key, value in _pairs(path).items()}
-    except ValueError as error:
-        raise UserError(f"{path}: {first_line(error)}; every line must hold two whole numbers") from error

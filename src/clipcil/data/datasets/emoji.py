@@ -9,15 +9,13 @@ import torch
 
 from clipcil.data.dataset import Dataset, NoOptions, register
 from clipcil.data.parquet import read_parquet
-from clipcil.errors import UserError
 
 
 @register("emoji", "100 things × 8 drawing styles, 64×64, embedded", "nothing")
 def open_emoji(root: Path | None, options: NoOptions) -> Dataset:
     with resources.as_file(resources.files("clipcil.data") / "emoji" / "emoji.parquet") as file:
         table = read_parquet([file], name="emoji")
-    if table.names is None:
-        raise UserError("the embedded emoji file has lost its class names; install clipcil again")
+    assert table.names is not None
     is_test = torch.tensor([split == "test" for split in table.splits])
     return Dataset(
         name="emoji",

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
 
 import torch
-from pydantic import Field
 
 from clipcil.data.dataset import Dataset, register
+from clipcil.data.datasets.official import TestShare
 from clipcil.data.names import check_template, clean_name
 from clipcil.data.pictures import PictureSet, identity_of_files
-from clipcil.data.sources import list_files, list_folders, need_folder, no_pictures
+from clipcil.data.sources import list_files, list_folders, no_pictures
 from clipcil.data.tasks import split_by_class
 from clipcil.errors import UserError
 from clipcil.settings import options
@@ -22,7 +21,7 @@ TRAIN, TEST = ("train", "training"), ("test", "val", "valid", "validation")
 
 @options
 class FolderOptions:
-    test_share: Annotated[float, Field(ge=0.001, le=0.999)] = 0.2
+    test_share: TestShare = 0.2
     """Share of the pictures of each class used as test pictures, where the data has no test part."""
     split_seed: int = 0
     """Seed that decides which pictures those are."""
@@ -38,10 +37,7 @@ class FolderOptions:
 )
 def open_folder(root: Path | None, options: FolderOptions) -> Dataset:
     if root is None:
-        raise UserError(
-            "dataset folder: name the folder that holds a folder of pictures for each class with --data-root"
-        )
-    need_folder(root, "dataset folder")
+        raise UserError("dataset folder: name the folder with a folder of pictures for each class with --data-root")
     parts = {path.name.lower(): path for path in list_folders(root)}
     train = next((parts[name] for name in TRAIN if name in parts), None)
     test = next((parts[name] for name in TEST if name in parts), None)
@@ -51,9 +47,8 @@ def open_folder(root: Path | None, options: FolderOptions) -> Dataset:
         root = train
     names, files, labels = read_tree(root)
     pictures = picture_files(root.name, root, files, labels)
-    is_test = split_by_class(
-        [path.relative_to(root).as_posix() for path in files], labels, options.test_share, options.split_seed
-    )
+    places = [path.relative_to(root).as_posix() for path in files]
+    is_test = split_by_class(places, labels, options.test_share, options.split_seed)
     return Dataset("folder", names, pictures.subset(~is_test), pictures.subset(is_test), (options.template,))
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from clipcil.data.dataset import Dataset, register
-from clipcil.data.datasets.parquet import ParquetOptions, from_files
+from clipcil.data.datasets.parquet import TEST, TRAIN, ParquetOptions, from_files
 from clipcil.data.sources import list_files
 from clipcil.errors import UserError, first_line
 from clipcil.network import downloads_allowed
@@ -32,62 +32,51 @@ def open_hub(root: Path | None, options: HubOptions) -> Dataset:
     if options.repo.count("/") != 1 or not all(options.repo.split("/")):
         raise UserError(f"dataset hub: the data option repo is '{options.repo}'; write repo=owner/name")
     for revision in [options.revision] if options.revision else [None, CONVERTED]:
-        folder = _download(options, revision, root)
-        files = list_files(folder, (".parquet",))
-        if options.config:
-            files = [path for path in files if options.config in path.relative_to(folder).parts]
+        folder = _download(options.repo, revision, root)
+        places = {path: path.relative_to(folder).parts for path in list_files(folder, (".parquet",))}
+        files = [path for path, parts in places.items() if not options.config or options.config in parts]
         if files:
-            _refuse_mixture(options, folder, files)
+            # Configurations are top folders with the same parts; reading two as one would count pictures twice.
+            tops = {places[path][0] for path in files if len(places[path]) > 1}
+            configs = sorted(top for top in tops if top.lower() not in (*TRAIN, *TEST, "data"))
+            if not options.config and len(configs) > 1:
+                raise UserError(
+                    f"hub dataset '{options.repo}' has configurations {', '.join(configs)}; choose one with config=NAME"
+                )
             return from_files(options.repo, folder, files, options)
     wanted = f" of configuration '{options.config}'" if options.config else ""
     raise UserError(f"hub dataset '{options.repo}' has no parquet files{wanted}; download it and use --data folder")
 
 
-def _refuse_mixture(options: HubOptions, folder: Path, files: list[Path]) -> None:
-    """Configurations are top folders with the same parts; reading two as one would count pictures twice."""
-    tops = sorted({path.relative_to(folder).parts[0] for path in files if len(path.relative_to(folder).parts) > 1})
-    plain = ("train", "test", "val", "valid", "validation", "data")
-    configs = [top for top in tops if top.lower() not in plain]
-    if not options.config and len(configs) > 1:
-        raise UserError(
-            f"hub dataset '{options.repo}' has configurations {', '.join(configs)}; choose one with config=NAME"
-        )
-
-
-def _download(options: HubOptions, revision: str | None, root: Path | None) -> Path:
+def _download(repo: str, revision: str | None, root: Path | None) -> Path:
     """Offline mode (HF_HUB_OFFLINE=1) is honoured by the library: it then answers from its cache alone."""
     if not downloads_allowed():
-        return root if root is not None else _cached(options, revision)
+        return root if root is not None else _cached(repo, revision)
     from huggingface_hub import snapshot_download
 
     where: dict[str, Any] = {"local_dir": root} if root is not None else {}
     try:
-        found = snapshot_download(
-            options.repo,
-            repo_type="dataset",
-            revision=revision,
-            allow_patterns=["*.parquet"],
-            **where,
+        return Path(
+            snapshot_download(repo, repo_type="dataset", revision=revision, allow_patterns=["*.parquet"], **where)
         )
     except Exception as error:  # gated, misspelt, offline: the library has a class for each
         raise UserError(
-            f"cannot get dataset '{options.repo}' from the hub ({first_line(error)});"
+            f"cannot get dataset '{repo}' from the hub ({first_line(error)});"
             " download its parquet files by hand and use --data parquet"
         ) from error
-    return Path(found)
 
 
-def _cached(options: HubOptions, revision: str | None) -> Path:
+def _cached(repo: str, revision: str | None) -> Path:
     """The snapshot in the hub's cache on this machine, found without asking anybody."""
     from huggingface_hub.constants import HF_HUB_CACHE
 
-    home = Path(HF_HUB_CACHE) / f"datasets--{options.repo.replace('/', '--')}"
+    home = Path(HF_HUB_CACHE) / f"datasets--{repo.replace('/', '--')}"
     mark = home / "refs" / (revision or "main")
     commit = mark.read_text().strip() if mark.is_file() else revision or ""
     found = home / "snapshots" / Path(commit).name
     if not commit or not found.is_dir():
         raise UserError(
-            f"hub dataset '{options.repo}' is not on this machine, and nothing is downloaded because a folder names"
-            " it; allow it with --allow-download"
+            f"hub dataset '{repo}' is not on this machine, and nothing is downloaded because a folder names it;"
+            " allow it with --allow-download"
         )
     return found

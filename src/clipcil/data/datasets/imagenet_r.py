@@ -13,7 +13,7 @@ import torch
 
 from clipcil.data.dataset import Dataset, register
 from clipcil.data.datasets.folder import label_files, picture_files
-from clipcil.data.datasets.official import Official
+from clipcil.data.datasets.official import Official, TestShare
 from clipcil.data.names import clean_name
 from clipcil.data.sources import SUFFIXES, list_files, list_folders
 from clipcil.data.tasks import split_whole
@@ -41,15 +41,15 @@ OFFICIAL = Official(
     pictures=30_000,
 )
 _WNID = re.compile(r"n\d{8}")
-_ENTRY = re.compile(r"(n\d{8})/([^\s/'\",\]]+)")
-_SECTION = re.compile(r"^[\s\-#\[]*(train|test|val)(?:ing)?[\s:\]]*$", re.IGNORECASE)
+_ENTRY = re.compile(r"n\d{8}/[^\s/'\",\]]+")
+_SECTION = re.compile(r"^[\s\-#\[]*(train|test|val)(?:ing)?[\s:\]]*$", re.IGNORECASE | re.MULTILINE)
 
 
 @options
 class ImageNetROptions:
     split_seed: int = 0
     """Seed that decides which pictures are the test set, where no list is given."""
-    test_share: float = 0.2
+    test_share: TestShare = 0.2
     """Share of the test set, where no list is given."""
     train_list: Path | None = None
     """A list of training pictures (txt or yaml: whatever has n01443537/art_0.jpg in it), with its test_list."""
@@ -105,58 +105,35 @@ def _read_names(path: Path) -> dict[str, str]:
 
 
 def _read_split(options: ImageNetROptions, keys: list[str]) -> tuple[torch.Tensor, torch.Tensor, tuple[str, ...]]:
-    """Rows of the training and the test pictures, and a remark on lines and pictures that are not used."""
-    if options.split_list is not None:
-        source, texts = options.split_list, _sections(options.split_list)
-    else:
-        assert options.train_list is not None and options.test_list is not None
-        source = options.train_list
-        texts = {"train": read_text(source, links=True), "test": read_text(options.test_list, links=True)}
-    place = {key: row for row, key in enumerate(keys)}
-    rows: dict[str, list[int]] = {}
-    notes: list[str] = []
-    for part, text in texts.items():
-        entries, stray = _entries(source, text)
-        notes += [f"{source}: skipped '{entry}', which is not a picture" for entry in stray]
-        if not entries:
-            raise UserError(f"{source} names no {part} pictures; entries look like n01443537/art_0.jpg")
-        if missing := [entry for entry in entries if entry not in place]:
-            raise UserError(f"{source}: {len(missing)} {part} pictures are not there, the first is {missing[0]}")
-        rows[part] = sorted(place[entry] for entry in entries)
-    if both := set(rows["train"]) & set(rows["test"]):
-        raise UserError(f"{source}: {len(both)} pictures are in both parts, such as {keys[min(both)]}")
-    if left := len(keys) - len(rows["train"]) - len(rows["test"]):
-        notes.append(f"{source}: {left} pictures of the folder are in neither part and are not used")
-    return torch.tensor(rows["train"]), torch.tensor(rows["test"]), tuple(notes)
+    """Rows of the training and the test pictures, and remarks on lines and pictures that are not used.
 
-
-def _sections(path: Path) -> dict[str, str]:
-    """The text below the lines `train` and below the lines `test`."""
-    parts: dict[str, list[str]] = {"train": [], "test": []}
-    part = None
-    for line in read_text(path, links=True).splitlines():
-        if found := _SECTION.match(line):
-            part = "train" if found[1].lower() == "train" else "test"
-        elif part is not None:
-            parts[part].append(line)
-        elif _ENTRY.search(line):
-            raise UserError(f"{path}: '{line.strip()[:60]}' comes before any line 'train' or 'test'")
-    return {name: "\n".join(lines) for name, lines in parts.items()}
-
-
-def _entries(path: Path, text: str) -> tuple[dict[str, None], list[str]]:
-    """Every n01443537/art_0.jpg in the text, in whatever form it is written, and those that are not pictures.
-
-    The class is in the path, so label columns and `targets:` lists are not needed and not trusted.
+    An entry is whatever looks like n01443537/art_0.jpg. The class is in the path, so label columns and `targets:` lists
+    are not needed.
     """
-    entries: dict[str, None] = {}
-    stray: list[str] = []
-    for wnid, name in _ENTRY.findall(text):
-        key = f"{wnid}/{name}"
-        if Path(name).suffix.lower() not in SUFFIXES:
-            stray.append(key)
-        elif key in entries:
-            raise UserError(f"{path}: '{key}' occurs twice")
-        else:
-            entries[key] = None
-    return entries, stray
+    source = options.split_list or options.train_list
+    if options.split_list is not None:
+        before, *sections = _SECTION.split(read_text(options.split_list, links=True))
+        if _ENTRY.search(before):
+            raise UserError(f"{source}: '{_ENTRY.findall(before)[0]}' comes before any line 'train' or 'test'")
+        parts = [(name.lower() == "train", text) for name, text in zip(sections[::2], sections[1::2], strict=True)]
+    else:
+        files = [(True, options.train_list), (False, options.test_list)]
+        parts = [(train, read_text(path, links=True)) for train, path in files if path is not None]
+    place = {key: row for row, key in enumerate(keys)}
+    rows: dict[bool, list[int]] = {}
+    notes: list[str] = []
+    for train in (True, False):
+        entries = sorted({entry for part, text in parts if part is train for entry in _ENTRY.findall(text)})
+        stray = [entry for entry in entries if Path(entry).suffix.lower() not in SUFFIXES]
+        notes += [f"{source}: skipped '{entry}', which is not a picture" for entry in stray]
+        if missing := [entry for entry in entries if entry not in place and entry not in stray]:
+            raise UserError(f"{source}: {len(missing)} pictures are not there, the first is {missing[0]}")
+        rows[train] = sorted(place[entry] for entry in entries if entry in place)
+        if not rows[train]:
+            name = "train" if train else "test"
+            raise UserError(f"{source} names no {name} pictures; entries look like n01443537/art_0.jpg")
+    if both := set(rows[True]) & set(rows[False]):
+        raise UserError(f"{source}: {len(both)} pictures are in both parts, such as {keys[min(both)]}")
+    if left := len(keys) - len(rows[True]) - len(rows[False]):
+        notes.append(f"{source}: {left} pictures of the folder are in neither part and are not used")
+    return torch.tensor(rows[True]), torch.tensor(rows[False]), tuple(notes)

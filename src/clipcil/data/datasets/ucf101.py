@@ -10,12 +10,12 @@ import torch
 from pydantic import Field
 
 from clipcil.data.dataset import Dataset, register
-from clipcil.data.datasets.official import Official
+from clipcil.data.datasets.official import Official, TestShare
 from clipcil.data.names import clean_name
 from clipcil.data.pictures import PictureSet, identity_of_files
 from clipcil.data.sources import SUFFIXES, list_files
 from clipcil.data.tasks import split_by_group, split_whole
-from clipcil.data.video import VIDEO, ClipPictures, VideoClip
+from clipcil.data.video import VIDEO, VideoClip, clip_pictures
 from clipcil.errors import UserError
 from clipcil.settings import options
 from clipcil.storage import read_text
@@ -58,7 +58,7 @@ class UcfOptions:
     """Folder of the official lists; None: they are searched for below the data folder."""
     split_seed: int = 0
     """Seed of the splits random and groups."""
-    test_share: float = 0.2
+    test_share: TestShare = 0.2
     """Share of the test set in the splits random and groups."""
     check: bool = True
     """Refuse a dataset without the official 101 classes and 13,320 clips."""
@@ -79,8 +79,7 @@ def open_ucf101(root: Path | None, options: UcfOptions) -> Dataset:
     if options.classes == "100":
         names = [name for name in names if name != "YoYo"]
         clips = [clip for clip in clips if clip.label != "YoYo"]
-    place = {name: index for index, name in enumerate(names)}
-    labels = torch.tensor([place[clip.label] for clip in clips])
+    labels = torch.tensor([names.index(clip.label) for clip in clips])
     if options.split == "random":
         is_test = split_whole([clip.name for clip in clips], options.test_share, options.split_seed)
     elif options.split == "groups":
@@ -90,34 +89,30 @@ def open_ucf101(root: Path | None, options: UcfOptions) -> Dataset:
     is_train = _listed(clips, home, options, "train") if options.split in ("1", "2", "3") else ~is_test
     files = [file for clip in clips for file in clip.files]
     identity = identity_of_files(files, home) + f"-{options.frames}{options.pool}"
-    pictures = ClipPictures(clips, options.frames, options.pool == "mean", identity)
-    whole = PictureSet("ucf101", pictures, labels.repeat_interleave(pictures.each), identity)
-    learn, check = (whole.subset(rows.repeat_interleave(pictures.each)) for rows in (is_train, is_test))
+    pictures = clip_pictures(clips, options.frames, options.pool == "mean", identity)
+    each = len(pictures) // max(1, len(clips))
+    whole = PictureSet("ucf101", pictures, labels.repeat_interleave(each), identity)
+    learn, check = (whole.subset(rows.repeat_interleave(each)) for rows in (is_train, is_test))
     return Dataset("ucf101", [clean_name(name, camel=True) for name in names], learn, check, TEMPLATES)
 
 
 def find_clips(home: Path) -> list[VideoClip]:
     """Clips below `home` in order of name: videos, or else pictures whose file or folder is called like a clip."""
-    found: dict[str, list[Path]] = {}
+    found: dict[tuple[str, ...], list[Path]] = {}
     for suffixes in (VIDEO, SUFFIXES):
-        for path in list_files(home, suffixes):
-            matches = _CLIP.findall(path.relative_to(home).as_posix())
-            if matches:
-                label, group, number = matches[-1]
-                found.setdefault(f"v_{label}_g{group}_c{number}", []).append(path)
-        if found:
-            break
+        for path in list_files(home, suffixes) if not found else ():
+            if matches := _CLIP.findall(path.relative_to(home).as_posix()):
+                found.setdefault(matches[-1], []).append(path)
     if not found:
         raise UserError(f"{home} has no clips of UCF-101: {OFFICIAL.advice} there")
     clips = []
-    for name in sorted(found, key=str.lower):
-        label, group, _ = _CLIP.findall(name)[0]
-        if len(found[name]) > 1 and found[name][0].suffix.lower() in VIDEO:
-            raise UserError(f"clip {name} is there twice: {found[name][0]} and {found[name][1]}; remove one")
-        clips.append(
-            VideoClip(name, _SPELLING.get(label.lower(), label), group, tuple(sorted(found[name], key=_natural)))
-        )
-    return clips
+    for (label, group, number), files in found.items():
+        name = f"v_{label}_g{group}_c{number}"
+        clip = VideoClip(name, _SPELLING.get(label.lower(), label), group, tuple(sorted(files, key=_natural)))
+        if clip.is_video and len(files) > 1:
+            raise UserError(f"clip {name} is there twice: {files[0]} and {files[1]}; remove one")
+        clips.append(clip)
+    return sorted(clips, key=lambda clip: clip.name.lower())
 
 
 def _natural(path: Path) -> list[tuple[int, str]]:
@@ -128,17 +123,15 @@ def _natural(path: Path) -> list[tuple[int, str]]:
 def _listed(clips: list[VideoClip], home: Path, options: UcfOptions, part: str) -> torch.Tensor:
     """(N,) bool: the clips in the official list of this part."""
     name = f"{part}list0{options.split}.txt"
-    folder = options.lists or home
-    path = next(iter(sorted(folder.glob(f"**/{name}"))), None)
-    if path is None:
+    paths = sorted((options.lists or home).glob(f"**/{name}"))
+    if not paths:
         raise UserError(
-            f"there is no {name} below {folder}: put the official folder ucfTrainTestlist there, name it with the data"
-            " option lists=FOLDER, or choose split=random or split=groups"
+            f"there is no {name} below {options.lists or home}: put the official folder ucfTrainTestlist there, name it"
+            " with the data option lists=FOLDER, or choose split=random or split=groups"
         )
-    text = read_text(path, links=True)
     # Lines are "ApplyEyeMakeup/v_ApplyEyeMakeup_g08_c01.avi 1"; the number at the end is not always there.
-    listed = {"_".join(match).lower() for match in _CLIP.findall(text)}
-    rows = torch.tensor(["_".join(_CLIP.findall(clip.name)[0]).lower() in listed for clip in clips])
+    listed = {match[0].lower() for match in _CLIP.finditer(read_text(paths[0], links=True))}
+    rows = torch.tensor([clip.name.lower() in listed for clip in clips])
     if not bool(rows.any()):
-        raise UserError(f"{path} names none of the clips in {home}")
+        raise UserError(f"{paths[0]} names none of the clips in {home}")
     return rows
