@@ -43,17 +43,6 @@ def test_the_average_is_over_streams_not_runs() -> None:
     assert "+4.0 over 2 streams" in lines[3] and "32.0 (-2.0" in lines[3] and "70.0 (+10.0 ± 0.0, 2)" in lines[3]
 
 
-def test_runs_count_that_have_the_settings_of_their_number_of_tasks() -> None:
-    """The evidence holds CODA-Prompt with 10 components a task in ten tasks, and with 5 in twenty."""
-    kept = find_runs([ROOT / "reproduce" / "evidence"])
-    found = collect([run for run in kept if (run.data, run.method) == ("emoji", "coda-prompt")])
-    assert {stream: len(scores["coda-prompt"]) for stream, scores in found.items()} == {
-        ("emoji", 10): 3,
-        ("emoji", 20): 3,
-        ("emoji (held out)", 10): 3,
-    }
-
-
 def test_runs_that_share_a_name_alone_are_not_compared() -> None:
     """Two datasets of the kind `folder`: the name of their stream is the same, and their classes are not."""
     folders = [ROOT / "reproduce" / "evidence" / name for name in ("flowers", "grocery-store")]

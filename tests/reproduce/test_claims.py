@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import shutil
 from pathlib import Path
 
@@ -40,6 +39,12 @@ def write_claim_runs(folder: Path, shares: dict[str, float], orders: tuple[str, 
         words = [f"{key}={json.dumps(value).strip(chr(34))}" for key, value in settings.items()]
         write_run(planned.folder, row.method, 0, shares[planned.label], *words, preset=True, **choices)
     return folder
+
+
+def change(folder: Path, part: str, **values: object) -> None:
+    found = json.loads((folder / "results.json").read_text())
+    found["config"][part] |= values
+    (folder / "results.json").write_text(json.dumps(found))
 
 
 def of(judged: list[Judged], says: str) -> Judged:
@@ -127,10 +132,8 @@ def test_a_row_may_have_other_settings_with_other_numbers_of_tasks(tmp_path: Pat
 
     write_claim_runs(tmp_path, {"DMC-OT": 0.9, "CODA-Prompt": 0.5})
     assert parts() == {10: "holds", 20: "holds"}
-    for path in tmp_path.glob("*coda-prompt*/results.json"):
-        values = json.loads(path.read_text())
-        values["config"]["method"]["components"] = 10
-        path.write_text(json.dumps(values))
+    for path in tmp_path.glob("*coda-prompt*/"):
+        change(path, "method", components=10)
     assert parts() == {10: "holds", 20: "not measured"}
 
 
@@ -162,16 +165,10 @@ def test_kept_runs_of_another_device_are_named_with_the_option_that_uses_them(
     words += ["--kept", str(tmp_path / "kept"), "--dry-run"]
     main(words)
     printed = capsys.readouterr().out
-    note = "note: 6 of the runs are kept from device cpu and are not used here, where the device is cuda; --device cpu"
-    assert "0 of 12 runs are finished" in printed and note in printed
+    assert "0 of 12 runs are finished" in printed and "note: 6 of the runs" in printed and "--device cpu" in printed
     main([*words, "--device", "cpu"])
     printed = capsys.readouterr().out
     assert "6 of 12 runs are finished" in printed and "note:" not in printed
-    monkeypatch.setattr("clipcil.experiment.bench.in_this_process", lambda todo, _: ((each, "no GPU") for each in todo))
-    grid = Grid("claims", data=("emoji",), only=("zero-shot",), out=tmp_path / "new", kept=(tmp_path / "kept",))
-    told: list[str] = []
-    run_grid(plan(grid), grid.out, told.append, grid=grid)
-    assert told[0].startswith(note)
 
 
 def test_runs_are_judged(tmp_path: Path) -> None:
@@ -214,45 +211,9 @@ def test_a_run_with_other_settings_is_no_row_of_the_claims(tmp_path: Path) -> No
         assert of(judge_claims(find_runs([folder])), "DMC-OT beats DMC at 10").verdict == verdict
     wanted = "DMC-OT on emoji, 10 tasks, ran with stage1.lr 0.5 (today "
     assert any(line.startswith(wanted) for line in outdated(find_runs([folder])))
-    for path in folder.glob("*dmc-ot*/results.json"):
-        values = json.loads(path.read_text())
-        values["config"]["method"]["beta"] = 0.7
-        path.write_text(json.dumps(values))
+    for path in folder.glob("*dmc-ot*/"):
+        change(path, "method", beta=0.7)
     assert of(judge_claims(find_runs([folder])), "DMC-OT beats DMC at 10").verdict == "not measured"
-
-
-def change(folder: Path, part: str, **values: object) -> None:
-    found = json.loads((folder / "results.json").read_text())
-    found["config"][part] |= values
-    (folder / "results.json").write_text(json.dumps(found))
-
-
-def test_the_bench_names_the_folders_that_hold_its_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    folder = write_claim_runs(tmp_path / "runs", {"ZS-CLIP": 0.3}, device="cpu")
-    keep([folder], "claims", tmp_path / "kept runs")
-    words = ["bench", "claims", "--data", "emoji", "--only", "zero-shot", "--out", str(tmp_path / "new")]
-    main([*words, "--kept", str(tmp_path / "kept runs")])
-    assert f"; clipcil report '{tmp_path / 'kept runs'}' makes a page of them" in capsys.readouterr().out
-
-
-def test_the_name_of_a_dataset_does_not_command_the_terminal(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    folder = write_claim_runs(tmp_path, {"DMC": 0.5, "DMC-OT": 0.9})
-    for path in folder.iterdir():
-        change(path, "run", data="\x1b[2Jevil")
-        change(path, "method", max_replay=7)
-    assert reproduce(["claims", str(folder)]) == 0
-    printed = capsys.readouterr().out
-    assert "\x1b" not in printed and "\\x1b[2Jevil" in printed and "note: " in printed
-
-
-def test_a_name_does_not_end_a_cell_of_a_markdown_table() -> None:
-    assert markdown_table(["a|b", "c\nd"], [["1", "2"]]).splitlines() == [
-        "| a\\|b | c d |",
-        "| --- | --- |",
-        "| 1 | 2 |",
-    ]
 
 
 def test_several_seeds_of_an_order_are_one_order_to_student_s_t(tmp_path: Path) -> None:
@@ -274,30 +235,6 @@ def test_several_seeds_of_an_order_are_one_order_to_student_s_t(tmp_path: Path) 
     assert two.difference == pytest.approx(one.difference)
 
 
-def test_of_two_devices_the_one_with_the_most_runs_is_judged(tmp_path: Path) -> None:
-    write_claim_runs(tmp_path / "a", {"DMC": 0.5, "DMC-OT": 0.9}, ORDERS[:1], device="cpu")
-    write_claim_runs(tmp_path / "b", {"DMC": 0.5, "DMC-OT": 0.9}, device="cuda")
-    assert of(judge_claims(find_runs([tmp_path])), "DMC-OT beats DMC at 10").verdict == "holds"
-
-
-def test_the_mean_is_that_of_the_orders_where_one_has_more_seeds(tmp_path: Path) -> None:
-    folder = write_claim_runs(tmp_path / "one", {"DMC": 0.5, "DMC-OT": 0.9})
-    for path in folder.glob("*dmc-ot*"):
-        values = json.loads((path / "results.json").read_text())
-        order = values["config"]["run"]["order"]
-        (path / "results.json").write_text(json.dumps({**values, "last": 90.0 if order == "seed:1" else 60.0}))
-    for path in folder.iterdir():
-        if json.loads((path / "results.json").read_text())["config"]["run"]["order"] == "seed:1":
-            shutil.copytree(path, tmp_path / "two" / path.name)
-            change(tmp_path / "two" / path.name, "run", seed=1)
-    one, two = (judge_claims(find_runs(places)) for places in ([folder], [folder, tmp_path / "two"]))
-    parts = [of(each, "DMC-OT beats DMC at 10").parts[0] for each in (one, two)]
-    assert [len(part.by_order) for part in parts] == [3, 4]
-    assert parts[0].difference == pytest.approx(parts[1].difference)
-    means = [re.search(r"DMC-OT − DMC \| (\S+) \|", markdown(each, find_runs([folder]))) for each in (one, two)]
-    assert means[0] is not None and means[1] is not None and means[0][1] == means[1][1]
-
-
 def test_rows_are_compared_on_the_device_and_in_the_precision_that_most_of_them_have(tmp_path: Path) -> None:
     """More runs of one row in another precision do not tear it from the rows that it is compared with."""
     shares = {"DMC": 0.5, "DMC simultaneous": 0.3, "DMC-OT": 0.9}
@@ -307,14 +244,16 @@ def test_rows_are_compared_on_the_device_and_in_the_precision_that_most_of_them_
     assert of(judge_claims(find_runs([tmp_path])), "DMC-OT beats DMC at 10").verdict == "holds"
 
 
-def test_a_name_does_not_become_html_or_a_heading_of_the_page(tmp_path: Path) -> None:
+def test_a_name_is_text_in_the_terminal_and_on_the_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = write_claim_runs(tmp_path, {"DMC": 0.5, "DMC-OT": 0.9})
     for path in folder.iterdir():
-        change(path, "run", data="<img src=x>", backbone="mini\n\n# Proven <script>")
-    runs = find_runs([folder])
+        change(path, "run", data="\x1b[2J<img src=x>", backbone="mini\n\n# Proven <script>")
+    assert reproduce(["claims", str(folder)]) == 0
+    printed, runs = capsys.readouterr().out, find_runs([folder])
+    assert "\x1b" not in printed and "\\x1b[2J" in printed
     page = markdown(judge_claims(runs), runs)
     assert "<img" not in page and "<script" not in page and "\n# Proven" not in page
-    assert "&lt;img src=x>, 10 tasks" in page and "backbone mini # Proven &lt;script>" in page
+    assert markdown_table(["a|b", "c\nd"], [["1", "2"]]).splitlines()[0] == "| a\\|b | c d |"
 
 
 def test_evidence_says_the_same_as_the_run_folders(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,7 +13,7 @@ from clipcil.experiment.spec import RunSpec, method_settings
 from clipcil.methods.registry import find_method
 from clipcil.prompts.templates import raw_sentences
 from clipcil.training.trainer import Trainer
-from reproduce.fidelity.__main__ import PUBLISHED, Line
+from reproduce.fidelity.__main__ import PUBLISHED
 from reproduce.fidelity.proof import Attention
 from reproduce.fidelity.stream import Features, Part, accuracy
 from support.features import WORDS, draw, make_tasks
@@ -62,8 +62,3 @@ def test_attention_is_plain_self_attention() -> None:
         x = torch.cat([picture[None], shared])
         mixed = (block.q(x) @ block.k(x).T / 4).softmax(1) @ block.v(x)
         torch.testing.assert_close(one, block.norm(x + block.out(mixed)), atol=1e-5, rtol=1e-5)
-
-
-def test_a_line_says_when_it_is_apart() -> None:
-    assert Line("X", [50.0, 50.0], [40.0, 41.0], [41.0, 42.0]).cells()[-2:] == ("+1.0", "within")
-    assert Line("X", [50.0, 50.0], [40.0, 41.0], [42.0, 43.0]).cells()[-2:] == ("+2.0", "APART")

@@ -10,7 +10,7 @@ from sklearn.metrics import roc_auc_score
 
 from clipcil.clip import load_clip
 from clipcil.data.dataset import open_dataset
-from reproduce.held_out import Fold, auc, combined, heads, novelty, quadratic
+from reproduce.held_out import Fold, auc, heads, novelty, quadratic
 
 
 def test_the_area_is_scikit_learn_s() -> None:
@@ -50,11 +50,3 @@ def test_the_quadratic_discriminant_is_the_dense_one() -> None:
     ]
     gap = found - torch.stack(dense, dim=1)
     assert torch.allclose(gap, gap[:1, :1].expand_as(gap), atol=1e-10)  # the same but for a constant
-
-
-def test_measurements_stand_side_by_side() -> None:
-    one = {"title": "emoji", "heads": {"a | all": [40.0, 60.0], "b | all": [1.0, 1.0]}}
-    two = {"title": "cub", "heads": {"a | all": [7.0]}}
-    lines = combined([one, two], "heads").splitlines()
-    assert lines[0] == "| head | features | emoji | cub |"
-    assert lines[2:] == ["| a | all | 50.0 ± 14.1 | 7.0 |", "| b | all | 1.0 ± 0.0 | – |"]

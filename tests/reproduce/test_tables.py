@@ -6,9 +6,6 @@ import json
 import re
 from pathlib import Path
 
-import pytest
-
-from clipcil.errors import UserError
 from clipcil.report.runs import find_runs
 from reproduce import tables
 from reproduce.judge import Claim, Judged, Part, Verdict
@@ -16,7 +13,6 @@ from reproduce.judge import Claim, Judged, Part, Verdict
 ROOT = Path(__file__).resolve().parents[2]
 EVIDENCE = ROOT / tables.EVIDENCE
 MARKED = ("README.md", "docs/beyond.md", "docs/baselines.md", "docs/speed.md")
-OTHER = EVIDENCE / "grocery-store"
 
 
 def test_the_readme_and_the_claims_are_what_results_says() -> None:
@@ -39,13 +35,6 @@ def test_a_changed_result_changes_the_table() -> None:
     assert tables.methods_table(changed) != before
 
 
-def test_a_table_can_be_that_of_a_folder() -> None:
-    marker = f"<!-- results:beyond {OTHER.relative_to(ROOT)} -->"
-    text = tables.updated(f"{marker}\n<!-- /results -->", ROOT)
-    assert text.startswith(f"{marker}\n\n|")
-    assert tables.beyond_table(find_runs([OTHER])) in text and "cifar100" not in text
-
-
 def test_a_table_of_speed_can_be_made_of_what_was_measured(tmp_path: Path) -> None:
     machine = {"cores": 2, "threads": 2, "torch": "2.9", "instructions": "AVX2", "load before": 0.1, "quick": False}
     row = {"name": "P1", "step": "prompts", "theirs": "9 s", "ours": "1 s", "result": "9.0×"}
@@ -56,11 +45,6 @@ def test_a_table_of_speed_can_be_made_of_what_was_measured(tmp_path: Path) -> No
     (tmp_path / "speed" / "there.json").write_text(json.dumps({"machine": machine, "rows": [row | {"goal": "≥5×"}]}))
     text = tables.updated("<!-- results:ratios speed -->\n<!-- /results -->", tmp_path)
     assert text.count("| P1 |") == 1 and "| 9.0× | ≥5× |" in text
-
-
-def test_an_unknown_table_is_named() -> None:
-    with pytest.raises(UserError, match="no table 'nothing'"):
-        tables.updated("<!-- results:nothing -->\n<!-- /results -->", ROOT)
 
 
 def test_the_evidence_names_no_folder_of_a_machine() -> None:
