@@ -52,28 +52,17 @@ class Strict(Trainer):
         super().__init__()
         self.patch, self.steps = patch, 0
 
-    def fit(
-        self,
-        stage: str,
-        parameters: Any,
-        data: Any,
-        loss: Any,
-        how: Training,
-        each_epoch: Any = None,
-        depends_on: Any = None,
-    ) -> None:
+    def fit(self, stage, parameters, data, loss, how, each_epoch=None, depends_on=None):  # type: ignore[no-untyped-def]
+        flat = [p for group in parameters for p in (group["params"] if isinstance(group, dict) else [group])]
+
         def strict(*given: Any) -> Tensor:
             self.steps += 1
             with waits_forbidden(self.patch):
                 value: Tensor = loss(*given)
-                torch.autograd.grad(value, self._flat(parameters), retain_graph=True, allow_unused=True)
+                torch.autograd.grad(value, flat, retain_graph=True, allow_unused=True)
             return value
 
         super().fit(stage, parameters, data, strict, how, each_epoch)
-
-    @staticmethod
-    def _flat(parameters: Any) -> list[Tensor]:
-        return [p for group in parameters for p in (group["params"] if isinstance(group, dict) else [group])]
 
 
 def test_the_check_itself_notices_a_wait(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,15 +71,20 @@ def test_the_check_itself_notices_a_wait(monkeypatch: pytest.MonkeyPatch) -> Non
     assert int(torch.ones(())) == 1
 
 
+def grown() -> Growth:
+    """A small DMC-OT that has learnt a task of three classes."""
+    growth = Growth(dim=16, classes=3, count=6, clip=random_clip(SMALL_VISION, SMALL_TEXT, 16))
+    growth.skip()
+    return growth
+
+
 @pytest.mark.parametrize("train_old", [False, True])
 def test_stage_two_never_waits(train_old: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    growth = Growth(dim=16, classes=3, count=12, clip=random_clip(SMALL_VISION, SMALL_TEXT, 16))
-    growth.skip()
+    growth, trainer = grown(), Strict(monkeypatch)
     growth.method.config = replace(growth.method.config, train_old_prompts=train_old)
-    session = Strict(monkeypatch)
-    growth.method._outside = (growth.method.clip, session)
+    growth.method._outside = (growth.method.clip, trainer)
     growth.method.learn(growth.task())
-    assert session.steps == 2
+    assert trainer.steps == 1
 
 
 def test_stage_one_never_waits(tiny_clip: CLIP, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,25 +103,25 @@ def test_stage_one_never_waits(tiny_clip: CLIP, monkeypatch: pytest.MonkeyPatch)
         def __getitem__(self, rows: Tensor) -> Any:
             return type("Batch", (), {"pixels": pixels[rows], "__len__": lambda self: len(self.pixels)})()
 
-    session = Strict(monkeypatch)
-    method = DMC(DMCConfig(stage1=TowerTraining(epochs=2, batch_size=4)), tiny_clip.with_own_vision_tower(), session)
+    trainer = Strict(monkeypatch)
+    method = DMC(DMCConfig(stage1=TowerTraining(epochs=2, batch_size=4)), tiny_clip.with_own_vision_tower(), trainer)
     method.learn(type("Task", (), {"index": 0, "names": ["fox", "boat"], "pictures": Ready()})())  # type: ignore[arg-type]
-    assert session.steps == 2 * 2 + 50  # the fewest steps of stage 2
+    assert trainer.steps == 2 * 2 + 50  # the fewest steps of stage 2
 
 
 @pytest.mark.parametrize("name", ["coop", "proof", "engine"])
 def test_other_methods_never_wait(name: str, tiny_clip: CLIP, monkeypatch: pytest.MonkeyPatch) -> None:
     task = OneTask(name, 1, tiny_clip, epochs=1)
-    session = Strict(monkeypatch)
-    task.method._outside = (tiny_clip, session)
+    trainer = Strict(monkeypatch)
+    task.method._outside = (tiny_clip, trainer)
     task.ours()
-    assert session.steps >= 1
+    assert trainer.steps >= 1
 
 
 def test_pictures_are_picked_without_reading_rows_back(tiny_clip: CLIP) -> None:
     """The rows given to the loss are on the device (here one without any values), the batch was picked on the host."""
-    session = Trainer()
-    session.device = torch.device("meta")
+    trainer = Trainer()
+    trainer.device = torch.device("meta")
     pictures = Reader(tiny_clip, None).open(PictureSet("three", [b"", b"", b""], torch.tensor([5, 6, 7]), "three"))
     weight, seen = torch.nn.Parameter(torch.ones(())), []
 
@@ -136,15 +130,14 @@ def test_pictures_are_picked_without_reading_rows_back(tiny_clip: CLIP) -> None:
         seen.append(batch.labels)
         return weight * 1.0
 
-    session.fit("stage", [weight], pictures, loss, Training(epochs=1, batch_size=2))
+    trainer.fit("stage", [weight], pictures, loss, Training(epochs=1, batch_size=2))
     assert sorted(torch.cat(seen).tolist()) == [5, 6, 7]
 
 
 def test_mixed_precision_leaves_statistics_and_map_in_float64() -> None:
     found = {}
     for precision in ("32-true", "bf16-mixed"):
-        growth = Growth(dim=16, classes=3, count=6, clip=random_clip(SMALL_VISION, SMALL_TEXT, 16))
-        growth.skip()
+        growth = grown()
         growth.method._outside = (growth.method.clip, Trainer(make_fabric("cpu", precision)))
         torch.manual_seed(1)
         growth.method.learn(growth.task())
@@ -154,10 +147,9 @@ def test_mixed_precision_leaves_statistics_and_map_in_float64() -> None:
         assert getattr(mixed, name).dtype == torch.float64, name
         assert torch.equal(getattr(mixed, name), getattr(memory, name)), name
     prompts = [method.class_prompts[-1] for method in found.values()]
-    assert not torch.equal(*prompts)  # mixed precision was on
-    assert torch.allclose(*prompts, atol=0.05)
+    assert not torch.equal(*prompts) and torch.allclose(*prompts, atol=0.05)  # mixed precision was on
+    moments = memory.moments(0), memory.moments(1)
+    plain = bures_map(*moments[0], *moments[1])
     with torch.autocast("cpu", torch.bfloat16):
-        map = bures_map(memory.means()[0], memory.moments(0)[1], memory.means()[1], memory.moments(1)[1])
-    plain = bures_map(memory.means()[0], memory.moments(0)[1], memory.means()[1], memory.moments(1)[1])
-    assert map.matrix.dtype == torch.float64
-    assert torch.equal(map.matrix, plain.matrix)
+        map = bures_map(*moments[0], *moments[1])
+    assert map.matrix.dtype == torch.float64 and torch.equal(map.matrix, plain.matrix)

@@ -18,7 +18,7 @@ from clipcil.errors import UserError
 
 
 def tokenize_names(clip: CLIP, names: Sequence[str], length: int, suffix: str = "") -> tuple[Tensor, Tensor]:
-    """Tokens (N, L) of the names, and where each text ends (N,); refuses names that leave no room for `length` vectors."""
+    """Tokens (N, L) of the names and their ends (N,); refuses names that leave no room for `length` vectors."""
     ids, ends = clip.tokenizer([name + suffix for name in names])
     context = clip.config.text.context
     if length + 2 >= context:  # beside the marks of beginning and end there has to be room for a name
