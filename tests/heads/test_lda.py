@@ -75,8 +75,7 @@ def test_tasks_one_after_another_equal_all_at_once() -> None:
 
 @pytest.mark.parametrize("averaged", [False, True])
 def test_state_loads_into_a_grown_head(averaged: bool) -> None:
-    head = learnt([groups([4, 4]), groups([4], seed=2)], averaged)
-    fresh = RunningHead(DIM, averaged)
+    head, fresh = learnt([groups([4, 4]), groups([4], seed=2)], averaged), RunningHead(DIM, averaged)
     fresh.grow(3)
     fresh.load_state_dict(head.state_dict())
     inputs = torch.randn(5, DIM)
@@ -119,23 +118,18 @@ def test_without_spread_the_nearest_mean_wins(averaged: bool, copies: int) -> No
 def test_statistics_without_each_picture(sizes: list[int]) -> None:
     parts = groups(sizes)
     labels = torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes))
-    found = statistics(parts).leave_one_out(torch.cat(parts), labels)
-    row = 0
-    for label, part in enumerate(parts):
-        for place, picture in enumerate(part):
-            if len(part) > 1:
-                rest = [*parts[:label], torch.cat([part[:place], part[place + 1 :]]), *parts[label + 1 :]]
-                score = scores(rest, picture[None])[0]
-                torch.testing.assert_close(found[0][row], score - score.mean(), rtol=1e-6, atol=1e-6)
-                flat = all(len(other) == 1 for other in rest)
-                metric = (
-                    torch.cdist(picture[None], torch.cat(rest)).square() if flat else distances(rest, picture[None])
-                )
-                torch.testing.assert_close(found[1][row], metric[0], rtol=1e-6, atol=1e-6)
-            else:  # without the picture there is no such class
-                assert int(found[0][row].argmin()) == label and int(found[1][row].argmax()) == label
-            row += 1
-    assert torch.isfinite(found[0]).all()
+    found, apart = statistics(parts).leave_one_out(torch.cat(parts), labels)
+    assert torch.isfinite(found).all()
+    for row, (label, picture) in enumerate(zip(labels.tolist(), torch.cat(parts)[:, None], strict=True)):
+        if sizes[label] == 1:  # without the picture there is no such class
+            assert int(found[row].argmin()) == label and int(apart[row].argmax()) == label
+            continue
+        rest = [part[~(part == picture).all(1)] for part in parts]
+        score = scores(rest, picture)[0]
+        torch.testing.assert_close(found[row], score - score.mean(), rtol=1e-6, atol=1e-6)
+        flat = all(len(other) == 1 for other in rest)
+        metric = torch.cdist(picture, torch.cat(rest)).square() if flat else distances(rest, picture)
+        torch.testing.assert_close(apart[row], metric[0], rtol=1e-6, atol=1e-6)
 
 
 def test_copies_left_out_are_told_by_the_nearest_mean() -> None:
