@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import io
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -19,7 +20,7 @@ from clipcil.commands.teach import forget, learn, rename, serve, undo
 from clipcil.commands.types import declare_options
 from clipcil.commands.use import export, predict, show, test
 from clipcil.errors import LostProcessError, UserError, nearest, printable
-from clipcil.terminal import escape_what_cannot_be_shown, stops_once
+from clipcil.signals import stops_once
 
 COMMANDS: dict[str, Callable[..., Any]] = {
     "learn": learn,
@@ -49,7 +50,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     words = list(sys.argv[1:] if arguments is None else arguments)
     # Waiting threads sleep instead of spinning, which would take the cores from others; read when torch is imported.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    escape_what_cannot_be_shown()
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a character that the terminal's encoding lacks becomes an escape
+            stream.reconfigure(errors="backslashreplace")
     with stops_once(for_good=arguments is None):
         _run(words)
 

@@ -23,6 +23,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from clipcil.errors import UserError
+from clipcil.signals import uninterrupted
 from clipcil.storage import (
     MOST_TENSORS,
     TEMPORARY,
@@ -30,7 +31,6 @@ from clipcil.storage import (
     parse_json,
     read_bytes,
     refuse_links,
-    uninterrupted,
     write_bytes,
 )
 
@@ -65,11 +65,7 @@ class TensorStore:
 
     @classmethod
     def of_user(cls) -> TensorStore:
-        """The store in the user's cache folder, at most as large as `$CLIPCIL_STAGES_GIB` says.
-
-        Raises:
-            UserError: The variable is not a number above 0.
-        """
+        """The store in the user's cache folder, at most as large as `$CLIPCIL_STAGES_GIB` says."""
         words = os.environ.get(SIZE, "").strip()
         try:
             size = float(words) * 2**30 if words else SHARED_BYTES
@@ -95,11 +91,7 @@ class TensorStore:
         return None
 
     def save(self, key: str, tensors: dict[str, Tensor], facts: dict[str, Any] | None = None) -> Path:
-        """Save tensors and facts under `key`, in place of what was there.
-
-        Raises:
-            UserError: A value is not finite, or the file cannot be written.
-        """
+        """Save tensors and facts under `key`, in place of what was there; a value that is not finite is refused."""
         for name, value in tensors.items():
             if value.is_floating_point() and not bool(torch.isfinite(value).all()):
                 raise UserError(f"training diverged: '{name}' holds a NaN or an infinity; try a lower learning rate")
@@ -158,31 +150,21 @@ def key_of(path: Path) -> str:
 
 
 def read_entry(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Tensors and facts of an entry of a store.
-
-    Raises:
-        UserError: It is damaged; the line names the file.
-    """
+    """Tensors and facts of an entry of a store; a `UserError` names a damaged file."""
     data = _checked_bytes(path, path.stem.rpartition("-")[2])
     header = parse_json(data[8 : 8 + int.from_bytes(data[:8], "little")], str(path))
     facts = header.get("__metadata__", {}).get("facts", "{}")
     return _tensors(path, data), parse_json(facts, str(path))
 
 
-def read_tensors(path: Path, sha256: str = "", most: int = MOST_TENSORS) -> dict[str, Tensor]:
-    """The tensors of a safetensors file: known number types, every float finite, the checksum as given.
-
-    Args:
-        path: The file; not a link.
-        sha256: Its SHA-256 in hexadecimal; empty: any.
-        most: Maximum bytes of the file.
-    """
-    return _tensors(path, _checked_bytes(path, sha256, most))
+def read_tensors(path: Path, sha256: str) -> dict[str, Tensor]:
+    """The tensors of a safetensors file with this checksum: known number types, every float finite."""
+    return _tensors(path, _checked_bytes(path, sha256))
 
 
-def _checked_bytes(path: Path, sha256: str, most: int = MOST_TENSORS) -> bytes:
-    data = read_bytes(path, most)
-    if sha256 and hashlib.sha256(data).hexdigest() != sha256:
+def _checked_bytes(path: Path, sha256: str) -> bytes:
+    data = read_bytes(path, MOST_TENSORS)
+    if hashlib.sha256(data).hexdigest() != sha256:
         raise UserError(f"{path} does not match its checksum")
     return data
 

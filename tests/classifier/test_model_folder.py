@@ -41,7 +41,7 @@ def test_what_lies_there(model: clipcil.Classifier, tmp_path: Path) -> None:
     assert table["method"] == "simplecil" and table["backbone"] == "mini" and table["seed"] == 3
     assert [row["name"] for row in table["classes"]] == ["airplane", "ant"]
     assert all(row["pictures"] == 5 and row["task"] == 0 for row in table["classes"])  # one of six is held out
-    assert sorted(path.suffix for path in folder.iterdir()) == ["", ".md", ".safetensors", ".toml"]
+    assert sorted(path.suffix for path in folder.iterdir()) == [".md", ".safetensors", ".toml"]
     assert "| airplane |" in (folder / "README.md").read_text()
     told = summarise(folder)
     assert told["exemplars_kept"] == 0 and told["bytes"] == sum(p.stat().st_size for p in folder.iterdir())

@@ -23,8 +23,8 @@ from clipcil.data.cache import PixelStore
 from clipcil.data.names import same_name
 from clipcil.errors import UserError, printable
 from clipcil.experiment.monitor import Display, PlainDisplay
+from clipcil.signals import stops_once
 from clipcil.storage import cache_folder
-from clipcil.terminal import stops_once
 from support.lessons import plain, refused, week
 from support.processes import files_of_at_most
 from support.short_runs import tree

@@ -78,7 +78,7 @@ def predict_on_ray(
     Raises:
         UserError: Ray is missing, the source has no pictures, or `out` holds another job.
     """
-    with run_lock(out, "clipcil predict"):
+    with run_lock(out):
         parts = _prepare(model, source, out, top)
         missing = [part for part in parts if not (out / part.name).is_file()]
         done = len(parts) - len(missing)

@@ -30,7 +30,8 @@ import clipcil
 from clipcil.classifier.classifier import Classifier
 from clipcil.data.reader import TensorBatch
 from clipcil.errors import UserError
-from clipcil.storage import read_json, refuse_links, uninterrupted, write_bytes, write_json
+from clipcil.signals import uninterrupted
+from clipcil.storage import read_json, refuse_links, write_bytes, write_json
 
 Format = Literal["pt2", "onnx"]
 CLASSES, VECTORS_FILE = "classes.json", "classifier.safetensors"

@@ -23,6 +23,7 @@ from safetensors.torch import save
 from clipcil.classifier.card import model_card
 from clipcil.classifier.state import WEIGHTS, Facts, ModelState, NewerFormatError, parse_facts, to_table
 from clipcil.errors import UserError, printable, quoted
+from clipcil.signals import uninterrupted
 from clipcil.storage import (
     LOCK,
     MOST_TENSORS,
@@ -33,7 +34,6 @@ from clipcil.storage import (
     run_lock,
     sha256,
     toml_bytes,
-    uninterrupted,
     whole_file,
 )
 from clipcil.tensor_store import read_tensors
@@ -44,7 +44,7 @@ MODEL, CARD, PREVIOUS = "model.toml", "README.md", "previous.toml"
 
 
 @contextmanager
-def hold_model(folder: Path, who: str = "") -> Iterator[None]:
+def hold_model(folder: Path) -> Iterator[None]:
     """Hold the folder of a model, or one that is to become one, for one writer.
 
     A folder that holds other things and no model is refused untouched. In the folder of a model, what a killed process
@@ -52,10 +52,9 @@ def hold_model(folder: Path, who: str = "") -> Iterator[None]:
 
     Args:
         folder: Created if it does not exist; removed again if nothing was written to it.
-        who: Who holds it, for the message to others; default: the command.
     """
     refuse_other_folders(folder)
-    with run_lock(folder, who):
+    with run_lock(folder):
         refuse_other_folders(folder)  # again, now that no other process can change it
         sweep(folder)
         yield

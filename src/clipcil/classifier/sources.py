@@ -22,7 +22,6 @@ from clipcil.data.names import clean_name, need_text
 from clipcil.data.pictures import Picture, PictureSet
 from clipcil.data.sources import HEIC, SUFFIXES, as_picture, list_files, list_folders, no_pictures, walk
 from clipcil.errors import UserError, quoted
-from clipcil.storage import is_folder
 
 NAMED = 3
 """Names shown of a longer list."""
@@ -91,7 +90,7 @@ def expand(pictures: Sequence[str | Path]) -> list[Path]:
     """Files as they are, folders as the pictures below them."""
     found: list[Path] = []
     for picture in map(Path, pictures):
-        if not is_folder(picture):
+        if not picture.is_dir():
             found.append(picture)
             continue
         inside = list_files(picture)

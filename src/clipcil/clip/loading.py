@@ -28,7 +28,7 @@ from clipcil.clip.trunk import Trunk
 from clipcil.errors import UserError, first_line
 from clipcil.network import ASK_FIRST, downloads_allowed
 from clipcil.settings import typed
-from clipcil.storage import is_file, is_folder, read_json
+from clipcil.storage import read_json
 
 MINI = Path(__file__).parent / "mini"
 MINI_1 = "cf5c7e696f30/237319a126c6"
@@ -74,9 +74,9 @@ def load_clip(name: str | Path = "mini") -> CLIP:
     """
     name = backbone_name(name)
     path = MINI if name == "mini" else Path(name).expanduser()
-    if is_folder(path):
+    if path.is_dir():
         return _from_file(find_weights(path), name)
-    if is_file(path):
+    if path.is_file():
         if path.suffix not in (".pt", ".safetensors"):
             raise UserError(f"{path}: a backbone file ends in .safetensors or .pt, or is a folder")
         return _from_file(path, name)

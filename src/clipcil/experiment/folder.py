@@ -35,7 +35,6 @@ from clipcil.report.runs import RunRecord, read_run
 from clipcil.settings import Count, typed
 from clipcil.storage import (
     claim,
-    is_file,
     read_json,
     read_toml,
     run_lock,
@@ -288,11 +287,11 @@ def inputs(table: dict[str, Any]) -> dict[str, str]:
     if known:
         options = _paths(known.options, run.get("data_options", {}))
         named |= {f"data_options.{key}": value for key, value in options.items()}
-    if is_file(order := Path(run.get("order", ""))):
+    if (order := Path(run.get("order", ""))).is_file():
         named["order"] = order
     if run.get("backbone", "mini") != "mini":
         named["backbone"] = backbone = Path(run["backbone"])
-        if is_file(backbone):  # its config and its tokenizer
+        if backbone.is_file():  # its config and its tokenizer
             beside = [path for pattern in ("*.json", "*.txt") for path in backbone.parent.glob(pattern)]
             named |= {f"backbone/{path.name}": path for path in beside}
     if run["data"] in ANYTHING and run.get("data_root"):

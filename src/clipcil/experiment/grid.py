@@ -17,7 +17,6 @@ from clipcil.experiment.spec import PER_RUN, Grid, RunSpec, as_table, method_set
 from clipcil.methods.registry import find_method, methods
 from clipcil.paper import Row, read_table
 from clipcil.settings import build, merge, nested, override, parse_words
-from clipcil.storage import is_folder
 
 SYMBOLS = {"M": "prompt_length", "β": "beta", "λ": "ortho", "lambda": "ortho"}
 """The paper's names of three settings of DMC-OT."""
@@ -136,7 +135,7 @@ def _choose(rows: list[Row], data: Sequence[str], grid: Grid) -> tuple[list[Row]
 def _expand(cases: Sequence[Case], data: Sequence[str], grid: Grid) -> list[PlannedRun]:
     """A run for each dataset, case, class order and seed."""
     for name in data:
-        if name not in datasets() and is_folder(Path(name)):
+        if name not in datasets() and Path(name).is_dir():
             raise UserError(f"'{name}' is a folder; give --data folder --data-root {quoted(name)}")
     sources = {name: find_dataset(name).options() for name in data}
     kinds = methods()

@@ -14,7 +14,7 @@ from pydantic_core import ArgsKwargs
 
 from clipcil.errors import UserError, nearest
 from clipcil.settings import merge, options, override, to_dict
-from clipcil.storage import is_folder, read_toml
+from clipcil.storage import read_toml
 
 if TYPE_CHECKING:
     from clipcil.methods.base import Method
@@ -203,7 +203,7 @@ def resolved(spec: RunSpec) -> RunSpec:
     from clipcil.data.dataset import datasets, full_options
     from clipcil.training.device import find_device
 
-    if spec.data and spec.data not in datasets() and is_folder(Path(spec.data)):  # Path("") is the current folder
+    if spec.data and spec.data not in datasets() and Path(spec.data).is_dir():  # Path("") is the current folder
         spec = replace(spec, data="folder", data_root=Path(spec.data))
     return replace(spec, data_options=full_options(spec.data, spec.data_options), device=find_device(spec.device))
 

@@ -76,7 +76,7 @@ def serve_model(
         port = listening.getsockname()[1]
         shown = socket.gethostname() if host in ("0.0.0.0", "::") else host
         address = f"http://[{shown}]:{port}" if ":" in shown else f"http://{shown}:{port}"
-        with hold_model(folder, f"clipcil serve at {address}"), open_staging(folder, limits) as staging:
+        with hold_model(folder), open_staging(folder, limits) as staging:
             token = None if is_loopback(host) else secrets.token_urlsafe(24)
             service = Service(ServedModel(folder, method, backbone, device, staging), staging, limits)
             most = limits.connections

@@ -1,0 +1,66 @@
+"""Signals that ask a process to stop: they raise KeyboardInterrupt, and wait while files are replaced."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from signal import SIGHUP, SIGINT, SIGQUIT, SIGTERM
+from typing import Any
+
+STOPS = (SIGINT, SIGTERM, SIGHUP, SIGQUIT)
+
+
+@contextmanager
+def stops_once(for_good: bool) -> Iterator[None]:
+    """The first Ctrl-C, SIGTERM, SIGHUP or SIGQUIT raises KeyboardInterrupt, so that cleanup code runs.
+
+    The second is ignored while the cleanup runs; the third ends the process at once. A signal that was ignored when
+    the process began (`nohup`, a background job) stays ignored.
+
+    Args:
+        for_good: Keep the handlers after the block, when the process is about to end.
+    """
+    seen = 0
+
+    def stop(number: int, _: Any) -> None:
+        nonlocal seen
+        seen += 1
+        if seen > 2:
+            os._exit(130)
+        if seen == 1:
+            raise KeyboardInterrupt("" if number == SIGINT else f"stopped by {signal.Signals(number).name}")
+
+    old = _handle([number for number in STOPS if signal.getsignal(number) is not signal.SIG_IGN], stop)
+    try:
+        yield
+    finally:
+        if not for_good:
+            _restore(old)
+
+
+@contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Defer the signals of `STOPS` until the block ends, so that a write is completed."""
+    waiting: list[int] = []
+    old = _handle(STOPS, lambda number, _: waiting.append(number))
+    try:
+        yield
+    finally:
+        _restore(old)
+        if waiting:
+            signal.raise_signal(waiting[0])
+
+
+def _handle(numbers: Iterable[int], handler: Callable[[int, Any], object]) -> dict[int, Any]:
+    """Install a handler and return those before it; only the main thread is given signals."""
+    if threading.current_thread() is not threading.main_thread():
+        return {}
+    return {number: signal.signal(number, handler) for number in numbers}
+
+
+def _restore(handlers: dict[int, Any]) -> None:
+    for number, handler in handlers.items():
+        signal.signal(number, handler if handler is not None else signal.SIG_DFL)
