@@ -29,6 +29,7 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> object:
 def examples() -> list[doctest.DocTest]:
     things: dict[str, Any] = {name: getattr(clipcil, name) for name in clipcil.__all__ if name != "__version__"}
     things |= {"methods": clipcil.methods.registry.methods, "checks": clipcil.checks.check_method}
+    things |= {kind.__module__: inspect.getmodule(kind) for kind in clipcil.methods().values()}
     found = []
     for name, thing in things.items():
         inspect.unwrap(thing)

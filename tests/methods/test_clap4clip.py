@@ -36,9 +36,8 @@ def make(clip: CLIP, **options: object) -> CLAP4CLIP:
     torch.manual_seed(0)
     settings = {"train": QUICK, "balance": Training(epochs=1, lr=2e-3, optimizer="sgd"), "hidden": 32, **options}
     settings.setdefault("memory", Budget(3, "class"))
-    method = CLAP4CLIP(CLAP4CLIPConfig(**settings), clip, Trainer())  # type: ignore[arg-type]
-    method.templates = ("a photo of a {}.", "a drawing of a {}.")
-    return method
+    templates = ("a photo of a {}.", "a drawing of a {}.")
+    return CLAP4CLIP(CLAP4CLIPConfig(**settings), clip, Trainer(), templates)  # type: ignore[arg-type]
 
 
 def test_attention_is_pytorch_decoder_layer_on_one_picture() -> None:

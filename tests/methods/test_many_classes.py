@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from clipcil.clip import CLIP
-from clipcil.methods import dmc
 from clipcil.methods.dmc import DMCOT, DMCOTConfig
+from clipcil.training import losses
 from clipcil.training.augment import TowerTraining
 from clipcil.training.losses import nearest_classes, sampled_classes
 from clipcil.training.trainer import Trainer, Training
@@ -48,7 +48,7 @@ def test_with_all_neighbours_the_softmax_is_the_whole_one(tiny_clip: CLIP) -> No
 
 
 def test_with_few_neighbours_it_trains_and_differs(tiny_clip: CLIP, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dmc, "nearest_classes", lambda texts: nearest_classes(texts, 1))
+    monkeypatch.setattr(losses, "nearest_classes", lambda texts: nearest_classes(texts, 1))
     whole, sampled = (learnt(tiny_clip, replace(QUICK, softmax_classes=count, max_replay=1)) for count in (0, 1))
     assert torch.isfinite(sampled.classifier).all()
     assert not torch.allclose(sampled.classifier, whole.classifier, atol=1e-5)

@@ -29,9 +29,8 @@ QUICK = Training(epochs=6, lr=0.02, optimizer="sgd", batch_size=16)
 def make(clip: CLIP, **options: object) -> PROOF:
     torch.manual_seed(0)
     settings = {"train": QUICK, "memory": Budget(3, "class"), **options}
-    method = PROOF(PROOFConfig(**settings), clip, Trainer())  # type: ignore[arg-type]
-    method.templates = ("a photo of a {}.", "a drawing of a {}.")
-    return method
+    templates = ("a photo of a {}.", "a drawing of a {}.")
+    return PROOF(PROOFConfig(**settings), clip, Trainer(), templates)  # type: ignore[arg-type]
 
 
 def plain_fusion(fusion: Fusion, picture: torch.Tensor, shared: torch.Tensor) -> torch.Tensor:
@@ -69,7 +68,7 @@ def test_scores_of_tokens_have_the_gradients_of_autograd(size: int, monkeypatch:
         return masks[-1]
 
     monkeypatch.setattr(proof, "draw_kept", draw)
-    ours = TokenScores.apply(*given, 1e-5, share)
+    ours = TokenScores.apply(1e-5, share, *given)
     assert len(masks) == {1: 5, 200: 2, 10**6: 1}[size]
     fused, shared, among, own, alpha, dropped, centre, weight, bias = given
     mixed = among + alpha[..., None] * (centre - among) + dropped[..., None] * own[:, None]

@@ -230,7 +230,7 @@ def test_replay_weighs_every_class_alike(method: DMC, monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(method.trainer, "fit", fit)
     method.config = replace(method.config, task_prompt=False, ortho=0.0)
-    method.fit_prompts(pictures, [])  # type: ignore[arg-type]
+    method.fit_prompts(pictures, [], old=2)  # type: ignore[arg-type]
     texts, _ = method.text_classifier(all_classes=True)
     scores = torch.log_softmax(method.clip.scale * features[:1] @ texts.T, dim=1)[0]
     counts = torch.bincount(seen[0], minlength=2)

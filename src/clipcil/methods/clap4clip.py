@@ -1,18 +1,20 @@
-"""CLAP4CLIP: probabilistic adapters turn every class text into a Gaussian that depends on the picture.
+"""CLAP4CLIP (https://arxiv.org/abs/2403.19137): every class text becomes a Gaussian that depends on the picture.
 
-https://arxiv.org/abs/2403.19137
+    h_c = t̂_c + VGA_c(x),    z ~ N(μ_i(h_c), σ_i(h_c)²) for class c of task i,    score = s · v̂(x)·(h_c + z)
+    loss = CE over all classes, averaged over M samples, + Σ_i (kl · KL(q_i ‖ N(0, I)) + language · L_lang,i)
 
-Read at srvCodes/clap4clip, commit 7ff95c2; `docs/baselines.md` compares whole runs. Where that code uses the whole
-batch (its attention covers all pictures of the batch, and test batches are of one task), here each picture is scored
-separately, in training and at test. Sampling at test is off unless asked for: the mean of the logits over many samples
-is the logit of the mean, without the noise. The code flips its training pictures; cached features do not allow that.
+i is the new task in stage 1 and every task in stage 2. A score is linear in z, so its samples are drawn as Gaussians
+with variance s² Σ v̂² σ²: B·C numbers a sample, not B·C·d.
+
+Read at srvCodes/clap4clip, commit 7ff95c2; `docs/baselines.md` compares whole runs. There the texts attend to the whole
+batch; here each picture is scored separately, in training and at test. Sampling at test is off unless asked for: the
+mean of the logits over many samples is the logit of the mean.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import field
 from typing import Annotated, Any, cast
 
 import torch
@@ -35,19 +37,12 @@ from clipcil.training.trainer import Training
 class CLAP4CLIPConfig:
     """The reference's values; its README trains 5 + 2 epochs, its script 1 + 1: the README is followed."""
 
-    train: Training = field(
-        default_factory=lambda: Training(
-            epochs=5, lr=1.6e-3, batch_size=32, optimizer="sgd", weight_decay=0.0, momentum=0.0, warmup=0.3
-        )
+    train: Training = Training(
+        epochs=5, lr=1.6e-3, batch_size=32, optimizer="sgd", weight_decay=0, momentum=0, warmup=0.3
     )
-    """Attention and the new adapters, on the task's pictures and the exemplars. The reference: SGD without momentum,
-    1e-3 · batch / 20, cosine down to a thousandth (here: to 0), 30 % warm-up."""
-    balance: Training = field(
-        default_factory=lambda: Training(
-            epochs=2, lr=1.6e-4, batch_size=32, optimizer="sgd", weight_decay=0.0, momentum=0.0
-        )
-    )
-    """All adapters, on the exemplars of all classes; a tenth of the rate, no warm-up. From the second task on."""
+    """Stage 1, attention and the new adapters, on the task's pictures and the exemplars."""
+    balance: Training = Training(epochs=2, lr=1.6e-4, batch_size=32, optimizer="sgd", weight_decay=0, momentum=0)
+    """Stage 2, all adapters, on the exemplars of all classes; from the second task on."""
     samples: PositiveInt = 20
     """M, samples of each class while training."""
     test_samples: NonNegativeInt = 0
@@ -59,12 +54,11 @@ class CLAP4CLIPConfig:
     language: NonNegativeFloat = 15.0
     """β, weight of the loss that keeps the sampled residuals near the texts."""
     hidden: PositiveInt = 2048
-    """Hidden width of the attention layer's MLP; PyTorch's default, which the reference keeps."""
+    """Hidden width of the attention layer's MLP."""
     dropout: Annotated[float, Field(ge=0, le=0.99)] = 0.1
     """Dropout in the attention layer."""
-    memory: Budget = field(default_factory=Budget)
-    """Exemplars, chosen by herding. The reference's default takes the first pictures of each class (it calls that
-    random) and offers herding; here all methods use herding."""
+    memory: Budget = Budget()
+    """Exemplars, chosen by herding."""
 
 
 class VisualGuidedAttention(nn.Module):
@@ -85,7 +79,7 @@ class VisualGuidedAttention(nn.Module):
         self.layer = nn.TransformerDecoderLayer(dim, 1, hidden, dropout, activation=gelu, batch_first=True)
 
     def forward(self, texts: Tensor, blocked: Tensor, pictures: Tensor) -> Tensor:
-        """Texts (C, d), blocked (C, C) True where a class must not attend, pictures (B, d) → (C, B, d)."""
+        """Texts (C, d), pictures (B, d) and blocked (C, C), True where a class must not attend → (C, B, d)."""
         layer, dim = self.layer, texts.shape[1]
         mixed, _ = layer.self_attn(texts[None], texts[None], texts[None], attn_mask=blocked, need_weights=False)
         around = layer.norm1(texts + layer.dropout1(mixed[0]))  # (C, d), the same for all pictures
@@ -154,33 +148,25 @@ class Adapter(nn.Module):
 
 @register
 class CLAP4CLIP(Method):
-    """For class c of task i: h_c = t̂_c + VGA_c(x), z ~ N(μ_i(h_c), σ_i(h_c)²), score = s · v̂(x)·(h_c + z).
-
-    Loss: CE over all classes, averaged over M samples, + Σ_i (kl · KL(q_i ‖ N(0, I)) + language · L_lang,i), i the new
-    task in stage 1 and every task in stage 2. A score is linear in z, so its samples are drawn as what they are,
-    Gaussians with variance s² Σ v̂² σ²: B·C numbers a sample, not B·C·d.
-    """
-
     name = "clap4clip"
     title = "CLAP4CLIP"
     Config = CLAP4CLIPConfig
     keeps = "exemplars"
     keeps_exemplars = True
     config: CLAP4CLIPConfig
-    sentences: Tensor  # (C, T, dim): unit texts of all templates; not in the checkpoint, they follow from the names
+    sentences: Tensor  # (C, T, dim): unit texts of all templates
 
     def build(self) -> None:
         self.memory = ExemplarMemory(self.dim, self.config.memory)
         self.attention = VisualGuidedAttention(self.dim, self.config.hidden, self.config.dropout).requires_grad_(False)
         self.adapters = nn.ModuleList()  # a task each
-        self.register_buffer("sentences", torch.zeros(0, 0, self.dim, device=self.device), persistent=False)
+        self.growing_buffer("sentences", len(self.templates), self.dim, persistent=False)
 
     def check_names(self, names: Sequence[str]) -> None:
         check_sentences(self.clip, names, self.templates)
 
     def allocate(self, names: Sequence[str]) -> None:
-        sentences = encode_sentences(self.clip, names, self.templates)
-        self.sentences = torch.cat([self.sentences, sentences]) if len(self.sentences) else sentences
+        self.sentences[self.old :] = encode_sentences(self.clip, names, self.templates)
         adapter = Adapter(self.dim).to(self.device).requires_grad_(False)
         adapter.start_from(self.sentences)
         self.adapters.append(adapter)

@@ -3,12 +3,18 @@
 Stage 1 adapts the vision tower to frozen hard-prompt texts. Stage 2 freezes it and trains soft text prompts over all
 classes seen, replaying the old ones from stored Gaussians. DMC-OT also transports the Gaussians when the tower changes
 (optimal transport) and adds a task prompt to the class prompts. The ablations of the paper are options.
+
+Example:
+    >>> import clipcil
+    >>> experiment = clipcil.Experiment("dmc-ot", data="emoji", tasks=20)
+    >>> experiment.learn(next(iter(experiment)))
+    >>> experiment.evaluate().last >= 60  # percent; chance is 20
+    True
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import field
 from typing import Any
 
 import torch
@@ -23,20 +29,11 @@ from clipcil.distributed import spread
 from clipcil.memory.gaussians import GaussianMemory
 from clipcil.methods.base import Method
 from clipcil.methods.registry import register
-from clipcil.prompts.templates import check_sentences, encode_classes, fill
+from clipcil.prompts.templates import Template, check_sentences, encode_classes
 from clipcil.prompts.text import PromptTexts, encode_prompts, tokenize_names
 from clipcil.settings import options
+from clipcil.training import losses
 from clipcil.training.augment import Augment, TowerTraining, augmented
-from clipcil.training.losses import (
-    BatchOf,
-    Replay,
-    clip_loss,
-    draw_replay,
-    nearest_classes,
-    orthogonality,
-    replay_budget,
-    replay_loss,
-)
 from clipcil.training.own_random import own_random
 from clipcil.training.trainer import Training
 from clipcil.training.tuning import Tuned, average_with, tuned
@@ -46,7 +43,7 @@ from clipcil.training.tuning import Tuned, average_with, tuned
 class DMCConfig:
     """Values that the paper does not give are explained in the README's table of open points."""
 
-    stage1: TowerTraining = field(default_factory=lambda: TowerTraining(epochs=3, lr=1e-5, weight_decay=1e-4))
+    stage1: TowerTraining = TowerTraining(epochs=3, lr=1e-5, weight_decay=1e-4)
     """Training of the vision tower on hard-prompt texts, Eq. (1)."""
     tuned: Tuned = "tower"
     """Part of the tower that stage 1 trains."""
@@ -54,11 +51,11 @@ class DMCConfig:
     """Number of last blocks that train, where tuned=blocks."""
     lora_rank: PositiveInt = 8
     """Rank of the update, where tuned=lora."""
-    template: str = "a photo of {}"
+    template: Template = "a photo of {}"
     """Hard prompt of stage 1; {} is the class name."""
-    stage2: Training = field(default_factory=lambda: Training(epochs=5, steps=50, lr=2e-3, weight_decay=1e-4))
+    stage2: Training = Training(epochs=5, steps=50, lr=2e-3, weight_decay=1e-4)
     """Training of the text prompts, Eq. (7); a task has at least `stage2.steps` steps, in whole epochs."""
-    batch_of: BatchOf = "new"
+    batch_of: losses.BatchOf = "new"
     """What the batch size of stage 2 counts: the new pictures, or new pictures and replayed features together."""
     average_tower: bool = False
     """Average the tower before task k, weight (k−1)/k, with the tower after stage 1, weight 1/k. Not in the paper."""
@@ -89,9 +86,6 @@ class DMCConfig:
     simultaneous: bool = False
     """Ablation: train tower and prompts together, by the loss and for the epochs of stage 2."""
 
-    def __post_init__(self) -> None:
-        fill(self.template, "")  # refuses a template without a place for the class name
-
 
 @options
 class DMCOTConfig(DMCConfig):
@@ -115,14 +109,10 @@ class DMC(Method):
         self.memory = GaussianMemory()
         self.class_prompts = nn.ParameterList()  # a task each: (C_k, M, width)
         self.task_prompts = nn.ParameterList()  # a task each: (1, M, width)
-        self.class_texts = nn.ModuleList()
+        self.class_texts = nn.ModuleList()  # a task each: the names around the prompts
+        self.task_text = PromptTexts(self.clip, [""], self.config.prompt_length)
         self.growing_buffer("classifier", self.dim)
         self.register_buffer("task_texts", torch.zeros(0, self.dim, device=self.device))
-        self.task_text = PromptTexts(self.clip, [""], self.config.prompt_length)
-
-    def check_names(self, names: Sequence[str]) -> None:
-        check_sentences(self.clip, names, [self.config.template])
-        tokenize_names(self.clip, names, self.config.prompt_length, self.config.suffix)
 
     def allocate(self, names: Sequence[str]) -> None:
         length, width = self.config.prompt_length, self.clip.config.text.width
@@ -131,68 +121,33 @@ class DMC(Method):
             vectors = torch.randn(count, length, width, device=self.device) * self.config.prompt_std
             prompts.append(nn.Parameter(vectors, requires_grad=False))
         if self.config.task_prompt:
-            self.task_texts = torch.cat([self.task_texts, self.task_texts.new_zeros(1, self.task_texts.shape[1])])
+            self.task_texts = torch.cat([self.task_texts, self.task_texts.new_zeros(1, self.dim)])
+
+    def check_names(self, names: Sequence[str]) -> None:
+        check_sentences(self.clip, names, [self.config.template])
+        tokenize_names(self.clip, names, self.config.prompt_length, self.config.suffix)
+
+    # Algorithm 1
 
     def learn_task(self, task: Task) -> None:
-        """Algorithm 1."""
-        calibrated = self.config.calibration != "none" and len(self.memory) > 0
-        before = self.class_features(task.pictures, "before") if calibrated else []
+        """Algorithm 1 of the paper."""
+        moves = self.config.calibration != "none" and len(self.memory) > 0
+        before = self.class_features(task.pictures, "before") if moves else []
         self.adapt_tower(task)  # stage 1, Eq. (1)
         after = self.class_features(task.pictures, "after")
-        if calibrated:
+        if moves:
             self.calibrate(before, after)  # Eq. (4)
         self.train_prompts(task.pictures)  # stage 2, Eq. (7)
         self.memory.add(after)  # μ and Σ of each new class
-        self.store_texts(all_classes=self.config.train_old_prompts)  # Eq. (5)
-
-    def learn_again(self, task: Task) -> None:
-        """Merge more pictures of known classes into their Gaussians and train the prompts further. Not in the paper.
-
-        These classes are replayed too, so that one new picture does not outweigh the many earlier ones. The tower stays
-        frozen, so nothing drifts.
-        """
-        features, labels = normalize(task.pictures.features, dim=-1), task.pictures.labels
-        for label in torch.unique(labels).tolist():
-            self.memory.merge(label, features[labels == label].double())
-        self.fit_prompts(task.pictures, self.prompt_parameters(every=True), again=True)
-        self.store_texts(all_classes=True)
-
-    @torch.no_grad()
-    def forget(self, index: int) -> None:
-        task, place = self.drop_class(index)
-        self.memory.remove(index)
-        prompts = self.class_prompts[task]
-        left = torch.cat([prompts[:place], prompts[place + 1 :]])
-        if len(left):
-            first = sum(self.sizes[:task])
-            names = self.names[first : first + self.sizes[task]]
-            self.class_prompts[task] = nn.Parameter(left, requires_grad=False)
-            self.class_texts[task] = PromptTexts(self.clip, names, self.config.prompt_length, self.config.suffix)
-            return
-        keep = [other for other in range(len(self.class_prompts)) if other != task]
-        self.class_prompts = nn.ParameterList(self.class_prompts[other] for other in keep)
-        self.task_prompts = nn.ParameterList(self.task_prompts[other] for other in keep)
-        self.class_texts = nn.ModuleList(self.class_texts[other] for other in keep)
-        if self.config.task_prompt:
-            self.task_texts = self.task_texts[keep]
-
-    def logits(self, batch: Batch) -> Tensor:
-        return self.clip.scale * normalize(batch.features, dim=-1) @ self.classifier.T
+        self.store_texts(self.config.train_old_prompts)  # Eq. (5)
 
     def class_features(self, pictures: Pictures, when: str) -> list[Tensor]:
         """Unit features of each new class by the current tower, (n_c, dim) float64; §3.1 normalises z_v."""
         with self.trainer.phase(f"statistics {when}"):
-            features, labels = normalize(pictures.features, dim=-1).double(), pictures.labels
-            return [features[labels == label] for label in self.new_labels]
-
-    def calibrate(self, before: list[Tensor], after: list[Tensor]) -> None:
-        """Transport the stored Gaussians into the space of the adapted tower, Eq. (4)."""
-        with self.trainer.phase("calibration"):
-            CALIBRATIONS[self.config.calibration](self.memory, before, after)
-            self.memory.fold(self.config.max_spaces)
+            return self.by_new_class(normalize(pictures.features, dim=-1).double(), pictures.labels)
 
     def adapt_tower(self, task: Task) -> None:
-        """Stage 1: Eq. (1), pictures against the frozen texts of the task's classes."""
+        """Stage 1, Eq. (1): pictures against the frozen texts of the task's classes."""
         if self.config.simultaneous:
             self.train_together(task.pictures)
             return
@@ -200,7 +155,7 @@ class DMC(Method):
         scale, labels = self.clip.scale, task.pictures.labels - self.old
 
         def loss(rows: Tensor, batch: Pictures) -> Tensor:
-            return clip_loss(scale * self.encode(batch, self.config.stage1.augment) @ texts.T, labels[rows])
+            return losses.clip_loss(scale * self.encode(batch, self.config.stage1.augment) @ texts.T, labels[rows])
 
         past = {name: value.detach().clone() for name, value in self.tower.named_parameters()}
         what = (self.config.tuned, self.config.tuned_blocks, self.config.lora_rank)
@@ -211,64 +166,58 @@ class DMC(Method):
         if self.config.average_tower:  # 1/k; `sizes` has no entry for a task whose classes are all forgotten
             average_with(self.tower, past, 1 / (int(self.memory.tasks) + 1))
 
-    def encode(self, batch: Pictures, augment: Augment = "none") -> Tensor:
+    def encode(self, batch: Pictures, augment: Augment) -> Tensor:
         """Unit features (B, dim) of the tower as it is now, with gradients."""
         if augment != "none":
             pixels = augmented(batch.pixels, augment)  # the whole batch, so that every process draws the same
             return normalize(spread(lambda part: self.tower(part, class_only=True).features, pixels), dim=-1)
         return normalize(spread(lambda part: self.tower(part.pixels, class_only=True).features, batch), dim=-1)
 
+    def calibrate(self, before: list[Tensor], after: list[Tensor]) -> None:
+        """Transport the stored Gaussians into the space of the adapted tower, Eq. (4)."""
+        with self.trainer.phase("calibration"):
+            CALIBRATIONS[self.config.calibration](self.memory, before, after)
+            self.memory.fold(self.config.max_spaces)
+
     def train_prompts(self, pictures: Pictures) -> None:
-        """Stage 2: Eq. (7) on the task's features and on features drawn from the Gaussians of all old classes."""
+        """Stage 2, Eq. (7): the task's features and features drawn from the Gaussians of all old classes."""
         if not self.config.simultaneous:  # else the prompts were trained with the tower
-            self.fit_prompts(pictures, self.prompt_parameters())
+            self.fit_prompts(pictures, self.prompt_parameters(self.config.train_old_prompts), self.old)
 
-    def train_together(self, pictures: Pictures) -> None:
-        """Ablation: the loss of stage 2 with the tower free to move."""
-        with tuned(self.clip, self.config.tuned, self.config.tuned_blocks, self.config.lora_rank) as tower:
-            groups = [
-                {"params": self.prompt_parameters(), "lr": self.config.stage2.lr},
-                {"params": tower, "lr": self.config.stage1.lr},
-            ]
-            self.fit_prompts(pictures, groups, frozen=False)
-
-    def prompt_parameters(self, every: bool = False) -> list[nn.Parameter]:
-        """The prompts that train: of all tasks, or of the newest alone where the old ones are frozen."""
-        every = every or self.config.train_old_prompts
+    def prompt_parameters(self, all_classes: bool) -> list[nn.Parameter]:
+        """The prompts of all tasks, or of the newest alone."""
         lists = [self.class_prompts, self.task_prompts] if self.config.task_prompt else [self.class_prompts]
-        return [prompts for group in lists for prompts in (group if every else group[-1:])]
+        return [prompts for group in lists for prompts in (group if all_classes else group[-1:])]
 
-    def fit_prompts(
-        self,
-        pictures: Pictures,
-        parameters: Sequence[nn.Parameter] | Sequence[dict[str, Any]],
-        frozen: bool = True,
-        again: bool = False,
-    ) -> None:
-        """Train the parameters by Eq. (7) on pictures and on replayed old classes.
+    def fit_prompts(self, pictures: Pictures, parameters: Sequence[Any], old: int, frozen: bool = True) -> None:
+        """Train by Eq. (7): CE on pictures and on features of the first `old` classes, + λ · orthogonality, Eq. (6).
 
-        `frozen`: the tower does not change. `again`: the classes of the pictures are known, and replayed too.
+        Args:
+            pictures: New pictures; of known classes where all classes are old.
+            parameters: What is trained, or groups with their own learning rates.
+            old: Number of classes that are replayed.
+            frozen: Whether the tower stays as it is.
         """
         features, labels = normalize(pictures.features, dim=-1) if frozen else None, pictures.labels
-        new, old = (len(torch.unique(labels)), self.seen) if again else (len(self.new_labels), self.old)
-        # The new classes together weigh as much as the same number of old ones, however few features are replayed.
-        share = new / (new + old)
-        how, replayed = replay_budget(self.config.stage2, share, self.config.batch_of, self.config.max_replay)
-        sampled = not again and bool(old) and 0 < self.config.softmax_classes < self.seen
-        near = nearest_classes(self.classifier[:old]) if sampled else None
-        epoch: list[Replay] = []
+        new, again = len(torch.unique(labels)), old == self.seen
+        share = new / (new + old)  # every class has the same weight, however few features are replayed
+        how, count = losses.replay_budget(self.config.stage2, share, self.config.batch_of, self.config.max_replay)
+        sampled = not again and 0 < self.config.softmax_classes < self.seen
+        near = losses.nearest_classes(self.classifier[:old]) if sampled and old else None
+        epoch: list[losses.Replay] = []
 
-        def replay() -> None:
+        def draw() -> None:
             steps = -(-len(labels) // how.batch_size)
-            epoch[:] = draw_replay(self.memory, old, steps, replayed, near, self.seen) if old else []
+            epoch[:] = losses.draw_replay(self.memory, old, steps, count, near, self.seen) if old else []
 
         def loss(rows: Tensor, *batch: Pictures) -> Tensor:
             texts, tasks = self.text_classifier(again or self.config.train_old_prompts)
             inputs = self.encode(batch[0], self.config.stage1.augment) if features is None else features[rows]
-            value = replay_loss(self.clip.scale, texts, inputs, labels[rows], epoch.pop() if old else None, share)
-            return value + self.config.ortho * orthogonality(tasks) if self.config.task_prompt else value
+            replay = epoch.pop() if old else None
+            value = losses.replay_loss(self.clip.scale, texts, inputs, labels[rows], replay, share)
+            return value + self.config.ortho * losses.orthogonality(tasks) if self.config.task_prompt else value
 
-        self.trainer.fit("stage2", parameters, len(labels) if frozen else pictures, loss, how, each_epoch=replay)
+        self.trainer.fit("stage2", parameters, len(labels) if frozen else pictures, loss, how, each_epoch=draw)
 
     @torch.no_grad()
     def store_texts(self, all_classes: bool) -> None:
@@ -276,7 +225,7 @@ class DMC(Method):
         self.classifier, self.task_texts = self.text_classifier(all_classes)
 
     def text_classifier(self, all_classes: bool) -> tuple[Tensor, Tensor]:
-        """Eq. (5): the unit vectors w (C, dim), and the unit task texts (K, dim).
+        """The unit vectors w = f_t(class prompt) + β f_t(task prompt) of Eq. (5), (C, dim); unit task texts, (K, dim).
 
         Without `all_classes` only the newest task is encoded; the others are taken as they were stored.
         """
@@ -298,6 +247,47 @@ class DMC(Method):
             texts = torch.cat([self.classifier[:-count], texts])
             tasks = torch.cat([self.task_texts[:-1], tasks])
         return texts, tasks
+
+    def logits(self, batch: Batch) -> Tensor:
+        return self.clip.scale * normalize(batch.features, dim=-1) @ self.classifier.T
+
+    # Not in Algorithm 1
+
+    def train_together(self, pictures: Pictures) -> None:
+        """Ablation: the loss of stage 2 with the tower free to move."""
+        with tuned(self.clip, self.config.tuned, self.config.tuned_blocks, self.config.lora_rank) as tower:
+            prompts = {"params": self.prompt_parameters(self.config.train_old_prompts), "lr": self.config.stage2.lr}
+            groups = [prompts, {"params": tower, "lr": self.config.stage1.lr}]
+            self.fit_prompts(pictures, groups, self.old, frozen=False)
+
+    def learn_again(self, task: Task) -> None:
+        """Merge more pictures of known classes into their Gaussians and train the prompts further.
+
+        These classes are replayed too, so that one new picture does not outweigh the many earlier ones. The tower stays
+        frozen, so nothing drifts.
+        """
+        features, labels = normalize(task.pictures.features, dim=-1), task.pictures.labels
+        for label in torch.unique(labels).tolist():
+            self.memory.merge(label, features[labels == label].double())
+        self.fit_prompts(task.pictures, self.prompt_parameters(all_classes=True), old=self.seen)
+        self.store_texts(all_classes=True)
+
+    @torch.no_grad()
+    def forget(self, index: int) -> None:
+        task, place = self.drop_class(index)
+        self.memory.remove(index)
+        prompts = self.class_prompts[task]
+        if len(prompts) > 1:
+            left = torch.cat([prompts[:place], prompts[place + 1 :]])
+            names = self.names[sum(self.sizes[:task]) :][: len(left)]
+            self.class_prompts[task] = nn.Parameter(left, requires_grad=False)
+            self.class_texts[task] = PromptTexts(self.clip, names, self.config.prompt_length, self.config.suffix)
+        else:  # the last class of its task
+            keep = [other for other in range(len(self.class_prompts)) if other != task]
+            self.class_prompts = nn.ParameterList(self.class_prompts[other] for other in keep)
+            self.task_prompts = nn.ParameterList(self.task_prompts[other] for other in keep)
+            self.class_texts = nn.ModuleList(self.class_texts[other] for other in keep)
+            self.task_texts = self.task_texts[keep] if self.config.task_prompt else self.task_texts
 
 
 @register

@@ -1,19 +1,25 @@
-"""ENGINE: linear adapters for every task, a discriminant head, and re-ranking by descriptions of the classes.
+"""ENGINE (https://arxiv.org/abs/2503.08510): adapters for every task, a discriminant, re-ranking by descriptions.
 
-https://arxiv.org/abs/2503.08510
+    score = h·g + (1−h)·(r·d + (1−r)·cos(Σ_k a_k(v), Σ_k b_k(t_c)))
 
-Both towers are frozen. Every task adds one linear adapter for pictures and one for texts; the outputs of all tasks are
-summed. A linear discriminant head on the features before the projection has most of the weight in the score, and
-descriptions of pairs of classes (from a language model, see `clipcil describe`) re-rank the best five.
+Both towers are frozen. Every task adds a linear adapter a_k for pictures and one, b_k, for texts. g is a linear
+discriminant on the features before the projection; d re-ranks the best five classes by descriptions of pairs of classes
+(from a language model, see `clipcil describe`); h and r are their shares.
 
-"External Knowledge Injection for CLIP-Based Class-Incremental Learning". Read at LAMDA-CL/ICCV25-ENGINE, commit
-8803d66; `docs/baselines.md` compares whole runs.
+Read at LAMDA-CL/ICCV25-ENGINE, commit 8803d66; `docs/baselines.md` compares whole runs. What differs from that code:
+
+- The noise of the image loss is not followed by a clamp to [0, 1]: the code clamps pixels that are normalised already,
+  which blackens half of every picture. `views` noisy pictures are drawn a task, not a new one every step.
+- Descriptions D[a][b] are averaged where the code draws one at random for every test batch, so that a picture's score
+  is the same every time.
+- Only descriptions of pairs of classes seen are used, in the text loss too: others would reveal the names of classes
+  that have not arrived yet.
+- The head is computed in float64.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import field
 from itertools import product
 from pathlib import Path
 from typing import Annotated, Literal, cast
@@ -21,7 +27,7 @@ from typing import Annotated, Literal, cast
 import torch
 from pydantic import Field, NonNegativeFloat, PositiveInt
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy, linear, normalize
+from torch.nn.functional import cross_entropy, linear, normalize, pad
 
 from clipcil.data.reader import Batch, Pictures
 from clipcil.data.tasks import Task
@@ -42,12 +48,10 @@ NOISY_BLOCK = 128
 class ENGINEConfig:
     """The defaults are those of the authors' code for CIFAR-100."""
 
-    adapters: Training = field(
-        default_factory=lambda: Training(
-            epochs=10, lr=0.05, batch_size=64, optimizer="sgd", weight_decay=0.05, schedule="cosine-epoch"
-        )
+    adapters: Training = Training(
+        epochs=10, lr=0.05, batch_size=64, optimizer="sgd", weight_decay=0.05, schedule="cosine-epoch"
     )
-    """Training the two adapters of a task: SGD with momentum 0.9, a cosine to 0 that is lowered once an epoch."""
+    """Training of the two adapters of a task."""
     descriptions: Path | None = None
     """JSON file of pairwise descriptions. Without it: no text loss, no re-ranking."""
     text_weight: NonNegativeFloat = 2.0
@@ -57,59 +61,41 @@ class ENGINEConfig:
     pixel_noise: NonNegativeFloat = 0.25
     """Standard deviation of the noise added to preprocessed pictures for the image loss."""
     views: PositiveInt = 2
-    """Noisy views of each picture, encoded once per task. The code encodes a new one at every step."""
+    """Noisy views of each picture, encoded once per task."""
     replay_noise: NonNegativeFloat = 0.25
     """σ of the noise around an old class's mean feature when it is replayed."""
     full_scale: bool = False
-    """Multiply the cosines of the contrastive loss by exp(logit_scale) (100) as CLIP does; off: by logit_scale (4.6),
-    as the code does, for which its other values were chosen."""
+    """Multiply the cosines of the contrastive loss by exp(logit_scale), as CLIP does; off: by logit_scale."""
     head: Share = 0.8
-    """Share of the discriminant head in the final score."""
+    """h, share of the discriminant head in the final score."""
     covariance: Literal["averaged", "pooled"] = "averaged"
-    """The head's covariance. averaged: the authors', inverse covariances averaged over tasks by their share of the
-    classes, scores not centred; pooled: ours, the exact covariance of all pictures seen, scores centred. The latter is
-    stronger and is not ENGINE as published; the method `engine-pooled` uses it."""
+    """Of the head. averaged: the authors', inverses averaged over tasks; pooled: ours, exact over all pictures seen."""
     rerank: Share = 0.5
-    """Share of the re-ranking in the rest of the score; 0 without descriptions."""
+    """r, share of the re-ranking in the rest of the score; 0 without descriptions."""
     top: Annotated[int, Field(ge=2, le=50)] = 5
     """Number of best classes that are re-ranked."""
 
 
 @register
 class ENGINE(Method):
-    """score = h·g + (1−h)·(r·d + (1−r)·cos(Σ_k a_k(v), Σ_k b_k(t_c))); g: head, d: re-ranking, h and r their shares.
-
-    t_c: raw text features; every template is adapted and normalised by itself before the mean over templates is taken.
-
-    What differs from the code:
-    - The noise of the image loss is not followed by a clamp to [0, 1]: the code clamps pixels that are normalised
-      already, which blackens half of every picture. `views` noisy pictures are drawn a task, not a new one every step.
-    - Descriptions D[a][b] are averaged where the code draws one at random, three times for every test batch, so that a
-      picture's score is the same every time.
-    - Only descriptions of pairs of classes seen are used, in the text loss too: others would reveal the names of
-      classes that have not arrived yet.
-    - The head is computed in float64.
-    """
-
     name = "engine"
     title = "ENGINE"
     Config = ENGINEConfig
     scores = "cosine"
     keeps = "class means, covariance"
     config: ENGINEConfig
-    sentences: Tensor  # (C, T, dim): raw texts of all templates; not in the checkpoint, they follow from the names
+    sentences: Tensor  # (C, T, dim): raw texts of all templates, each adapted and normalised before their mean is taken
     classifier: Tensor  # (C, dim): adapted texts, averaged over templates, unit length
     prototypes: Tensor  # (C, dim): mean raw feature of each class
     pair_texts: Tensor  # (C, C, dim): mean raw sentence of D[a][b]
 
     def build(self) -> None:
-        dim = self.dim
-        self.image_adapters, self.text_adapters = nn.ModuleList(), nn.ModuleList()
-        for name in ("classifier", "prototypes"):
-            self.growing_buffer(name, dim)
+        self.image_adapters, self.text_adapters = nn.ModuleList(), nn.ModuleList()  # a task each
         self.head = RunningHead(self.clip.config.vision.width, self.config.covariance == "averaged", self.device)
-        self.register_buffer("sentences", torch.zeros(0, 0, dim, device=self.device), persistent=False)
-        self.register_buffer("pair_texts", torch.zeros(0, 0, dim, device=self.device))
+        self.growing_buffer("classifier", self.dim)
+        self.growing_buffer("prototypes", self.dim)
+        self.growing_buffer("sentences", len(self.templates), self.dim, persistent=False)
+        self.register_buffer("pair_texts", torch.zeros(0, 0, self.dim, device=self.device))
         self._known: Descriptions | None = None
         self._described: list[tuple[Tensor, Tensor]] = []  # a task each: raw sentences (S, dim), their pairs (S, 2)
 
@@ -117,42 +103,34 @@ class ENGINE(Method):
         check_sentences(self.clip, names, self.templates)
 
     def allocate(self, names: Sequence[str]) -> None:
-        dim, added = self.dim, len(names)
         for adapters in (self.image_adapters, self.text_adapters):
-            adapters.append(nn.Linear(dim, dim, device=self.device).requires_grad_(False))
-        texts = raw_sentences(self.clip, names, self.templates)
-        self.sentences = torch.cat([self.sentences, texts]) if len(self.sentences) else texts
-        self.head.grow(added)
+            adapters.append(nn.Linear(self.dim, self.dim, device=self.device).requires_grad_(False))
+        self.sentences[self.old :] = raw_sentences(self.clip, names, self.templates)
+        self.head.grow(len(names))
         if self.config.descriptions is not None:
-            self.pair_texts = nn.functional.pad(self.pair_texts, (0, 0, 0, added, 0, added))
+            self.pair_texts = pad(self.pair_texts, (0, 0, 0, len(names), 0, len(names)))
 
     def learn_task(self, task: Task) -> None:
-        phase, pictures = self.trainer.phase, task.pictures
-        with phase("descriptions"):
+        with self.trainer.phase("descriptions"):
             described = self.encode_new_descriptions()
-        with phase("noisy views"):
-            views = self.noisy_views(pictures) if self.config.image_weight else None
-        self.train_adapters(pictures, described, views)
-        with phase("statistics"), torch.no_grad():
-            self.add_statistics(pictures)
+        with self.trainer.phase("noisy views"):
+            views = self.noisy_views(task.pictures) if self.config.image_weight else None
+        self.train_adapters(task.pictures, described, views)
+        with self.trainer.phase("statistics"), torch.no_grad():
+            pooled, labels = normalize(task.pictures.pooled.double(), dim=-1), task.pictures.labels
+            groups = self.by_new_class(task.pictures.features, labels)
+            self.prototypes[self.old :] = torch.stack([group.mean(0) for group in groups])
+            self.head.add(self.by_new_class(pooled, labels))
             self.classifier = ensemble(normalize(summed(self.text_adapters)(self.sentences), dim=-1))
-
-    def notes(self) -> list[str]:
-        if self.config.descriptions is None:
-            return [
-                "ENGINE ran without descriptions of the classes: no text loss, no re-ranking (see clipcil describe)"
-            ]
-        return []
 
     @torch.no_grad()
     def logits(self, batch: Batch) -> Tensor:
-        features, share = batch.features, self.config.head
-        cosines = normalize(summed(self.image_adapters)(features), dim=-1) @ self.classifier.T  # (B, C)
-        rest = cosines
+        rest = cosines = normalize(summed(self.image_adapters)(batch.features), dim=-1) @ self.classifier.T  # (B, C)
         if self.config.descriptions is not None and self.seen > 1:
-            ranked = rerank(normalize(features, dim=-1), cosines, self.pair_texts, self.config.top)
+            ranked = rerank(normalize(batch.features, dim=-1), cosines, self.pair_texts, self.config.top)
             rest = self.config.rerank * ranked + (1 - self.config.rerank) * cosines
-        return share * normalize(self.head(normalize(batch.pooled, dim=-1)), dim=-1) + (1 - share) * rest
+        head = normalize(self.head(normalize(batch.pooled, dim=-1)), dim=-1)
+        return self.config.head * head + (1 - self.config.head) * rest
 
     def encode_new_descriptions(self) -> list[Tensor]:
         """Encode the descriptions that each task brings; return the unit sentences about each class, (S, dim) each."""
@@ -181,19 +159,16 @@ class ENGINE(Method):
     def noisy_views(self, pictures: Pictures) -> Tensor:
         """(views, N, dim): unit features of the task's pictures with noise on their pixels."""
 
-        def encode(block: Pictures) -> Tensor:
-            pixels = block.pixels
+        def encode(pixels: Tensor) -> Tensor:
             noisy = pixels + self.config.pixel_noise * torch.randn_like(pixels)
             return normalize(self.clip.vision(noisy, class_only=True).features.float(), dim=-1)
 
-        return torch.stack(
-            [torch.cat([encode(block) for block in pictures.batches(NOISY_BLOCK)]) for _ in range(self.config.views)]
-        )
+        views = [[encode(block.pixels) for block in pictures.batches(NOISY_BLOCK)] for _ in range(self.config.views)]
+        return torch.stack([torch.cat(view) for view in views])
 
     def train_adapters(self, pictures: Pictures, described: list[Tensor], views: Tensor | None) -> None:
         """L_clip + a_t L_text + a_v L_img. Only the adapters of this task move."""
-        features, labels = pictures.features, pictures.labels
-        old, device = self.old, self.device
+        features, labels, old, device = pictures.features, pictures.labels, self.old, self.device
         scale = self.clip.scale if self.config.full_scale else self.clip.logit_scale
         image, text = summed(self.image_adapters), summed(self.text_adapters)
         pool = torch.cat(described) if described else torch.zeros(0, features.shape[1])
@@ -218,12 +193,10 @@ class ENGINE(Method):
         trained = [*self.image_adapters[-1].parameters(), *self.text_adapters[-1].parameters()]
         self.trainer.fit("adapters", trained, len(pictures), loss, self.config.adapters)
 
-    def add_statistics(self, pictures: Pictures) -> None:
-        """Mean raw features for replay, and the head."""
-        features, pooled, labels = pictures.features, normalize(pictures.pooled.double(), dim=-1), pictures.labels
-        for label in self.new_labels:
-            self.prototypes[label] = features[labels == label].mean(0)
-        self.head.add([pooled[labels == label] for label in self.new_labels])
+    def notes(self) -> list[str]:
+        if self.config.descriptions is not None:
+            return []
+        return ["ENGINE ran without descriptions of the classes: no text loss, no re-ranking (see clipcil describe)"]
 
 
 @options

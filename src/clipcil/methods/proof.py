@@ -1,20 +1,20 @@
-"""PROOF: a projection of pictures and one of texts for every task, and an attention block that fuses them.
+"""PROOF (https://arxiv.org/abs/2305.19270): projections of pictures and texts for every task, fused by attention.
 
-https://arxiv.org/abs/2305.19270
+    z(x) = Σ_b W_b v(x),    w_c = Σ_b U_b t_c,    p_c = Σ_b W_b (mean unit feature of class c),    b over tasks
+    loss = clip(ẑ, ŵ) + CE(z̃·w̃ᵀ) + CE(z̃·p̃ᵀ),    score = z·ŵ + z̃·w̃ + z̃·p̃
 
-Read at zhoudw-zdw/PROOF, commit 0bb2052; `docs/baselines.md` compares whole runs. One thing is not as in that code: it
-averages the fused texts and prototypes over the batch, in training and at test, so that a picture's score depends on
-the rest of the batch. Here a picture is scored with the texts and prototypes fused with that picture alone. Where the
-code differs from its description, we follow the code, and an option selects the description:
-- the text projections of earlier tasks continue to train (the description freezes them with those of pictures);
-- at test the projected picture enters the fusion as it is; in training it has unit length.
+A tilde stands for what `Fusion` of [ẑ; ŵ; p̂; context prompts] gives: outputs of LayerNorm, whose products have no
+temperature. ŵ is averaged over all templates, in training it is that of the first.
+
+Read at zhoudw-zdw/PROOF, commit 0bb2052; `docs/baselines.md` compares whole runs. That code averages the fused texts
+and prototypes over the batch, also at test; here they are those of one picture. Where the code differs from its
+description, we follow the code, and an option selects the description.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import field
 from typing import Annotated, Any
 
 import torch
@@ -41,30 +41,19 @@ IN_CACHE = 2**17
 class PROOFConfig:
     """The authors' values for CIFAR-100; those for other datasets are in the presets."""
 
-    train: Training = field(
-        default_factory=lambda: Training(
-            epochs=5,
-            lr=1e-3,
-            batch_size=64,
-            optimizer="sgd",
-            weight_decay=0.05,
-            momentum=0.9,
-            schedule="cosine-epoch",
-        )
+    train: Training = Training(
+        epochs=5, lr=1e-3, batch_size=64, optimizer="sgd", weight_decay=0.05, schedule="cosine-epoch"
     )
-    """The authors' values on CIFAR-100: SGD, a cosine to 0 that is lowered once an epoch."""
+    """Training of projections, context prompts, fusion and temperature."""
     context: NonNegativeInt = 3
     """Number of context prompts that a task adds to the fusion."""
     dropout: Annotated[float, Field(ge=0, le=0.99)] = 0.1
-    """Dropout of the attention weights and after the output layer of the fusion; the authors' value."""
+    """Dropout of the attention weights and after the output layer of the fusion."""
     train_old_text_projections: bool = True
-    """Train the text projections of old tasks further, as the authors' code does; off: freeze them, as the paper
-    describes it."""
+    """Train the text projections of old tasks further, as in the authors' code; off: freeze them, as they describe."""
     raw_feature_at_test: bool = True
-    """Put the projected picture into the fusion unnormalised at test, as the authors' code does; off: at unit length,
-    as in training. It matters: added to the same attention output, a long and a short vector give very different
-    results after LayerNorm."""
-    memory: Budget = field(default_factory=Budget)
+    """Fuse the projected picture unnormalised at test, as in the authors' code; off: at unit length, as in training."""
+    memory: Budget = Budget()
     """Exemplars, chosen by herding."""
 
 
@@ -113,9 +102,8 @@ class Fusion(nn.Module):
         parts = (fused, shared[:wanted], among, own, alpha, self.dropout(alpha), self.out.bias)
         norm, share = self.norm, self.dropout.p if self.training else 0.0
         with torch.autocast(pictures.device.type, enabled=False):  # backward does not know of mixed precision
-            found: Tensor = TokenScores.apply(  # type: ignore[no-untyped-call]
-                *(part.to(norm.weight.dtype) for part in parts), norm.weight, norm.bias, norm.eps, share
-            )
+            given = [*(part.to(norm.weight.dtype) for part in parts), norm.weight, norm.bias]
+            found: Tensor = TokenScores.apply(norm.eps, share, *given)  # type: ignore[no-untyped-call]
         return found
 
 
@@ -129,21 +117,9 @@ class TokenScores(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        fused: Tensor,
-        tokens: Tensor,
-        among: Tensor,
-        own: Tensor,
-        alpha: Tensor,
-        dropped: Tensor,
-        centre: Tensor,
-        weight: Tensor,
-        bias: Tensor,
-        eps: float,
-        share: float,
-    ) -> Tensor:
+    def forward(ctx: Any, eps: float, share: float, *given: Tensor) -> Tensor:
         """z (B, d), x (N, d), m (N, d), p (B, d), α and α̃ (B, N), c, γ and β (d,) → (B, N)."""
+        fused, tokens, _, _, alpha, _, _, weight, bias = given
         ctx.eps, ctx.share = eps, share
         most = IN_CACHE if fused.device.type == "cpu" else LARGEST_TENSOR
         ctx.size = max(1, most // max(1, tokens.numel()))
@@ -152,16 +128,16 @@ class TokenScores(torch.autograd.Function):
         for start in range(0, len(fused), ctx.size):
             part = slice(start, start + ctx.size)
             ctx.kept.append(draw_kept((*alpha[part].shape, fused.shape[1]), share, fused.device) if share else None)
-            normed, _ = TokenScores.normed(ctx, part, ctx.kept[-1], (tokens, among, own, alpha, dropped, centre))
+            normed, _ = TokenScores.normed(ctx, part, ctx.kept[-1], given)
             found.append((normed @ scaled[part, :, None])[..., 0])
         products = torch.cat(found) if found else torch.zeros_like(alpha)
-        ctx.save_for_backward(fused, tokens, among, own, alpha, dropped, centre, weight, bias, products)
+        ctx.save_for_backward(*given, products)
         return products + fused @ bias[:, None]
 
     @staticmethod
     def normed(ctx: Any, part: slice, kept: Tensor | None, given: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
-        """ŷ (b, N, d) and r (b, N, 1) of a part of the pictures; `given` are x, m, p, α, α̃ and c."""
-        tokens, among, own, alpha, dropped, centre = given
+        """ŷ (b, N, d) and r (b, N, 1) of a part of the pictures; `given` is what `forward` was given."""
+        _, tokens, among, own, alpha, dropped, centre, _, _ = given
         mixed = torch.addcmul(among, alpha[part, :, None], centre - among)
         mixed = mixed.addcmul_(dropped[part, :, None], own[part, None])
         if kept is not None:
@@ -171,7 +147,8 @@ class TokenScores(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        fused, tokens, among, own, alpha, dropped, centre, weight, bias, products = ctx.saved_tensors
+        *given, products = ctx.saved_tensors
+        fused, tokens, among, own, alpha, dropped, centre, weight, bias = given
         gradient, dim = gradients[0], fused.shape[1]
         of_fused, of_own = torch.empty_like(fused), torch.empty_like(own)
         of_tokens, of_among, of_centre = torch.zeros_like(tokens), torch.zeros_like(among), torch.zeros_like(centre)
@@ -180,7 +157,7 @@ class TokenScores(torch.autograd.Function):
         centred = scaled - scaled.mean(1, keepdim=True)
         for kept, start in zip(ctx.kept, range(0, len(fused), ctx.size), strict=True):
             part = slice(start, start + ctx.size)
-            normed, scale = TokenScores.normed(ctx, part, kept, (tokens, among, own, alpha, dropped, centre))
+            normed, scale = TokenScores.normed(ctx, part, kept, tuple(given))
             of_fused[part] = (gradient[part, None] @ normed)[:, 0]
             inside = normed.mul_(products[part, :, None] / -dim).add_(centred[part, None])
             inside = inside.mul_(gradient[part, :, None] * scale)  # the gradient of LayerNorm's input, (b, N, d)
@@ -195,37 +172,30 @@ class TokenScores(torch.autograd.Function):
         total = gradient.sum(1, keepdim=True)
         of_weight, of_bias = (fused * of_fused).sum(0), (fused * total).sum(0)
         of_fused = of_fused * weight + total * bias
-        return of_fused, of_tokens, of_among, of_own, of_alpha, of_dropped, of_centre, of_weight, of_bias, None, None
+        return None, None, of_fused, of_tokens, of_among, of_own, of_alpha, of_dropped, of_centre, of_weight, of_bias
 
 
 @register
 class PROOF(Method):
-    """z(x) = Σ_b W_b v(x), w_c = Σ_b U_b t_c, p_c = Σ_b W_b (mean unit feature of class c), b over tasks.
-
-    Loss: clip(ẑ, ŵ) + CE(z̃·w̃ᵀ) + CE(z̃·p̃ᵀ), the tilde for what `Fusion` of [ẑ; ŵ; p̂; context prompts] gives;
-    products of LayerNorm outputs without a temperature. Score: z·ŵ + z̃·w̃ + z̃·p̃, with ŵ averaged over all templates.
-    """
-
     name = "proof"
     title = "PROOF"
     Config = PROOFConfig
     keeps = "exemplars, class means"
     keeps_exemplars = True
     config: PROOFConfig
-    sentences: Tensor  # (C, T, dim): raw texts of all templates; not in the checkpoint, they follow from the names
+    sentences: Tensor  # (C, T, dim): raw texts of all templates
     prototypes: Tensor  # (C, dim): mean unit feature of each class
     tokens: Tensor  # (2C + contexts, dim): ŵ, p̂ and the context prompts as they stand after the last task
 
     def build(self) -> None:
-        dim, device = self.dim, self.device
-        self.memory = ExemplarMemory(dim, self.config.memory)
+        self.memory = ExemplarMemory(self.dim, self.config.memory)
         self.image_projections, self.text_projections = nn.ModuleList(), nn.ModuleList()  # a task each
         self.contexts = nn.ParameterList()  # a task each: (context, dim)
-        self.fusion = Fusion(dim, self.config.dropout).requires_grad_(False)
+        self.fusion = Fusion(self.dim, self.config.dropout).requires_grad_(False)
         self.logit_scale = nn.Parameter(self.clip.logit_scale.detach().clone(), requires_grad=False)
-        self.register_buffer("sentences", torch.zeros(0, 0, dim, device=device), persistent=False)
-        self.growing_buffer("prototypes", dim)
-        self.register_buffer("tokens", torch.zeros(0, dim, device=device))
+        self.growing_buffer("sentences", len(self.templates), self.dim, persistent=False)
+        self.growing_buffer("prototypes", self.dim)
+        self.register_buffer("tokens", torch.zeros(0, self.dim, device=self.device))
 
     def check_names(self, names: Sequence[str]) -> None:
         check_sentences(self.clip, names, self.templates)
@@ -235,15 +205,13 @@ class PROOF(Method):
         for projections in (self.image_projections, self.text_projections):
             projections.append(nn.Linear(dim, dim).to(device).requires_grad_(False))
         self.contexts.append(nn.Parameter(torch.randn(self.config.context, dim, device=device), requires_grad=False))
-        texts = raw_sentences(self.clip, names, self.templates)
-        self.sentences = torch.cat([self.sentences, texts]) if len(self.sentences) else texts
+        self.sentences[self.old :] = raw_sentences(self.clip, names, self.templates)
         self.tokens = self.tokens.new_zeros(2 * self.seen + self.config.context * len(self.sizes), dim)
 
     def learn_task(self, task: Task) -> None:
         new, new_labels = task.pictures.features, task.pictures.labels
-        unit = normalize(new, dim=-1)
-        for label in self.new_labels:
-            self.prototypes[label] = unit[new_labels == label].mean(0)
+        groups = self.by_new_class(normalize(new, dim=-1), new_labels)
+        self.prototypes[self.old :] = torch.stack([group.mean(0) for group in groups])
         features, labels = self.memory.join(new, new_labels)
 
         def loss(rows: Tensor) -> Tensor:

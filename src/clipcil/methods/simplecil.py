@@ -10,8 +10,8 @@ Example:
     >>> experiment = clipcil.Experiment("simplecil", data="emoji", tasks=10)
     >>> for task in experiment:
     ...     experiment.learn(task)
-    >>> round(experiment.evaluate().last)
-    65
+    >>> experiment.evaluate().last
+    66.5
 """
 
 from __future__ import annotations

@@ -4,6 +4,14 @@
 
 Nothing is learnt and nothing is kept. DMC's paper names one plain sentence (section 3.1), and its zero-shot accuracy,
 which is low for OpenAI's ViT-B/16, suggests one sentence and not an average of many.
+
+Example:
+    >>> import clipcil
+    >>> experiment = clipcil.Experiment("zero-shot", data="emoji", tasks=10)
+    >>> for task in experiment:
+    ...     experiment.learn(task)
+    >>> experiment.evaluate().last
+    14.0
 """
 
 from __future__ import annotations
