@@ -191,7 +191,7 @@ async def lesson(service: Used) -> answers.LessonState | None:
 
 
 @router.post("/lesson", status_code=202)
-def start_lesson(service: Used) -> answers.LessonState:
+async def start_lesson(service: Used) -> answers.LessonState:
     """Teach all waiting pictures as one lesson; until it ends, predictions come from the model before it."""
     return service.lessons.start()
 

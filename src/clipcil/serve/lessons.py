@@ -26,7 +26,7 @@ class Lessons:
 
     def __init__(self, served: ServedModel, staging: Staging) -> None:
         self._served, self._staging = served, staging
-        self._starting, self._stop = threading.Lock(), threading.Event()
+        self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self._began = 0.0
         self.state: LessonState | None = None
@@ -38,19 +38,18 @@ class Lessons:
         return self.state is not None and self.state.state == "running"
 
     def start(self) -> LessonState:
-        """Begin to teach all waiting pictures."""
-        with self._starting:
-            if self.running:
-                raise HTTPException(409, "a lesson is under way; wait for it, or cancel it")
-            taken = self._staging.take()
-            if not taken:
-                raise HTTPException(409, "no picture is waiting; add some to a class first")
-            self._stop.clear()
-            classes = Counter(item.name for item in taken if item.broken is None)
-            self.state = LessonState(id=secrets.token_hex(6), classes=classes)
-            self._thread = threading.Thread(target=self._run, args=(taken,), name="lesson", daemon=True)
-            self._thread.start()
-            return self.state
+        """Begin to teach all waiting pictures. Called on the event loop, so one lesson at a time begins."""
+        if self.running:
+            raise HTTPException(409, "a lesson is under way; wait for it, or cancel it")
+        taken = self._staging.take()
+        if not taken:
+            raise HTTPException(409, "no picture is waiting; add some to a class first")
+        self._stop.clear()
+        classes = Counter(item.name for item in taken if item.broken is None)
+        self.state = LessonState(id=secrets.token_hex(6), classes=classes)
+        self._thread = threading.Thread(target=self._run, args=(taken,), name="lesson", daemon=True)
+        self._thread.start()
+        return self.state
 
     def cancel(self) -> LessonState:
         """Ask the lesson to stop; the model stays as it was."""

@@ -79,11 +79,13 @@ def serve_model(
         with hold_model(folder), open_staging(folder, limits) as staging:
             token = None if is_loopback(host) else secrets.token_urlsafe(24)
             service = Service(ServedModel(folder, method, backbone, device, staging), staging, limits)
-            most = limits.connections
             config = uvicorn.Config(
-                build_app(service, port, token), log_level="error", server_header=False, limit_concurrency=most
+                build_app(service, port, token),
+                log_level="error",
+                server_header=False,
+                limit_concurrency=limits.connections,
+                timeout_graceful_shutdown=5,
             )
-            config.timeout_graceful_shutdown = 5
             server = uvicorn.Server(config)
             service.stopping = lambda: server.should_exit
             page = f"{address}/?token={token}" if token else address
