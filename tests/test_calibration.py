@@ -7,7 +7,7 @@ import torch
 from sklearn.linear_model import Ridge
 from torch import Tensor
 
-from clipcil.calibration import CALIBRATIONS, bures_map, paired_map, sdc_shifts
+from clipcil.calibration import bures_map, calibrate, paired_map, sdc_shifts
 from clipcil.memory.gaussians import AffineMap, GaussianMemory
 from clipcil.memory.ledoit_wolf import average_moments
 
@@ -47,7 +47,7 @@ def test_a_map_carries_means_and_covariances(
 ) -> None:
     memory, before, after = moved
     old, expected = dense(memory), expected_map(name, before, after)
-    CALIBRATIONS[name](memory, before, after)  # type: ignore[index]
+    calibrate(name, memory, before, after)  # type: ignore[arg-type]
     for (mean, cov), (old_mean, old_cov) in zip(dense(memory), old, strict=True):
         torch.testing.assert_close(mean, expected(old_mean), atol=1e-10, rtol=1e-10)
         torch.testing.assert_close(cov, expected.matrix @ old_cov @ expected.matrix.T, atol=1e-10, rtol=1e-10)
@@ -56,7 +56,7 @@ def test_a_map_carries_means_and_covariances(
 def test_sdc_moves_each_mean_by_its_neighbours(moved: tuple[GaussianMemory, list[Tensor], list[Tensor]]) -> None:
     memory, before, after = moved
     old, x, y = dense(memory), torch.cat(before), torch.cat(after)
-    CALIBRATIONS["sdc"](memory, before, after)
+    calibrate("sdc", memory, before, after)
     for (mean, cov), (old_mean, old_cov) in zip(dense(memory), old, strict=True):
         weights = torch.tensor(
             [float(torch.exp(-(row - old_mean).square().sum() / (2 * 0.2**2))) for row in x]
@@ -82,9 +82,9 @@ def test_what_is_drawn_after_a_shift_lies_around_the_shifted_means() -> None:
 
 def test_a_shift_is_refused_where_maps_are(moved: tuple[GaussianMemory, list[Tensor], list[Tensor]]) -> None:
     memory, before, after = moved
-    CALIBRATIONS["task"](memory, before, after)
+    calibrate("task", memory, before, after)
     with pytest.raises(ValueError, match="cannot be shifted"):
-        CALIBRATIONS["sdc"](memory, before, after)
+        calibrate("sdc", memory, before, after)
 
 
 @pytest.mark.parametrize("count", [5, 40])

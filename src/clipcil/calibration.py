@@ -1,14 +1,11 @@
-"""Maps that transport stored class Gaussians when the vision tower changes: four calibrations and their table.
+"""Maps that transport stored class Gaussians when the vision tower changes.
 
-A calibration is a function `calibrate(memory, before, after)`. `before` and `after` hold the unit features (n_c, d) of
-each class of the new task, by the tower before and after its change; `memory` holds the Gaussians of the old classes in
-the space before, and is transported into the space after. All maps are computed in float64: a memory that passes many
-tasks multiplies many of them.
+All maps are computed in float64: a memory that passes many tasks multiplies many of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Literal
 
 import torch
@@ -32,47 +29,39 @@ SDC_WIDTH = 0.2
 """σ of `sdc_shifts` for unit features, from the authors' script (yulu0724/SDC-IL, commit 4d9efc9, run_demo.sh)."""
 
 
-def calibrate_by_task(memory: GaussianMemory, before: Sequence[Tensor], after: Sequence[Tensor]) -> None:
-    """Transport the memory by one map between the task's averaged statistics, Eq. (4)."""
-    memory.transport(bures_map(*average_moments(before), *average_moments(after)))
-
-
-def calibrate_by_class(memory: GaussianMemory, before: Sequence[Tensor], after: Sequence[Tensor]) -> None:
-    """Transport the memory by the average of one map per class: the paper's alternative to Eq. (4), its Table 4.
-
-    With fewer pictures than dimensions a class's covariance is mostly shrinkage, and so is its map: the paper finds
-    62.24 on CUB-200, where Eq. (4) has 78.11.
-    """
-    maps = [bures_map(*average_moments([b]), *average_moments([a])) for b, a in zip(before, after, strict=True)]
-    matrices, offsets = zip(*maps, strict=True)
-    memory.transport(AffineMap(torch.stack(matrices).mean(0), torch.stack(offsets).mean(0)))
-
-
-def calibrate_by_pairs(memory: GaussianMemory, before: Sequence[Tensor], after: Sequence[Tensor]) -> None:
-    """Transport the memory by the linear map that best maps each feature before to its counterpart after.
-
-    Learnable drift compensation (LDC, ECCV 2024, https://arxiv.org/abs/2407.08536) trains such a map by gradient
-    descent; here it has a closed form, and its ridge is chosen by leave-one-out.
-    """
-    memory.transport(paired_map(torch.cat(list(before)), torch.cat(list(after))))
-
-
-def calibrate_by_sdc(memory: GaussianMemory, before: Sequence[Tensor], after: Sequence[Tensor]) -> None:
-    """Move each stored mean by the shift of the new pictures near it; covariances stay as they are.
-
-    Semantic drift compensation (SDC, CVPR 2020, https://arxiv.org/abs/2004.00440).
-    """
-    memory.shift(sdc_shifts(memory.means(), torch.cat(list(before)).double(), torch.cat(list(after)).double()))
-
-
 CalibrationName = Literal["none", "task", "class", "pairs", "sdc"]
-"""An option: none leaves the stored Gaussians as they are, as DMC does."""
-CALIBRATIONS: dict[CalibrationName, Callable[[GaussianMemory, Sequence[Tensor], Sequence[Tensor]], None]] = {
-    "task": calibrate_by_task,
-    "class": calibrate_by_class,
-    "pairs": calibrate_by_pairs,
-    "sdc": calibrate_by_sdc,
-}
+"""An option: see `calibrate`; none leaves the stored Gaussians as they are, as DMC does."""
+
+
+def calibrate(how: CalibrationName, memory: GaussianMemory, before: Sequence[Tensor], after: Sequence[Tensor]) -> None:
+    """Transport the Gaussians of the old classes from the space before a change of the tower to the space after it.
+
+    - task: one map between the task's averaged statistics, Eq. (4).
+    - class: the average of one map per class, the paper's alternative (its Table 4). With fewer pictures than
+      dimensions a class's covariance is mostly shrinkage, and so is its map: the paper finds 62.24 on CUB-200, where
+      Eq. (4) has 78.11.
+    - pairs: the linear map that best maps each feature before to its counterpart after. Learnable drift compensation
+      (LDC, ECCV 2024, https://arxiv.org/abs/2407.08536) trains such a map by gradient descent; here it has a closed
+      form, and its ridge is chosen by leave-one-out.
+    - sdc: each stored mean moves by the shift of the new pictures near it; covariances stay. Semantic drift
+      compensation (SDC, CVPR 2020, https://arxiv.org/abs/2004.00440).
+
+    Args:
+        how: Name of the calibration.
+        memory: The Gaussians.
+        before: (n_c, d) unit features of each class of the new task, by the tower before its change.
+        after: (n_c, d) features of the same pictures by the tower after its change.
+    """
+    if how == "task":
+        memory.transport(bures_map(*average_moments(before), *average_moments(after)))
+    elif how == "class":
+        maps = [bures_map(*average_moments([b]), *average_moments([a])) for b, a in zip(before, after, strict=True)]
+        matrices, offsets = zip(*maps, strict=True)
+        memory.transport(AffineMap(torch.stack(matrices).mean(0), torch.stack(offsets).mean(0)))
+    elif how == "pairs":
+        memory.transport(paired_map(torch.cat(list(before)), torch.cat(list(after))))
+    elif how == "sdc":
+        memory.shift(sdc_shifts(memory.means(), torch.cat(list(before)).double(), torch.cat(list(after)).double()))
 
 
 def bures_map(mean_from: Tensor, cov_from: Tensor, mean_to: Tensor, cov_to: Tensor) -> AffineMap:

@@ -22,7 +22,7 @@ from pydantic import NonNegativeFloat, NonNegativeInt, PositiveInt
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
-from clipcil.calibration import CALIBRATIONS, CalibrationName
+from clipcil.calibration import CalibrationName, calibrate
 from clipcil.data.reader import Batch, Pictures
 from clipcil.data.tasks import Task
 from clipcil.distributed import spread
@@ -176,7 +176,7 @@ class DMC(Method):
     def calibrate(self, before: list[Tensor], after: list[Tensor]) -> None:
         """Transport the stored Gaussians into the space of the adapted tower, Eq. (4)."""
         with self.trainer.phase("calibration"):
-            CALIBRATIONS[self.config.calibration](self.memory, before, after)
+            calibrate(self.config.calibration, self.memory, before, after)
             self.memory.fold(self.config.max_spaces)
 
     def train_prompts(self, pictures: Pictures) -> None:
