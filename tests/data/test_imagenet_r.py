@@ -3,8 +3,10 @@ from __future__ import annotations
 import tarfile
 from pathlib import Path
 
-from clipcil.data.dataset import Dataset, open_dataset
+import pytest
 from support.made_up import imagenet_r_tree, refused, write_lines
+
+from clipcil.data.dataset import Dataset, open_dataset
 
 ALL = [f"{wnid}/art_{i}.jpg" for wnid in ("n01443537", "n01484850", "n02106662") for i in range(5)]
 
@@ -39,8 +41,7 @@ def test_yaml_lists(tmp_path: Path) -> None:
         lines += ["targets:", *("- 7" for _ in entries)]
         lists[f"{part}_list"] = write_lines(tmp_path / f"imagenet-r_{part}.yaml", lines)
     data = opened(home, **lists)
-    assert names(data, "test") == ALL[:3]
-    assert names(data, "train") == ALL[3:]
+    assert (names(data, "test"), names(data, "train")) == (ALL[:3], ALL[3:])
     assert data.test.labels.tolist() == [0, 0, 0], "the class is in the path; targets are not trusted"
     assert data.notes == ()
     flow = tmp_path / "flow.yaml"
@@ -50,42 +51,37 @@ def test_yaml_lists(tmp_path: Path) -> None:
 
 def test_one_text_list_with_a_stray_line(tmp_path: Path) -> None:
     home = imagenet_r_tree(tmp_path)
-    path = write_lines(tmp_path / "split.txt", ["train", *ALL[5:], "n02106662/test_img_R.py", "test", *ALL[:4]])
+    path = write_lines(tmp_path / "split.txt", ["train", *ALL[5:], "n02106662/test_img_R.py", "", "test", *ALL[:4]])
     data = opened(home, split_list=path)
-    assert names(data, "train") == ALL[5:]
-    assert names(data, "test") == ALL[:4]
+    assert (names(data, "test"), names(data, "train")) == (ALL[:4], ALL[5:])
     assert len(data.notes) == 2
-    assert "skipped 'n02106662/test_img_R.py'" in data.notes[0]
-    assert "1 pictures of the folder are in neither part" in data.notes[1]
+    assert "n02106662/test_img_R.py" in data.notes[0] and " 1 pictures" in data.notes[1]
+
+
+@pytest.mark.parametrize(
+    ("lines", "said"),
+    [
+        (["nothing here"], "no train pictures"),
+        (["train", ALL[0]], "no test pictures"),
+        ([ALL[0]], ALL[0]),
+        (["train", ALL[0], "test", "n01443537/art_99.jpg"], "n01443537/art_99.jpg"),
+        (["train", ALL[0], "test", ALL[0]], ALL[0]),
+    ],
+)
+def test_a_list_that_does_not_fit_is_refused(tmp_path: Path, lines: list[str], said: str) -> None:
+    home = imagenet_r_tree(tmp_path)
+    refused("imagenet-r", said, home, check="no", split_list=write_lines(tmp_path / "list.txt", lines))
 
 
 def test_what_is_wrong_is_named(tmp_path: Path) -> None:
-    def says(words: str, root: Path = tmp_path, **options: object) -> None:
-        refused("imagenet-r", words, root, **{"check": "no", **options})
-
-    says("imagenet-r.tar", tmp_path / "nowhere")
-    says("imagenet-r.tar")
+    for root in (tmp_path / "nowhere", tmp_path):
+        refused("imagenet-r", "imagenet-r.tar", root)
     home = imagenet_r_tree(tmp_path)
-    says("3 classes and 15 pictures", check="yes")
-    says("go together", train_list="x")
-    says("not all three", train_list="x", test_list="y", split_list="z")
-    says("none.txt is missing", split_list=tmp_path / "none.txt")
-
-    def wrong(text: str, *lines: str) -> None:
-        says(text, split_list=write_lines(tmp_path / "list.txt", list(lines)))
-
-    wrong("names no train pictures", "nothing here")
-    wrong("names no test pictures", "train", ALL[0])
-    wrong("comes before any line", ALL[0])
-    wrong(
-        "1 pictures are not there, the first is n01443537/art_99.jpg",
-        "train",
-        ALL[0],
-        "test",
-        "n01443537/art_99.jpg",
-    )
-    wrong("1 pictures are in both parts", "train", ALL[0], "test", ALL[0])
+    refused("imagenet-r", "3 classes and 15 pictures", home)
+    refused("imagenet-r", "train_list and test_list", home, train_list="x")
+    refused("imagenet-r", "split_list", home, train_list="x", test_list="y", split_list="z")
+    refused("imagenet-r", "none.txt", home, check="no", split_list=tmp_path / "none.txt")
     write_lines(home / "README.txt", ["n01443537 goldfish"])
-    says("no name for the folder n01484850")
+    refused("imagenet-r", "n01484850", home, check="no")
     (home / "README.txt").unlink()
-    says("README.txt is missing")
+    refused("imagenet-r", "README.txt", home, check="no")

@@ -7,11 +7,11 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from support.made_up import encoded, write_lines
 
 from clipcil.data.dataset import Dataset, open_dataset
 from clipcil.data.datasets import hub as hub_set
 from clipcil.errors import UserError
-from support.made_up import encoded, write_lines
 
 
 def write(path: Path, labels: Any, names: list[str] | None = None, **columns: Any) -> Path:
@@ -30,6 +30,12 @@ def opened(root: Path, **options: object) -> Dataset:
     return open_dataset("parquet", root, options)
 
 
+def refused(said: str, root: Path, **options: object) -> None:
+    with pytest.raises(UserError) as caught:
+        opened(root, **options)
+    assert said in str(caught.value) and "\n" not in str(caught.value)
+
+
 @pytest.mark.parametrize(
     ("train", "test"),
     [
@@ -44,29 +50,20 @@ def test_parts_by_file_name(tmp_path: Path, train: str, test: str) -> None:
     write(tmp_path / test, [1], ["big_cat", "dog"])
     data = opened(tmp_path)
     assert data.classes == ["big cat", "dog"]
-    assert data.train.labels.tolist() == [0, 1, 1]
-    assert data.test.labels.tolist() == [1]
+    assert (data.train.labels.tolist(), data.test.labels.tolist()) == ([0, 1, 1], [1])
     assert data.train.image(2).size == (8, 8)
 
 
-def test_several_files_are_one_part(tmp_path: Path) -> None:
+def test_several_files_are_one_part_and_one_without_rows_adds_nothing(tmp_path: Path) -> None:
     for number in range(3):
-        write(tmp_path / f"train-{number}.parquet", [number], ["a", "b", "c"])
+        first = write(tmp_path / f"train-{number}.parquet", [number], ["a", "b", "c"])
+    pq.write_table(pq.read_table(first).slice(0, 0), tmp_path / "train-9.parquet")
     write(tmp_path / "test-0.parquet", [0, 1, 2], ["a", "b", "c"])
     data = opened(tmp_path)
     assert data.train.labels.tolist() == [0, 1, 2]
     assert [data.train.image(i).size for i in range(3)] == [(8, 8)] * 3
-
-
-def test_a_file_without_rows_adds_nothing(tmp_path: Path) -> None:
-    first = write(tmp_path / "train-0.parquet", [0, 1], ["a", "b"])
-    pq.write_table(pq.read_table(first).slice(0, 0), tmp_path / "train-1.parquet")
-    write(tmp_path / "test-0.parquet", [0, 1], ["a", "b"])
-    assert opened(tmp_path).train.labels.tolist() == [0, 1]
-    (tmp_path / "empty").mkdir()
-    (tmp_path / "train-1.parquet").rename(tmp_path / "empty" / "all.parquet")
-    data = opened(tmp_path / "empty", names=write_lines(tmp_path / "names.txt", ["a", "b"]))
-    assert data.classes == ["a", "b"] and len(data.train) == len(data.test) == 0
+    names = write_lines(tmp_path / "names.txt", ["a", "b"])
+    assert len(opened(tmp_path / "train-9.parquet", names=names).train) == 0
 
 
 def test_text_labels_of_both_parts_make_one_list(tmp_path: Path) -> None:
@@ -74,8 +71,7 @@ def test_text_labels_of_both_parts_make_one_list(tmp_path: Path) -> None:
     write(tmp_path / "test.parquet", ["owl", "dog"])
     data = opened(tmp_path)
     assert data.classes == ["cat", "dog", "owl"]
-    assert data.train.labels.tolist() == [2, 0, 1]
-    assert data.test.labels.tolist() == [2, 1]
+    assert (data.train.labels.tolist(), data.test.labels.tolist()) == ([2, 0, 1], [2, 1])
 
 
 def test_a_split_column_or_a_split_by_seed(tmp_path: Path) -> None:
@@ -88,57 +84,42 @@ def test_a_split_column_or_a_split_by_seed(tmp_path: Path) -> None:
 
 def test_bare_numbers_need_names(tmp_path: Path) -> None:
     write(tmp_path / "a.parquet", [0, 0, 1, 1])
-    with pytest.raises(UserError, match="names=FILE"):
-        opened(tmp_path)
-    names = write_lines(tmp_path / "names.txt", ["cat", "dog"])
-    assert opened(tmp_path, names=names).classes == ["cat", "dog"]
-    assert opened(tmp_path, names=write_lines(tmp_path / "ends.txt", ["cat", "dog", "", " "])).classes == ["cat", "dog"]
-    with pytest.raises(UserError, match="class 1 has an empty name"):
-        opened(tmp_path, names=write_lines(tmp_path / "blank.txt", ["cat", "", "dog"]))
-    with pytest.raises(UserError, match="has 1 names, but there is a label 1"):
-        opened(tmp_path, names=write_lines(tmp_path / "few.txt", ["cat"]))
-    with pytest.raises(UserError, match="is missing"):
-        opened(tmp_path, names=tmp_path / "none.txt")
+    refused("names=FILE", tmp_path)
+    for lines in (["cat", "dog"], ["cat", "dog", "", " "]):
+        assert opened(tmp_path, names=write_lines(tmp_path / "names.txt", lines)).classes == ["cat", "dog"]
+    refused("class 1", tmp_path, names=write_lines(tmp_path / "blank.txt", ["cat", "", "dog"]))
+    refused("label 1", tmp_path, names=write_lines(tmp_path / "few.txt", ["cat"]))
+    refused("none.txt", tmp_path, names=tmp_path / "none.txt")
 
 
-def test_columns(tmp_path: Path) -> None:
+def test_columns_are_named_where_several_could_be_meant(tmp_path: Path) -> None:
     write(tmp_path / "a.parquet", ["x", "y", "x", "y"], photo=[encoded(9)] * 4)
-    with pytest.raises(UserError, match=r"2 columns .* image=NAME \(columns: image, label, photo\)"):
-        opened(tmp_path)
+    refused("image=NAME (columns: image, label, photo)", tmp_path)
     assert len(opened(tmp_path, image="photo").train) == 2
-    with pytest.raises(UserError, match=r"image=NAME \(columns: image, label, photo\)"):
-        opened(tmp_path, image="pic")
-    with pytest.raises(UserError, match="not labels"):
-        opened(tmp_path, image="photo", label="image")
+    refused("image=NAME (columns: image, label, photo)", tmp_path, image="pic")
+    refused("'image'", tmp_path, image="photo", label="image")
 
 
 @pytest.mark.parametrize(
     ("labels", "names", "said"),
     [
         ([0, 1, None], ["a", "b"], "1 empty labels"),
-        ([0, -1], ["a", "b"], "have no labels"),
-        ([0, 2], ["a", "b"], "outside the 2 named classes"),
-        ([0.5, 1.5], None, "not labels"),
-        ([0, 1], ["a", "A"], "differ only in case"),
-        ([0, 1], ["a", ""], "empty name"),
+        (pa.array(["x", None]).dictionary_encode(), None, "1 empty labels"),
+        ([0, -1], ["a", "b"], "label -1"),
+        ([0, 2], ["a", "b"], "label 2"),
+        ([0.5, 1.5], None, "'label'"),
+        ([0, 1], ["a", "A"], "'a' and 'A'"),
+        (pa.Array.from_buffers(pa.string(), 2, pa.array([b"\xff\xfe", b"ab"]).buffers()), None, "UTF-8"),
     ],
 )
-def test_wrong_labels(tmp_path: Path, labels: list[Any], names: list[str] | None, said: str) -> None:
+def test_wrong_labels(tmp_path: Path, labels: Any, names: list[str] | None, said: str) -> None:
     write(tmp_path / "a.parquet", labels, names)
-    with pytest.raises(UserError) as caught:
-        opened(tmp_path)
-    assert said in str(caught.value)
-    assert "\n" not in str(caught.value)
-
-
-NOT_UTF8 = pa.Array.from_buffers(pa.string(), 2, pa.array([b"\xff\xfe", b"ab"]).buffers())
-"""Text that is none: Arrow reads it without a look."""
+    refused(said, tmp_path)
 
 
 @pytest.mark.parametrize(
     "columns",
     [
-        {"note": NOT_UTF8},
         {"day": pa.array([2**30, 1], pa.date32())},
         {"hour": pa.array([2**62, 1], pa.timestamp("us", "Mars/Phobos"))},
         {"split": pa.array([b"train", b"test"]).cast(pa.binary())},
@@ -155,12 +136,9 @@ def test_labels_and_parts_that_are_categories(tmp_path: Path) -> None:
     write(tmp_path / "a.parquet", labels.dictionary_encode(), split=parts.dictionary_encode())
     data = opened(tmp_path)
     assert data.classes == ["x", "y"] and data.train.labels.tolist() == [1, 0] == data.test.labels.tolist()[::-1]
-    write(tmp_path / "a.parquet", pa.array(["x", None]).dictionary_encode())
-    with pytest.raises(UserError, match="1 empty labels"):
-        opened(tmp_path)
 
 
-@pytest.mark.parametrize("metadata", ['{"info": {"features": [1]}}', '{"info": {"features": "x"}}', "[]"])
+@pytest.mark.parametrize("metadata", ['{"info": {"features": [1]}}', '{"info": {"features": "x"}}', "half", "[]"])
 def test_metadata_that_name_nothing_are_passed_over(tmp_path: Path, metadata: str) -> None:
     table = pa.table({"image": [encoded(0), encoded(1)], "label": ["a", "b"]})
     pq.write_table(table.replace_schema_metadata({"huggingface": metadata}), tmp_path / "a.parquet")
@@ -168,88 +146,71 @@ def test_metadata_that_name_nothing_are_passed_over(tmp_path: Path, metadata: st
 
 
 def test_columns_that_cannot_be_what_they_are_named_for(tmp_path: Path) -> None:
-    write(tmp_path / "a.parquet", NOT_UTF8)
-    with pytest.raises(UserError, match="not UTF-8"):
-        opened(tmp_path)
     write(tmp_path / "a.parquet", ["x", "y"], number=[1, 2], file=[{"path": "a"}, {"path": "b"}])
     for name in ("number", "file", "label"):
-        with pytest.raises(UserError, match=rf"column '{name}' holds .*, not pictures"):
-            opened(tmp_path, image=name)
+        refused(f"'{name}'", tmp_path, image=name)
     twice = pa.Table.from_arrays([pa.array([encoded(0)]), *[pa.array(["x"])] * 2], ["image", "label", "label"])
     pq.write_table(twice, tmp_path / "a.parquet")
-    for options in ({}, {"label": "label"}):
-        with pytest.raises(UserError, match="label=NAME"):
-            opened(tmp_path, **options)
+    refused("label=NAME", tmp_path, label="label")
 
 
 def test_wrong_files(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"no \*.parquet files"):
-        opened(tmp_path)
+    refused("*.parquet", tmp_path)
     (tmp_path / "a.parquet").write_bytes(b"PAR1 and nothing else PAR1")
-    with pytest.raises(UserError, match=r"a\.parquet is not a parquet file"):
-        opened(tmp_path)
+    refused("a.parquet", tmp_path)
     pq.write_table(pa.table({"text": ["a"]}), tmp_path / "a.parquet")
-    with pytest.raises(UserError, match="image=NAME"):
-        opened(tmp_path)
+    refused("image=NAME", tmp_path)
     write(tmp_path / "a.parquet", [0, 1], ["a", "b"])
     write(tmp_path / "b.parquet", ["a", "b"])
-    with pytest.raises(UserError, match="have different columns"):
-        opened(tmp_path)
+    refused("different columns", tmp_path)
     (tmp_path / "b.parquet").unlink()
     write(tmp_path / "train.parquet", [0], ["a", "b"])
     write(tmp_path / "test.parquet", [0], ["b", "a"])
-    with pytest.raises(UserError, match="name their classes differently"):
-        opened(tmp_path)
+    refused("names=FILE", tmp_path)
 
 
 def test_a_null_picture_is_a_broken_picture(tmp_path: Path) -> None:
     images = [{"bytes": encoded(0), "path": "a"}, {"bytes": None, "path": "b.png"}]
     pq.write_table(pa.table({"image": images, "label": ["a", "a"]}), tmp_path / "x.parquet")
     data = opened(tmp_path)
-    with pytest.raises(UserError, match=r"picture 1 of .* is not a picture"):
+    with pytest.raises(UserError, match="picture 1"):
         (data.train if int(data.train.rows[0]) == 1 else data.test).image(0)
 
 
-class Hub:
-    """Stands for the hub: a folder for each revision."""
-
-    def __init__(self, folders: dict[str | None, Path]) -> None:
-        self.folders, self.asked = folders, list[Any]()
-
-    def __call__(self, repo: str, revision: str | None, **how: Any) -> str:
-        self.asked.append((repo, revision, how["repo_type"], how["allow_patterns"]))
-        if revision not in self.folders:
-            raise OSError("no such revision\nand many more lines")
-        return str(self.folders[revision])
-
-
 def test_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    empty, full = tmp_path / "main", tmp_path / "converted"
+    """A folder for each revision stands for the hub."""
+    empty, full, asked = tmp_path / "main", tmp_path / "converted", list[Any]()
     empty.mkdir()
-    write(full / "default/train/0000.parquet", [0, 1], ["a", "b"])
-    write(full / "default/test/0000.parquet", [0, 1], ["a", "b"])
-    hub = Hub({None: empty, hub_set.CONVERTED: full})
-    monkeypatch.setattr("huggingface_hub.snapshot_download", hub)
-    data = open_dataset("hub", None, {"repo": "some/birds"})
-    assert data.classes == ["a", "b"]
-    assert [asked[:3] for asked in hub.asked] == [("some/birds", r, "dataset") for r in (None, hub_set.CONVERTED)]
+    for part in ("train", "test"):
+        write(full / f"default/{part}/0000.parquet", [0, 1], ["a", "b"])
+
+    def download(repo: str, revision: str | None, **how: Any) -> str:
+        asked.append((repo, revision, how["repo_type"]))
+        if revision not in (None, hub_set.CONVERTED):
+            raise OSError("no such revision\nand many more lines")
+        return str(full if revision else empty)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
+    assert open_dataset("hub", None, {"repo": "some/birds"}).classes == ["a", "b"]
+    assert asked == [("some/birds", revision, "dataset") for revision in (None, hub_set.CONVERTED)]
     write(full / "extra/train/0000.parquet", [0, 1], ["a", "b"])
-    with pytest.raises(UserError, match="configurations default, extra; choose one with config=NAME"):
-        open_dataset("hub", None, {"repo": "some/birds"})
     assert len(open_dataset("hub", None, {"repo": "some/birds", "config": "default"}).train) == 2
-    with pytest.raises(UserError, match="no parquet files of configuration 'nope'"):
-        open_dataset("hub", None, {"repo": "some/birds", "config": "nope"})
-    with pytest.raises(UserError, match=r"\(no such revision\); download its parquet files by hand"):
-        open_dataset("hub", None, {"repo": "some/birds", "revision": "v9"})
-    with pytest.raises(UserError, match="write repo=owner/name"):
-        open_dataset("hub", None, {"repo": "birds"})
+    for options, said in (
+        ({"repo": "some/birds"}, "config=NAME"),
+        ({"repo": "some/birds", "config": "nope"}, "'nope'"),
+        ({"repo": "some/birds", "revision": "v9"}, "no such revision"),
+        ({"repo": "birds"}, "repo=owner/name"),
+    ):
+        with pytest.raises(UserError, match=said) as caught:
+            open_dataset("hub", None, options)
+        assert "\n" not in str(caught.value)
 
 
-def test_hub_offline_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_hub_offline_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import huggingface_hub.constants
 
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
-    with pytest.raises(UserError, match="cannot get dataset 'some/birds' from the hub") as caught:
+    with pytest.raises(UserError, match="some/birds") as caught:
         open_dataset("hub", None, {"repo": "some/birds"})
     assert "\n" not in str(caught.value)

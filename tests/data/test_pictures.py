@@ -86,8 +86,7 @@ def test_transparency_lies_on_white() -> None:
 def test_animation_gives_its_first_frame() -> None:
     frames = [Image.new("RGB", (4, 4), colour) for colour in ("red", "lime", "blue")]
     for kind in ("GIF", "PNG", "WEBP"):
-        options = {"lossless": True} if kind == "WEBP" else {}
-        data = saved(frames[0], kind, save_all=True, append_images=frames[1:], **options)
+        data = saved(frames[0], kind, save_all=True, append_images=frames[1:], lossless=True)
         assert near(decode(data, "x"), (255, 0, 0)), kind
 
 

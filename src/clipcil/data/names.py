@@ -30,8 +30,8 @@ def clean_name(raw: str, *, camel: bool = False, hyphens: bool = False) -> str:
 
 
 def same_name(name: str) -> str:
-    """A key that is equal for names that mean one class: in any case, with underscores or blanks, composed or not, with
-    or without invisible letters such as a zero-width space.
+    """A key that is equal for names that mean one class: CLIP's tokenizer makes everything lower case, and underscores,
+    blanks, the form of accents and invisible letters make no difference to a reader.
 
     >>> same_name("Green_Apple") == same_name("green  apple") == same_name("green apple\u200b")
     True
@@ -40,11 +40,7 @@ def same_name(name: str) -> str:
 
 
 def need_text(name: object) -> str:
-    """A class name that a caller gave, which must be text.
-
-    Raises:
-        UserError: It is something else, such as a number.
-    """
+    """A class name that a caller gave, which must be text."""
     if not isinstance(name, str):
         raise UserError(f"class name {name!r} is of type {type(name).__name__}; give text, such as '{name}'")
     return name
@@ -52,38 +48,30 @@ def need_text(name: object) -> str:
 
 def shorten(name: str, length: int = 60) -> str:
     """A name as a one-line message can show it."""
-    return name if len(name) <= length else f"{name[:length]}… ({len(name)} characters)"
+    return printable(name) if len(name) <= length else f"{printable(name[:length])}… ({len(name)} characters)"
 
 
 def check_template(template: str) -> str:
     """The sentence, which must have exactly one `{}`, for the class name, and no other brace."""
     rest = template.replace("{}", "", 1)
     if "{}" not in template or "{" in rest or "}" in rest:
-        shown = shorten(printable(template))
-        raise UserError(f"template '{shown}' must have {{}} once, where the class name goes, and no other brace")
+        raise UserError(f"template '{shorten(template)}' must have {{}} once, for the class name, and no other brace")
     return template
 
 
 def check_names(dataset: str, names: Sequence[str]) -> None:
-    """Refuse names that CLIP's text tower cannot work with: empty, too long, or the same for two classes.
-
-    CLIP's tokenizer puts everything in lower case, so names that differ only in case are the same text.
-    """
+    """Refuse names that CLIP cannot work with: empty, too long, or of one text for two classes (see `same_name`)."""
     if not names:
         raise UserError(f"{dataset} has no classes")
-    seen: dict[str, str] = {}
+    seen: dict[str, int] = {}
     for place, name in enumerate(names):
         if not same_name(need_text(name)):
             raise UserError(f"{dataset}: class {place} has an empty name; give it one")
         if len(name) > LONGEST:
             raise UserError(f"{dataset}: class name '{shorten(name)}' is too long for a prompt; shorten it")
         if any("\ud800" <= letter <= "\udfff" for letter in name):
-            raise UserError(f"{dataset}: class name '{shorten(printable(name))}' is not UTF-8; rename its folder")
-        key = same_name(name)
-        if key in seen:
-            other = f"and '{shorten(seen[key])}' differ only in case, blanks or invisible letters"
-            how = "occurs twice" if seen[key] == name else other
-            raise UserError(
-                f"{dataset}: class name '{shorten(name)}' {how}, so CLIP would see one text; rename or merge them"
-            )
-        seen[key] = name
+            raise UserError(f"{dataset}: class name '{shorten(name)}' is not UTF-8; rename its folder")
+        other = seen.setdefault(same_name(name), place)
+        if other != place:
+            both = f"'{shorten(names[other])}' and '{shorten(name)}'"
+            raise UserError(f"{dataset}: class names {both} are one text to CLIP; rename or merge them")

@@ -37,8 +37,11 @@ def task_sizes(
 ) -> list[int]:
     """Number of classes of each task.
 
-    `tasks`: number of tasks of equal size (the last is smaller if the classes do not divide evenly); `increment`:
-    number of classes per task; `base`: size of the first task, where the others follow `tasks` or `increment`.
+    Args:
+        classes: Number of classes in all.
+        tasks: Number of tasks of equal size; the last is smaller if the classes do not divide evenly.
+        increment: Or number of classes per task.
+        base: Size of the first task, where the others follow `tasks` or `increment`.
     """
     for what, value in (("tasks", tasks), ("increment", increment), ("base", base)):
         if value is not None and not 1 <= value <= classes:
@@ -77,16 +80,16 @@ class TaskStream:
         bounds = torch.cumsum(torch.tensor([0, *sizes]), 0).tolist()
         self._train = _by_task(dataset.train, order, bounds)
         self._test = _by_task(dataset.test, order, bounds)
-        for index, name in enumerate(self.names):
-            task = next(t for t, end in enumerate(bounds[1:]) if index < end)
-            if not bool((self._train[task].labels == index).any()):
-                raise UserError(f"class '{name}' of {dataset.name} has no training pictures")
+        self._bounds = bounds
+        for task, (first, last) in enumerate(pairwise(bounds)):
+            present = set(self._train[task].labels.tolist())
+            if missing := [self.names[label] for label in range(first, last) if label not in present]:
+                raise UserError(f"class '{missing[0]}' of {dataset.name} has no training pictures")
             if not len(self._test[task]):
                 raise UserError(
-                    f"no class of task {task + 1} of {dataset.name} ('{name}', …) has a test picture to evaluate it on;"
-                    " give it some, or make the tasks larger"
+                    f"no class of task {task + 1} of {dataset.name} ('{self.names[first]}', …) has a test picture to"
+                    " evaluate it on; give it some, or make the tasks larger"
                 )
-        self._bounds = bounds
 
     def __len__(self) -> int:
         return len(self.sizes)
@@ -149,7 +152,7 @@ def class_order(spec: str, classes: list[str]) -> list[int]:
     if spec == "natural":
         return list(range(count))
     if spec.startswith("seed:"):
-        if not (_is_number(spec[5:]) and int(spec[5:]) < 2**32):
+        if not re.fullmatch("[0-9]{1,10}", spec[5:]) or int(spec[5:]) >= 2**32:
             raise UserError(f"class order '{spec}': write seed:N with a whole number N below 2^32, such as seed:1993")
         # The legacy generator, on purpose: its permutations are what published class orders are.
         return [int(i) for i in np.random.RandomState(int(spec[5:])).permutation(count)]
@@ -163,27 +166,20 @@ def class_order(spec: str, classes: list[str]) -> list[int]:
 def _order_from_file(path: Path, classes: list[str]) -> list[int]:
     if not path.is_file():
         raise UserError(f"class order '{path}' is neither natural, seed:N, icarl nor an existing file")
-    text = read_text(path, links=True)
-    place = {name: index for index, name in enumerate(classes)}
+    place = {str(index): index for index in range(len(classes))} | {name: i for i, name in enumerate(classes)}
     order: list[int] = []
-    for line in text.splitlines():
+    for line in read_text(path, links=True).splitlines():
         # A whole line may be a name with a comma or a hyphen in it; else it is a list, also as YAML and JSON write it.
         words = [line.strip()] if line.strip() in place else re.split(r"[,\[\]]|^\s*-\s+", line)
         for word in filter(None, (word.strip().strip("'\"") for word in words)):
-            index = place.get(word, int(word) if _is_number(word) else -1)
-            if not 0 <= index < len(classes):
+            if word not in place:
                 raise UserError(f"{path}: '{word[:60]}' is neither a class name nor an index below {len(classes)}")
-            order.append(index)
+            order.append(place[word])
     if sorted(order) != list(range(len(classes))):
         wrong = next(i for i in range(len(classes)) if order.count(i) != 1)
         times = f"'{classes[wrong]}' ({wrong}) occurs {order.count(wrong)} times"
         raise UserError(f"{path}: every one of the {len(classes)} classes must occur once; {times}")
     return order
-
-
-def _is_number(word: str) -> bool:
-    """Whether `word` is a whole number; one of more than 20 digits is none here, and Python would not read any."""
-    return word.isascii() and word.isdigit() and len(word) <= 20
 
 
 ICARL = (

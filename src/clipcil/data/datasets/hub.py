@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from clipcil.data.dataset import Dataset, register
 from clipcil.data.datasets.parquet import TEST, TRAIN, ParquetOptions, from_files
@@ -49,34 +48,23 @@ def open_hub(root: Path | None, options: HubOptions) -> Dataset:
 
 
 def _download(repo: str, revision: str | None, root: Path | None) -> Path:
-    """Offline mode (HF_HUB_OFFLINE=1) is honoured by the library: it then answers from its cache alone."""
-    if not downloads_allowed():
-        return root if root is not None else _cached(repo, revision)
+    """The folder of its parquet files. Offline mode (HF_HUB_OFFLINE=1) answers from the library's cache alone."""
     from huggingface_hub import snapshot_download
 
-    where: dict[str, Any] = {"local_dir": root} if root is not None else {}
+    local = not downloads_allowed()
     try:
-        return Path(
-            snapshot_download(repo, repo_type="dataset", revision=revision, allow_patterns=["*.parquet"], **where)
+        found = snapshot_download(
+            repo,
+            repo_type="dataset",
+            revision=revision,
+            allow_patterns=["*.parquet"],
+            local_dir=root,
+            local_files_only=local,
         )
     except Exception as error:  # gated, misspelt, offline: the library has a class for each
-        raise UserError(
-            f"cannot get dataset '{repo}' from the hub ({first_line(error)});"
-            " download its parquet files by hand and use --data parquet"
-        ) from error
-
-
-def _cached(repo: str, revision: str | None) -> Path:
-    """The snapshot in the hub's cache on this machine, found without asking anybody."""
-    from huggingface_hub.constants import HF_HUB_CACHE
-
-    home = Path(HF_HUB_CACHE) / f"datasets--{repo.replace('/', '--')}"
-    mark = home / "refs" / (revision or "main")
-    commit = mark.read_text().strip() if mark.is_file() else revision or ""
-    found = home / "snapshots" / Path(commit).name
-    if not commit or not found.is_dir():
-        raise UserError(
-            f"hub dataset '{repo}' is not on this machine, and nothing is downloaded because a folder names it;"
-            " allow it with --allow-download"
-        )
-    return found
+        what = f"cannot get dataset '{repo}' from the hub ({first_line(error)})"
+        if local:
+            what = f"dataset '{repo}' is not on this machine, and none is downloaded because a folder names it"
+        advice = "allow it with --allow-download" if local else "download its files by hand and use --data parquet"
+        raise UserError(f"{what}; {advice}") from error
+    return Path(found)
