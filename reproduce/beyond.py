@@ -16,7 +16,7 @@ from pathlib import Path
 from clipcil.errors import UserError
 from clipcil.paper import Row, read_table
 from clipcil.report.compare import group_runs
-from clipcil.report.runs import RunResult, find_runs
+from clipcil.report.runs import RunRecord, find_runs
 from reproduce.judge import since_then
 
 Stream = tuple[str, int]
@@ -24,14 +24,14 @@ Scores = dict[tuple[str, int], float]
 """A_B by class order and seed."""
 
 
-def name_of(run: RunResult) -> Stream:
+def name_of(run: RunRecord) -> Stream:
     """`cifar100/50` for at most 50 training pictures per class, and the number of tasks. Runs measured on held-out
     training pictures are a stream of their own."""
     shots, held_out = run.run.get("shots"), run.run.get("hold_out")
     return run.data + (f"/{shots}" if shots else "") + (" (held out)" if held_out else ""), run.tasks
 
 
-def collect(runs: Sequence[RunResult]) -> dict[Stream, dict[str, Scores]]:
+def collect(runs: Sequence[RunRecord]) -> dict[Stream, dict[str, Scores]]:
     """A_B by stream, method, and class order and seed; of runs with the settings that their method has today, and that
     the claims give it for a number of tasks.
 
@@ -40,7 +40,7 @@ def collect(runs: Sequence[RunResult]) -> dict[Stream, dict[str, Scores]]:
     """
     for_tasks = {row.method: row.for_tasks for row in read_table("claims").rows if row.for_tasks}
     found: dict[Stream, dict[str, Scores]] = defaultdict(lambda: defaultdict(dict))
-    first: dict[Stream, RunResult] = {}
+    first: dict[Stream, RunRecord] = {}
     for group in group_runs(runs):
         method = group.first.method
         if since_then(group, Row(group.label, method, for_tasks=for_tasks.get(method, {}))) == {}:

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from clipcil.errors import UserError, printable
-from clipcil.paper.tables import BACKBONE
+from clipcil.paper import BACKBONE
 from clipcil.report.compare import stream_titles
 from clipcil.report.runs import RunRecord, find_runs
 from clipcil.report.statistics import order_means

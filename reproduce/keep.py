@@ -12,8 +12,7 @@ from pyarrow import parquet
 
 from clipcil.errors import UserError
 from clipcil.report.answers import TestAnswer, read_predictions
-from clipcil.report.evidence import AS_JSON, PREDICTIONS, RUNS
-from clipcil.report.runs import RunRecord, find_runs
+from clipcil.report.runs import AS_JSON, PREDICTIONS, RUNS, RunRecord, find_runs
 from clipcil.storage import whole_file
 
 EVIDENCE = Path(__file__).parent / "evidence"
@@ -105,7 +104,7 @@ def write(folder: Path, runs: Mapping[str, RunRecord], predictions: Predictions)
 
 
 def _row(name: str, run: RunRecord) -> dict[str, Any]:
-    values = {**run.values, "config": _config(run), "timing": run.timing}
+    values = {**run.values, "config": _config(run), "timing": run.timing.model_dump(exclude_unset=True)}
     texts = {key: json.dumps(values[key], ensure_ascii=False) for key in AS_JSON if key in values}
     seen = {key: getattr(run, key) for key in ("method", "data", "order", "tasks", "seed")}
     return {"id": name, **seen, **values, **texts}

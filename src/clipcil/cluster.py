@@ -8,11 +8,7 @@ from clipcil.errors import UserError, first_line
 
 
 def need_ray() -> Any:
-    """The module `ray`.
-
-    Raises:
-        UserError: It is not installed.
-    """
+    """The module `ray`; a missing one is a `UserError` that says how to install it."""
     try:
         import ray
     except ImportError as error:
@@ -21,25 +17,17 @@ def need_ray() -> Any:
 
 
 def connect(address: str | None = None, **local: Any) -> Any:
-    """Connect to a Ray cluster, unless this process is connected already.
+    """Connect to a Ray cluster, unless this process is connected already; returns the module `ray`.
 
     Args:
         address: Address of the cluster, or `auto`. Without one a Ray is started here and ends with the process.
         local: Options of `ray.init` for the Ray that is started here, such as num_cpus.
-
-    Returns:
-        The module `ray`.
-
-    Raises:
-        UserError: Ray is not installed or cannot be started, or there is no cluster at the address.
     """
     ray = need_ray()
     if not ray.is_initialized():
+        started: dict[str, Any] = {"address": "local", "include_dashboard": False, **local}
         try:
-            options: dict[str, Any] = (
-                {"address": address} if address else {"address": "local", "include_dashboard": False, **local}
-            )
-            ray.init(log_to_driver=False, logging_level="ERROR", **options)
+            ray.init(log_to_driver=False, logging_level="ERROR", **({"address": address} if address else started))
         except Exception as error:  # a node that takes too long to start raises `Exception` itself
             what = f"there is no Ray cluster at '{address}'" if address else "Ray could not be started on this machine"
             raise UserError(f"{what}: {first_line(error)}") from error

@@ -27,12 +27,7 @@ class Interval(NamedTuple):
 
     @property
     def signed(self) -> str:
-        """The same text with signs, for a difference.
-
-        Example:
-            >>> Interval(1.5, -0.25, 3).signed
-            '+1.50 [−0.25, +3.00]'
-        """
+        """The text of a difference, such as `+1.50 [−0.25, +3.00]`."""
         return f"{self.mean:+.2f} [{self.low:+.2f}, {self.high:+.2f}]".replace("-", "−")
 
 
@@ -43,42 +38,27 @@ def t_interval(values: Sequence[float]) -> Interval | None:
         >>> print(t_interval([70.0, 72.0, 74.0]))
         72.00 [67.03, 76.97]
     """
-    count = len(values)
-    if count < 2:
+    if len(values) < 2:
         return None
-    mean, half = fmean(values), t_quantile(count - 1) * stdev(values) / sqrt(count)
+    mean, half = fmean(values), t_quantile(len(values) - 1) * stdev(values) / sqrt(len(values))
     return Interval(mean, mean - half, mean + half)
 
 
 def t_quantile(freedom: int) -> float:
-    """97.5 % quantile of Student's t, to three decimals as printed tables have it.
-
-    Example:
-        >>> [t_quantile(freedom) for freedom in (2, 10, 30)]
-        [4.303, 2.228, 2.042]
-    """
+    """97.5 % quantile of Student's t, to three decimals as printed tables have it."""
     from scipy.special import stdtrit
 
     return round(float(stdtrit(freedom, 0.975)), 3)
 
 
 def wilson_interval(right: int, total: int) -> tuple[float, float]:
-    """The 95 % interval of a share by Wilson's score. It stays inside 0…1 and is reliable for few pictures.
+    """The 95 % interval of the share of `total` pictures that are right, by Wilson's score; (0, 1) without any picture.
 
-        (p + z²/2n ± z √(p(1−p)/n + z²/4n²)) / (1 + z²/n)
-
-    Args:
-        right: Number of pictures classified correctly.
-        total: Number of pictures.
-
-    Returns:
-        The lower and the upper bound; (0, 1) without any picture.
+    It stays inside 0…1 and is reliable for few pictures: (p + z²/2n ± z √(p(1−p)/n + z²/4n²)) / (1 + z²/n).
 
     Example:
         >>> [round(bound, 3) for bound in wilson_interval(8, 10)]
         [0.49, 0.943]
-        >>> wilson_interval(0, 0)
-        (0.0, 1.0)
     """
     if not total:
         return 0.0, 1.0

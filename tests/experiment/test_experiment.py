@@ -111,44 +111,34 @@ def test_tasks_are_learnt_in_order_and_only_once(data: Dataset, mini: CLIP) -> N
     assert [task.index for task in experiment] == [1, 2]  # iterating again goes on after what is learnt
 
 
-def test_another_class_with_the_same_name_does_not_resume_a_run(data: Dataset, mini: CLIP, tmp_path: Path) -> None:
-    Experiment("simplecil", data=data, backbone=mini, increment=2).run(tmp_path / "run")
-    with pytest.raises(UserError, match=r"its method is clipcil\.methods\.simplecil\.SimpleCIL, not .*Changed"):
-        Experiment(Changed, data=data, backbone=mini, increment=2).run(tmp_path / "run")
-
-
 def test_a_run_of_objects_is_continued_by_the_same_experiment(data: Dataset, mini: CLIP, tmp_path: Path) -> None:
-    Experiment(Changed, data=data, backbone=mini, increment=2).run(tmp_path / "run")
-    with pytest.raises(UserError, match=r"make the same Experiment again and call run\(folder\)"):
+    Experiment("simplecil", data=data, backbone=mini, increment=2).run(tmp_path / "run")
+    with pytest.raises(UserError, match=r"SimpleCIL, not .*Changed"):  # another class of the same name
+        Experiment(Changed, data=data, backbone=mini, increment=2).run(tmp_path / "run")
+    with pytest.raises(UserError, match="make the same Experiment again"):
         Experiment.resume(tmp_path / "run")
-    assert Experiment(Changed, data=data, backbone=mini, increment=2).run(tmp_path / "run").average > 0
-
-
-def test_a_folder_with_other_files_is_never_written_to(data: Dataset, mini: CLIP, tmp_path: Path) -> None:
-    (tmp_path / "letter.txt").write_text("mine")
-    with pytest.raises(UserError, match="is not empty and holds no run"):
-        Experiment("simplecil", data=data, backbone=mini).run(tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == ["letter.txt"]
+    assert Experiment("simplecil", data=data, backbone=mini, increment=2).run(tmp_path / "run").average > 0
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "named"),
     [
-        ({"method": "dmc-ott"}, "there is no method 'dmc-ott'; did you mean 'dmc-ot'?"),
-        ({"method": 3}, "method is 3; give the name of a method, or a class"),
-        ({"data": "emojii"}, "there is no dataset 'emojii'; did you mean 'emoji'?"),
-        ({"betta": 0.1}, "there is no option or setting 'betta'; did you mean 'beta'?"),
-        ({"sed": 1}, "there is no option or setting 'sed'; did you mean 'seed'?"),
-        ({"stage1.lrr": 0.1}, "there is no setting 'stage1.lrr'; did you mean 'lr'?"),
-        ({"tasks": "many"}, "setting 'tasks' is 'many'"),
-        ({"settings": {"bet": 1}}, "there is no setting 'bet'; did you mean 'beta'?"),
-        ({"data_options": {"split": 1}}, "there is no setting 'split'"),
+        ({"method": "dmc-ott"}, "'dmc-ot'"),
+        ({"method": 3}, "3"),
+        ({"data": "emojii"}, "'emoji'"),
+        ({"betta": 0.1}, "'beta'"),
+        ({"sed": 1}, "'seed'"),
+        ({"stage1.lrr": 0.1}, "'lr'"),
+        ({"tasks": "many"}, "'many'"),
+        ({"settings": {"bet": 1}}, "'beta'"),
+        ({"settings": {1: 2}}, "settings"),
+        ({"data_options": {"split": 1}}, "'split'"),
     ],
 )
-def test_a_wrong_word_is_refused_at_once(options: dict[str, Any], said: str) -> None:
+def test_a_wrong_word_is_refused_at_once(options: dict[str, Any], named: str) -> None:
     with pytest.raises(UserError) as caught:
         Experiment(**options)
-    assert said in str(caught.value)
+    assert named in str(caught.value)
 
 
 def test_a_folder_is_a_dataset(tmp_path: Path) -> None:
@@ -165,17 +155,10 @@ def test_the_default_number_of_tasks_is_ten_and_auto_is_a_device() -> None:
     assert table["device"] in ("cpu", "cuda")
 
 
-def test_a_number_stands_for_the_word_of_a_choice() -> None:
-    options = Experiment("simplecil", data="ucf101", data_options={"split": 2, "classes": 101}).spec.data_options
-    assert (options["split"], options["classes"]) == ("2", "101")
-
-
 def test_settings_are_named_as_the_list_of_them_names_them() -> None:
     given = {"stage1.lr": 0.5, "stage2": {"lr": 0.25}, "stage2.epochs": 7}
     config = Experiment("dmc-ot", settings=given).config
     assert (config.stage1.lr, config.stage2.lr, config.stage2.epochs) == (0.5, 0.25, 7)
-    with pytest.raises(UserError, match="settings must be a mapping"):
-        Experiment("dmc-ot", settings={1: 2})  # type: ignore[dict-item]
 
 
 def test_a_preset_is_looked_for_among_the_presets_alone() -> None:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from clipcil.cli import main
-from clipcil.data.dataset import REGISTRY, datasets
+from clipcil.data.dataset import datasets
 from clipcil.methods.registry import methods
 
 
@@ -26,12 +24,6 @@ def test_every_method_says_what_it_keeps(capsys: pytest.CaptureFixture[str]) -> 
     for name, kind in methods().items():
         assert kind.title in found[name] and kind.keeps in found[name]
     assert methods()["zero-shot"].keeps == "nothing" and "statistics" not in found["l2p"]
-
-
-def test_groups_of_settings_have_their_reasons(capsys: pytest.CaptureFixture[str]) -> None:
-    found = rows(capsys, "methods", "dmc-ot", "--data", "emoji")
-    assert len(found["stage1.…"].split()) > 3 and len(found["stage2.…"].split()) > 3
-    assert "stage1.lr" in found and "beta" in found
 
 
 def test_a_preset_is_named_only_where_there_is_one(capsys: pytest.CaptureFixture[str]) -> None:
@@ -58,9 +50,3 @@ def test_options_of_a_dataset(capsys: pytest.CaptureFixture[str]) -> None:
     assert "a folder for each class" in rows(capsys, "datasets")["folder"]
     assert list(datasets()) == sorted(datasets())
     assert "0.2" in rows(capsys, "datasets", "folder")["test_share"]
-
-
-def test_square_brackets_are_no_markup(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    entry = replace(datasets()["folder"], needs="pip install mine[video] [/nothing]")
-    monkeypatch.setitem(REGISTRY, "mine", entry)
-    assert "mine[video] [/nothing]" in rows(capsys, "datasets")["mine"]

@@ -119,19 +119,6 @@ def test_an_interrupted_grid_is_continued_to_the_same_bytes(
         assert digest(first.folder) == digest(second.folder)
 
 
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"on": "ray", "jobs": 2}, "give --jobs or --on ray, not both"),
-        ({"cpus_per_run": 0.0}, "'cpus_per_run' is '0.0'"),
-        ({"gpus_per_run": -1.0}, "'gpus_per_run' is -1.0"),
-    ],
-)
-def test_wrong_words_are_refused(options: dict[str, Any], said: str) -> None:
-    with pytest.raises(UserError, match=said):
-        Grid(**options)
-
-
 def test_a_run_with_a_gpu_is_a_run_on_cuda() -> None:
     assert Grid(on="ray", gpus_per_run=1).run == {"device": "cuda"}
     assert Grid(on="ray", gpus_per_run=1, run={"device": "auto"}).run == {"device": "auto"}

@@ -24,14 +24,11 @@ def test_each_value_is_a_run_and_symbols_of_the_paper_are_names(tmp_path: Path) 
     ]  # fmt: skip
 
 
-def test_without_values_the_study_s_are_taken(tmp_path: Path) -> None:
-    planned = plan_sweep("dmc-ot", "M", [], Grid(out=tmp_path))
-    assert [each.config.prompt_length for each in planned] == list(study_values("prompt_length"))
-
-
-def test_choices_outside_the_method_can_be_swept(tmp_path: Path) -> None:
+def test_options_of_the_run_can_be_swept_and_without_values_those_of_the_study_are_taken(tmp_path: Path) -> None:
     planned = plan_sweep("simplecil", "tasks", ["5", "10", "20"], Grid(out=tmp_path))
     assert [each.spec.tasks for each in planned] == [5, 10, 20]
+    planned = plan_sweep("dmc-ot", "M", [], Grid(out=tmp_path))
+    assert [each.config.prompt_length for each in planned] == list(study_values("prompt_length"))
 
 
 def test_a_sweep_reuses_what_a_bench_has_done(tmp_path: Path) -> None:
@@ -41,36 +38,25 @@ def test_a_sweep_reuses_what_a_bench_has_done(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("key", "values", "said"),
+    ("key", "values", "more", "named"),
     [
-        ("betta", ["1", "2"], "did you mean 'beta'"),
-        ("beta", ["1"], "at least two values"),
-        ("beta", ["1", "big"], "setting 'beta' is 'big'"),
-        ("beta", ["1", "-1"], "setting 'beta' is '-1'"),
-        ("tasks", ["5", "five"], "setting 'tasks' is 'five'"),
-        ("max_replay", [], "at least two values"),
+        ("betta", ["1", "2"], {}, "'beta'"),
+        ("beta", ["1"], {}, "two values of 'beta'"),
+        ("beta", ["1", "big"], {}, "'beta' is 'big'"),
+        ("tasks", ["5", "five"], {}, "'tasks' is 'five'"),
+        ("max_replay", [], {}, "two values of 'max_replay'"),
+        ("order", ["seed:1", "seed:2"], {"orders": ("seed:3",)}, "--orders"),
+        ("tasks", ["5", "10"], {"run": {"increment": "20"}}, "--increment"),
+        ("test_sample", ["5", "10"], {"run": {"test_sample": "20"}}, "--test-sample"),
+        ("β", ["0", "1"], {"set": ("prompt_length=3", "beta = 0.5")}, "--set beta = 0.5"),
     ],
 )
-def test_wrong_words_are_refused(key: str, values: list[str], said: str, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=said):
-        plan_sweep("dmc-ot", key, values, Grid(out=tmp_path))
-
-
-@pytest.mark.parametrize(
-    ("key", "values", "more", "said"),
-    [
-        ("order", ["seed:1", "seed:2"], {"orders": ("seed:3",)}, "leave out --orders"),
-        ("tasks", ["5", "10"], {"run": {"tasks": "20"}}, "leave out --tasks"),
-        ("tasks", ["5", "10"], {"run": {"increment": "20"}}, "leave out --increment"),
-        ("test_sample", ["5", "10"], {"run": {"test_sample": "20"}}, "leave out --test-sample"),
-        ("β", ["0", "1"], {"set": ("prompt_length=3", "beta = 0.5")}, "leave out --set beta = 0.5"),
-    ],
-)
-def test_an_option_that_says_otherwise_than_the_sweep_is_refused(
-    key: str, values: list[str], more: dict[str, Any], said: str, tmp_path: Path
+def test_wrong_words_and_options_that_say_otherwise_are_refused(
+    key: str, values: list[str], more: dict[str, Any], named: str, tmp_path: Path
 ) -> None:
-    with pytest.raises(UserError, match=said):
+    with pytest.raises(UserError) as caught:
         plan_sweep("dmc-ot", key, values, Grid(out=tmp_path, **more))
+    assert named in str(caught.value)
 
 
 def test_points_leave_out_what_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

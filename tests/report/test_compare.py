@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -34,38 +36,56 @@ def test_seeds_stand_together_and_settings_apart(tmp_path: Path) -> None:
     assert groups[1].last.std is not None and groups[0].last.std is None
 
 
-def test_what_most_variants_have_goes_without_saying(tmp_path: Path) -> None:
-    changes: list[list[str]] = [[], ["beta=10"], ["beta=1"], ["ortho=2"], ["ortho=2", "task_prompt=false"]]
-    for number, words in enumerate(changes):
-        write_run(tmp_path / str(number), "dmc-ot", 0, 0.8, *words)
-    labels = [group.label for group in group_runs(find_runs([tmp_path]))]
-    said = ["", " (beta=1)", " (beta=10)", " (ortho=2)", " (ortho=2, task_prompt=false)"]
-    assert sorted(labels) == sorted(f"DMC-OT{words}" for words in said)
-
-
-def test_without_a_majority_every_variant_names_its_value(tmp_path: Path) -> None:
-    for beta in (1, 2, 3, 4):
-        write_run(tmp_path / str(beta), "dmc-ot", 0, 0.8, f"beta={beta}")
-    labels = [group.label for group in group_runs(find_runs([tmp_path]))]
-    assert labels == [f"DMC-OT (beta={beta})" for beta in (1, 2, 3, 4)]
-
-
-def test_variants_on_another_stream_do_not_lengthen_a_label(tmp_path: Path) -> None:
-    write_run(tmp_path / "a", "dmc-ot", 0)
-    write_run(tmp_path / "b", "dmc-ot", 0, 0.8, "beta=1", tasks=4)
-    assert [group.label for group in group_runs(find_runs([tmp_path]))] == ["DMC-OT", "DMC-OT"]
+@pytest.mark.parametrize(
+    ("changes", "labels"),
+    [
+        (["", "beta=10", "beta=1", "ortho=2", "ortho=3"], ["", " (beta=1)", " (beta=10)", " (ortho=2)", " (ortho=3)"]),
+        (["beta=1", "beta=2", "beta=3"], [" (beta=1)", " (beta=2)", " (beta=3)"]),  # no majority
+        (["", "tasks"], ["", ""]),  # on another stream
+    ],
+)
+def test_a_label_names_the_settings_that_most_variants_on_the_stream_do_not_have(
+    tmp_path: Path, changes: list[str], labels: list[str]
+) -> None:
+    for number, change in enumerate(changes):
+        words, more = ([], {"tasks": 4}) if change == "tasks" else ([change] if change else [], {})
+        write_run(tmp_path / str(number), "dmc-ot", 0, 0.8, *words, **more)
+    assert sorted(group.label for group in group_runs(find_runs([tmp_path]))) == [f"DMC-OT{each}" for each in labels]
 
 
 def test_seconds_count_nested_phases_once(tmp_path: Path) -> None:
     assert read_run(write_run(tmp_path / "a")).seconds == 9.0
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]", '{"last": 3}', '{"config": {"run": {}, "method": {}}}'])
-def test_a_damaged_file_is_named(tmp_path: Path, content: str) -> None:
-    folder = write_run(tmp_path / "a")
-    (folder / "results.json").write_text(content)
-    with pytest.raises(UserError, match=r"results\.json is not the results of a run"):
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [
+        *(("results.json", text) for text in ("", "{", "[]", '{"last": 3}')),
+        *(("timing.json", text) for text in ("", '{"seconds": 3}', '{"seconds": {"loading": -1}}')),
+    ],
+)
+def test_a_damaged_file_is_named(tmp_path: Path, file: str, content: str) -> None:
+    (write_run(tmp_path / "a") / file).write_text(content)
+    with pytest.raises(UserError, match=file):
         find_runs([tmp_path])
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        (lambda values: values["config"]["run"].update(hold_out="one"), "config.run.hold_out"),
+        (lambda values: values["config"]["run"].update(hold_out=0), "config.run.hold_out"),
+        (lambda values: values["drift"].__setitem__(1, {"w2_before": 1.7e308}), "drift.1.w2_before"),
+        (lambda values: values["after"].pop(), "3 tasks"),
+    ],
+)
+def test_a_value_that_no_run_has_is_named(tmp_path: Path, change: Callable[[Any], object], named: str) -> None:
+    folder = write_run(tmp_path / "a")
+    values = json.loads((folder / "results.json").read_text())
+    change(values)
+    (folder / "results.json").write_text(json.dumps(values))
+    with pytest.raises(UserError, match=named):
+        read_run(folder)
 
 
 def test_a_folder_without_runs_is_named(tmp_path: Path) -> None:
@@ -128,21 +148,3 @@ def test_kept_runs_on_folders_with_other_classes_are_other_streams(tmp_path: Pat
         "folder, 3 tasks, mini, classes bird 0 to bird 5 (6)",
         "folder, 3 tasks, mini, classes tree 0 to tree 5 (6)",
     ]
-
-
-@pytest.mark.parametrize("content", ["", '{"seconds": 3}', '{"seconds": {"loading": -1}}'])
-def test_damaged_times_are_named_and_not_the_results(tmp_path: Path, content: str) -> None:
-    folder = write_run(tmp_path / "a")
-    (folder / "timing.json").write_text(content)
-    with pytest.raises(UserError, match=r"timing\.json is not the times of a run"):
-        read_run(folder)
-
-
-@pytest.mark.parametrize("value", ["one", [1], 0, True])
-def test_a_number_of_held_out_pictures_that_is_none_is_named(tmp_path: Path, value: object) -> None:
-    folder = write_run(tmp_path / "a")
-    values = json.loads((folder / "results.json").read_text())
-    values["config"]["run"]["hold_out"] = value
-    (folder / "results.json").write_text(json.dumps(values))
-    with pytest.raises(UserError, match=r"'config\.run\.hold_out'"):
-        read_run(folder)

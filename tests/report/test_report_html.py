@@ -17,10 +17,9 @@ from PIL import Image
 
 from clipcil.errors import UserError
 from clipcil.report import figures
-from clipcil.report.answers import confused_pairs, read_predictions
-from clipcil.report.compare import finding, group_runs, rank_groups
+from clipcil.report.answers import Thumbnails, confused_pairs, read_predictions
+from clipcil.report.compare import group_runs, rank_groups
 from clipcil.report.page import OWN_FIGURE, write_report
-from clipcil.report.pictures import Thumbnails, evenly_spaced
 from clipcil.report.runs import find_runs
 from clipcil.report.style import LOOKS, assign_looks, series_looks
 from support.finished_runs import write_run
@@ -92,8 +91,8 @@ def test_strips_are_the_same_every_time_and_right_and_wrong_are_told_apart(tmp_p
     run = find_runs([write_run(tmp_path / "a")])[0]
     right, wrong = Thumbnails().of(run, 4, 3)
     assert (right, wrong) == Thumbnails().of(run, 4, 3)
-    assert len(right) == 4 and all(shown.right for shown in right)
-    sure = [shown.probability for shown in wrong]
+    assert len(right) == 4 and all(shown.answer.right for shown in right)
+    sure = [shown.answer.probability for shown in wrong]
     mistakes = [each for each in read_predictions(run.folder) if not each.right]
     assert sure == sorted((each.probability for each in mistakes), reverse=True)[:3] and len(set(sure)) > 1
     assert Image.open(io.BytesIO(wrong[0].jpeg)).size == (64, 64)
@@ -105,19 +104,20 @@ def test_pictures_of_other_data_are_not_shown_as_those_of_the_run(tmp_path: Path
         Thumbnails().of(run)
 
 
-def test_choice_is_spread_over_the_list(tmp_path: Path) -> None:
-    predictions = read_predictions(write_run(tmp_path / "a"))
-    assert [p.row for p in evenly_spaced(predictions, 2)] == [predictions[3].row, predictions[9].row]
-    assert evenly_spaced(predictions, 100) == predictions
-
-
 def test_a_run_without_predictions_or_times_still_has_its_page(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "a")
     for name in ("predictions.csv", "timing.json", "environment.json"):
         (folder / name).unlink()
+    values = json.loads((folder / "results.json").read_text())
+    (folder / "results.json").write_text(json.dumps({**values, "last_weighted": 12.34, "backward_transfer": 5.67}))
     drawn = write_report(find_runs([folder]), tmp_path / "out" / "page.html")
     assert not any(name.endswith("seconds") for name in drawn)
-    assert "holds no predictions.csv" in (tmp_path / "out" / "page.html").read_text(encoding="utf-8")
+    text = (tmp_path / "out" / "page.html").read_text(encoding="utf-8")
+    assert "holds no predictions.csv" in text and text.count("<td>—</td></tr>") == 1, (
+        "unknown times are no zero seconds"
+    )
+    # Columns that do not repeat A_B and forgetting are shown.
+    assert "over pictures" in text and "12.34" in text and "Backward transfer" in text and "5.67" in text
 
 
 def test_a_run_of_one_task_can_be_drawn(tmp_path: Path) -> None:
@@ -125,17 +125,12 @@ def test_a_run_of_one_task_can_be_drawn(tmp_path: Path) -> None:
     assert [name.rsplit("-", 1)[1] for name in drawn] == ["accuracy"]  # no chart with one bar, no table of one cell
 
 
-def test_at_most_twelve_lines_the_best_ones(tmp_path: Path) -> None:
-    for index in range(14):
-        write_run(tmp_path / str(index), "dmc-ot", 0, 0.5 + 0.02 * index, f"beta={index}")
-    entries = rank_groups(group_runs(find_runs([tmp_path])))
-    kept = [entry.group.label for entry in figures.best(entries, 12)]
-    assert kept == [f"DMC-OT (beta={index})" for index in range(2, 14)]
-
-
 def test_a_figure_that_leaves_methods_out_says_so(tmp_path: Path) -> None:
     for index in range(8):
-        write_run(tmp_path / str(index), "dmc-ot", 0, 0.5 + 0.02 * index, f"beta={index}")
+        write_run(tmp_path / str(index), "dmc-ot", 0, 0.5 + 0.05 * index, f"beta={index}")
+    entries = rank_groups(group_runs(find_runs([tmp_path])))
+    kept = [entry.group.label for entry in figures.best(entries, 3)]
+    assert kept == [f"DMC-OT (beta={index})" for index in (5, 6, 7)]
     write_run(tmp_path / "simple")
     write_report(find_runs([tmp_path]), tmp_path / "page.html")
     page = (tmp_path / "page.html").read_text()
@@ -231,15 +226,6 @@ def test_the_best_is_bold_where_its_lead_is_more_than_noise(tmp_path: Path) -> N
     assert text.count('class="best"') == 1 and "ahead of the other method by more than the noise" in text
 
 
-def test_columns_that_say_more_are_shown(tmp_path: Path) -> None:
-    folder = write_run(tmp_path / "a")
-    values = json.loads((folder / "results.json").read_text())
-    (folder / "results.json").write_text(json.dumps({**values, "last_weighted": 12.34, "backward_transfer": 5.67}))
-    write_report(find_runs([folder]), tmp_path / "page.html")
-    text = (tmp_path / "page.html").read_text(encoding="utf-8")
-    assert "over pictures" in text and "12.34" in text and "Backward transfer" in text and "5.67" in text
-
-
 def test_confused_pairs_are_counted_from_the_predictions(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "a", right=0.5, tasks=20)
     plain = read_predictions(folder)
@@ -277,11 +263,10 @@ def test_the_best_on_other_class_orders_is_not_called_better(tmp_path: Path) -> 
         path.write_text(json.dumps(values))
     entries = rank_groups(group_runs(find_runs([tmp_path])))
     best, other = sorted(entries, key=lambda entry: not entry.is_best)
-    assert best.group.label == "SimpleCIL" and other.behind is not None and other.behind.low > 0 and other.tied
-    said = finding(entries, "emoji")
-    assert "by more than the noise" not in said
-    assert said.endswith("it cannot be told from DMC-OT (40.0 %); where both ran with the same class order and seed, "
-                         "DMC-OT had more.")  # fmt: skip
+    assert best.group.label == "SimpleCIL" and other.ahead and other.tied
+    write_report(find_runs([tmp_path]), tmp_path / "page.html")
+    page = (tmp_path / "page.html").read_text()
+    assert "by more than the noise" not in page and "DMC-OT had more." in page
 
 
 def test_folds_of_held_out_pictures_are_not_called_missing_predictions(tmp_path: Path) -> None:
@@ -290,8 +275,8 @@ def test_folds_of_held_out_pictures_are_not_called_missing_predictions(tmp_path:
             folder = write_run(tmp_path / f"{method}{seed}", method, seed, hold_out=1)
             lines = (folder / "predictions.csv").read_text().splitlines()
             (folder / "predictions.csv").write_text("\n".join([lines[0], *lines[1 + seed :]]) + "\n")
-    said = finding(rank_groups(group_runs(find_runs([tmp_path]))), "emoji")
-    assert said.endswith("cannot be told: predictions are missing, or not all of the same pictures.")
+    write_report(find_runs([tmp_path]), tmp_path / "page.html")
+    assert "predictions are missing, or not all of the same pictures." in (tmp_path / "page.html").read_text()
 
 
 @pytest.mark.parametrize(
@@ -312,15 +297,6 @@ def test_drift_that_is_not_all_there_is_drawn_as_far_as_it_is(
     (folder / "results.json").write_text(json.dumps(values if drift is None else {**values, "drift": drift}))
     (entry,) = rank_groups(group_runs(find_runs([tmp_path])))
     assert len(figures.drift([entry], "light").points) == points
-
-
-def test_numbers_that_no_axis_has_are_refused(tmp_path: Path) -> None:
-    folder = write_run(tmp_path / "a", "dmc-ot")
-    values = json.loads((folder / "results.json").read_text())
-    values["drift"][1]["w2_before"] = 1.7e308
-    (folder / "results.json").write_text(json.dumps(values))
-    with pytest.raises(UserError, match=r"drift\.1\.w2_before"):
-        find_runs([folder])
 
 
 def test_a_dollar_in_a_name_is_no_formula(tmp_path: Path) -> None:
@@ -369,11 +345,3 @@ def test_data_that_may_not_be_looked_into_does_not_stop_the_report(tmp_path: Pat
     folder = write_run(tmp_path / "a", data="folder", data_root="x" * 5000)
     with pytest.raises(UserError, match="folder cannot be opened: File name too long"):
         Thumbnails().of(find_runs([folder])[0])
-
-
-def test_times_that_are_not_known_are_not_zero_seconds(tmp_path: Path) -> None:
-    (write_run(tmp_path / "a", "dmc-ot") / "timing.json").unlink()
-    write_run(tmp_path / "b", "simplecil")
-    write_report(find_runs([tmp_path]), tmp_path / "page.html")
-    table = (tmp_path / "page.html").read_text()
-    assert table.count("<td>—</td></tr>") == 1 and '<td data-value="9">9.0</td></tr>' in table

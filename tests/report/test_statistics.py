@@ -70,12 +70,6 @@ def test_pairing_takes_out_what_both_share(tmp_path: Path) -> None:
     assert gain is not None and alone is not None and gain.high - gain.low < 0.5 * (alone.high - alone.low)
 
 
-def test_only_runs_of_the_same_order_and_seed_are_pairs(tmp_path: Path) -> None:
-    one = [run_of(tmp_path / f"a{i}", [1], [True], f"seed:{i}") for i in (1, 2)]
-    other = [run_of(tmp_path / f"b{i}", [1], [True], f"seed:{i}") for i in (2, 3)]
-    assert paired(one, other) == [(one[1], other[0])]
-
-
 def test_other_pictures_and_missing_predictions_give_no_interval(tmp_path: Path) -> None:
     one, other = run_of(tmp_path / "a", [1, 1], [True, False]), run_of(tmp_path / "b", [1], [True])
     (tmp_path / "c").mkdir()
@@ -149,11 +143,6 @@ def test_one_run_on_other_pictures_does_not_take_the_intervals_of_the_rest(tmp_p
     )
     bootstrap = Bootstrap([odd, one, two])
     assert bootstrap.mean([odd]) is None and bootstrap.difference([(one, two)]) == (0, 0, 0)
-
-
-@pytest.mark.parametrize(("freedom", "quantile"), [(9, 2.262), (10, 2.228), (20, 2.086), (50, 2.009), (10**6, 1.960)])
-def test_quantiles_of_student_s_t(freedom: int, quantile: float) -> None:
-    assert t_quantile(freedom) == pytest.approx(quantile, abs=6e-4)
 
 
 def test_an_order_with_more_seeds_weighs_no_more_in_a_difference(tmp_path: Path) -> None:

@@ -207,12 +207,29 @@ class LiveDisplay(PlainDisplay):
         self._bars.stop()
 
 
-class NotebookBar:
-    """A progress bar in the output of a notebook cell. Needs nothing but IPython itself."""
+class NotebookDisplay(PlainDisplay):
+    """A line per task, and a bar for the current stage in the output of the cell. Needs nothing but IPython itself."""
 
     def __init__(self) -> None:
+        super().__init__()
         self._handle: Any = None
         self._updated = 0.0
+        self._stage = ("", 0, 0)
+
+    def bar(self, name: str, total: int) -> None:
+        self._stage = (name, 0, total)
+        if name:
+            self.show(*self._stage)
+        else:
+            self.stop()
+
+    def step(self, stage: str, epoch: int, step: int, loss: Tensor, rate: float) -> None:
+        name, done, total = self._stage
+        self._stage = (name, done + 1, total)
+        self.show(*self._stage)
+
+    def progress(self, what: str, done: int, total: int) -> None:
+        self.show(f"{what} pictures", done, total)
 
     def show(self, what: str, done: int, total: int) -> None:
         """Show that `done` of `total` are done; a total of 0: there is nothing to count."""
@@ -222,8 +239,7 @@ class NotebookBar:
         count, place = (f" {done}/{total}", f' max="{total}" value="{done}"') if total else ("", "")
         self._put(f"<progress{place}></progress> {html.escape(what)}{count}")
 
-    def clear(self) -> None:
-        """Remove the bar."""
+    def stop(self) -> None:
         if self._handle is not None:
             self._put("")
 
@@ -236,32 +252,6 @@ class NotebookBar:
             self._handle.update(HTML(page))
 
 
-class NotebookDisplay(PlainDisplay):
-    """A line per task, and a bar for the current stage."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._bar, self._stage = NotebookBar(), ("", 0, 0)
-
-    def bar(self, name: str, total: int) -> None:
-        self._stage = (name, 0, total)
-        if name:
-            self._bar.show(*self._stage)
-        else:
-            self._bar.clear()
-
-    def step(self, stage: str, epoch: int, step: int, loss: Tensor, rate: float) -> None:
-        name, done, total = self._stage
-        self._stage = (name, done + 1, total)
-        self._bar.show(*self._stage)
-
-    def progress(self, what: str, done: int, total: int) -> None:
-        self._bar.show(f"{what} pictures", done, total)
-
-    def stop(self) -> None:
-        self._bar.clear()
-
-
 def in_notebook() -> bool:
     """Whether an IPython kernel runs this code: Jupyter, Colab, or the notebook of an editor."""
     ipython = sys.modules.get("IPython")
@@ -271,11 +261,11 @@ def in_notebook() -> bool:
 @contextmanager
 def notebook_progress() -> Iterator[Callable[[str, int, int], None] | None]:
     """`on_progress(stage, done, total)` that shows a bar in a notebook until the block ends; None elsewhere."""
-    bar = NotebookBar()
+    display = NotebookDisplay()
     try:
-        yield bar.show if in_notebook() else None
+        yield display.show if in_notebook() else None
     finally:
-        bar.clear()
+        display.stop()
 
 
 def open_display(quiet: bool = False) -> Display:

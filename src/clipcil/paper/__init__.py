@@ -1,5 +1,120 @@
 """The paper's tables as data: the printed numbers, and the settings of the same runs here."""
 
-from clipcil.paper.tables import PaperResult, PaperTable, Row, Sweep, paper_result, read_table, table_names
+from __future__ import annotations
 
-__all__ = ["PaperResult", "PaperTable", "Row", "Sweep", "paper_result", "read_table", "table_names"]
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from importlib import resources
+from typing import Any, NamedTuple
+
+from pydantic import TypeAdapter
+
+from clipcil.errors import UserError, nearest
+from clipcil.storage import read_toml
+
+BACKBONE = "openai/clip-vit-base-patch16"
+"""The backbone of every number in the paper."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """A line of a table: its label, its method with settings, and the printed numbers."""
+
+    label: str
+    method: str
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """Settings that define the row; those of an ablation are given even where they are the default."""
+    last: tuple[float, ...] = ()
+    """A_B for each dataset of the table; empty where the paper prints none."""
+    average: tuple[float, ...] = ()
+    """Ā likewise."""
+    tasks: tuple[int, ...] = ()
+    """Numbers of tasks that the row is measured with; empty: the table's."""
+    for_tasks: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Settings that the row has with one number of tasks, such as {"20": {"components": 5}}."""
+
+    def settings_with(self, tasks: int | None) -> dict[str, Any]:
+        """The settings that define the row with this number of tasks."""
+        return {**self.settings, **self.for_tasks.get(str(tasks), {})}
+
+    @property
+    def decides(self) -> set[str]:
+        """Names of the settings that define the row."""
+        return {*self.settings, *(key for own in self.for_tasks.values() for key in own)}
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """One axis of the sensitivity study."""
+
+    symbol: str
+    method: str
+    key: str
+    values: tuple[int | float, ...]
+    tasks: tuple[int, ...] = ()
+    """As of a row."""
+
+
+@dataclass(frozen=True)
+class PaperTable:
+    name: str
+    title: str
+    tasks: int
+    backbone: str
+    datasets: tuple[str, ...]
+    rows: tuple[Row, ...] = ()
+    sweeps: tuple[Sweep, ...] = ()
+    note: str = ""
+    orders: tuple[str, ...] = ()
+    """Class orders that each row is measured with; empty: the one that is asked for."""
+
+    def all_rows(self) -> tuple[Row, ...]:
+        """The rows; those of a sensitivity study are its sweeps, a row for each value."""
+        swept = (
+            Row(f"{sweep.symbol} = {value:g}", sweep.method, {sweep.key: value}, tasks=sweep.tasks)
+            for sweep in self.sweeps
+            for value in sweep.values
+        )
+        return (*self.rows, *swept)
+
+
+class PaperResult(NamedTuple):
+    """The printed numbers of one method on one dataset."""
+
+    table: str
+    label: str
+    last: float
+    average: float | None
+
+
+def table_names() -> list[str]:
+    files = (resources.files("clipcil") / "paper").iterdir()
+    return sorted(file.name.removesuffix(".toml") for file in files if file.name.endswith(".toml"))
+
+
+@cache
+def read_table(name: str) -> PaperTable:
+    if name not in table_names():
+        raise UserError(f"the paper has no table '{name}'{nearest(name, table_names())}")
+    with resources.as_file(resources.files("clipcil") / "paper" / f"{name}.toml") as path:
+        values = read_toml(path, links=True)
+    return TypeAdapter(PaperTable).validate_python({"name": name, **values})
+
+
+def paper_result(method: str, settings: Mapping[str, Any], data: str, tasks: int, only: str = "") -> PaperResult | None:
+    """The number that the paper prints for a run with these resolved settings, from the first table that has it.
+
+    A row fits when every setting that defines it is the run's: DMC-OT without OT is not taken for DMC-OT. `only` names
+    the one table to look into.
+    """
+    for name in [only] if only else table_names():
+        table = read_table(name)
+        if table.tasks != tasks or data not in table.datasets:
+            continue
+        place = table.datasets.index(data)
+        for row in table.rows:
+            same = all(settings.get(key) == value for key, value in row.settings.items())
+            if row.last and row.method == method and same:
+                return PaperResult(name, row.label, row.last[place], row.average[place] if row.average else None)
+    return None

@@ -1,19 +1,27 @@
-"""The predictions of a run: the class predicted for each test picture after the last task."""
+"""The predictions of a run: the class predicted for each test picture after the last task, and thumbnails of them."""
 
 from __future__ import annotations
 
 import csv
 import io
+import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from clipcil.data.dataset import Dataset, open_dataset
+from clipcil.data.pictures import thumbnail
 from clipcil.errors import UserError
-from clipcil.report.evidence import find_evidence, read_answers
+from clipcil.network import on_behalf_of_a_folder
+from clipcil.report.runs import PREDICTIONS, RunRecord, find_evidence, read_parquet
 from clipcil.storage import MissingFileError, read_text
 
-PLAIN = "predictions.csv"
+MOST_PICTURES = 12_000
+"""Datasets with more test pictures than this are not opened for thumbnails."""
+SIDE = 96
+"""Pixels of the longer side of a thumbnail."""
 
 
 class TestAnswer(NamedTuple):
@@ -37,33 +45,52 @@ def read_predictions(folder: Path) -> list[TestAnswer]:
     Raises:
         UserError: There are no predictions, or they cannot be read.
     """
-    path = folder / PLAIN
+    path = folder / "predictions.csv"
     try:
         if (evidence := find_evidence(folder)) is not None:
-            found = [TestAnswer(*answer) for answer in read_answers(*evidence)]
-            if not found:
+            if not (kept := list(_kept(*evidence))):
                 raise UserError(f"{folder} has no predictions")
-            return found
-        lines = csv.reader(io.StringIO(read_text(path), newline=""))
-        return list(_answers(next(lines, []), lines))
+            return kept
+        found = []
+        for line in csv.DictReader(io.StringIO(read_text(path), newline="")):
+            answer = TestAnswer(
+                int(line["task"]),
+                int(line["row"]),
+                line["class"],
+                line["predicted"],
+                float(line["probability"]) if line.get("probability") else None,
+            )
+            if not (0 < answer.task < 2**31 and 0 <= answer.row < 2**53 and 0 <= (answer.probability or 0.0) <= 1):
+                raise ValueError("a number is out of bounds")
+            found.append(answer)
+        if not found:
+            raise ValueError("there is no line")
+        return found
     except MissingFileError as error:
-        raise UserError(f"{folder} holds no {PLAIN}") from error
-    except (OSError, ValueError, IndexError, csv.Error) as error:
+        raise UserError(f"{folder} holds no predictions.csv") from error
+    except (KeyError, TypeError, ValueError, csv.Error) as error:
         raise UserError(f"{path} cannot be read ({type(error).__name__})") from error
 
 
-def _answers(head: list[str], lines: Iterable[list[str]]) -> Iterator[TestAnswer]:
-    task, row, true, guess = (head.index(name) for name in ("task", "row", "class", "predicted"))
-    probability = head.index("probability") if "probability" in head else None
-    for line in filter(None, lines):
-        said = line[probability] if probability is not None else ""
-        yield _checked(int(line[task]), int(line[row]), line[true], line[guess], float(said) if said else None)
+def _kept(folder: Path, run: str) -> Iterator[TestAnswer]:
+    """The predictions of one run of evidence; none where they were not kept."""
+    table, places = _predictions(folder / PREDICTIONS)
+    start, count = places.get(run, (0, 0))
+    columns = (table.slice(start, count)[name].to_pylist() for name in ("task", "row", "true", "guess"))
+    for task, row, true, guess in zip(*columns, strict=True):
+        yield TestAnswer(task, row, true, true if guess is None else guess)
 
 
-def _checked(task: int, row: int, true: str, guess: str, probability: float | None) -> TestAnswer:
-    if not (0 < task < 2**31 and 0 <= row < 2**53 and 0 <= (probability or 0.0) <= 1):
-        raise ValueError("a number is out of bounds")
-    return TestAnswer(task, row, true, guess, probability)
+@lru_cache(maxsize=2)
+def _predictions(path: Path) -> tuple[Any, dict[str, tuple[int, int]]]:
+    """The table, and the first row and number of rows of each run, whose rows follow each other."""
+    import numpy as np
+
+    table = read_parquet(path).combine_chunks().unify_dictionaries()
+    runs = table["run"].combine_chunks()
+    names, starts, counts = np.unique(runs.indices.to_numpy(), return_index=True, return_counts=True)
+    known = runs.dictionary.to_pylist()
+    return table, {known[name]: (int(start), int(n)) for name, start, n in zip(names, starts, counts, strict=True)}
 
 
 class Pair(NamedTuple):
@@ -90,6 +117,62 @@ def confused_pairs(predictions: Sequence[TestAnswer], most: int = 12) -> list[Pa
     return sorted(pairs, key=lambda pair: (-pair.times, -pair.share, pair.true, pair.guess))[:most]
 
 
-def confident_mistakes(predictions: Sequence[TestAnswer], most: int) -> list[TestAnswer]:
-    """The mistakes, the most confident first; in the order of the file where no probability was written."""
-    return sorted((each for each in predictions if not each.right), key=lambda each: -(each.probability or 0.0))[:most]
+class Thumbnail(NamedTuple):
+    """A small picture (JPEG) and the prediction for it."""
+
+    jpeg: bytes
+    answer: TestAnswer
+
+
+def evenly_spaced(predictions: Sequence[TestAnswer], count: int) -> list[TestAnswer]:
+    """`count` predictions at equal distances, so that every task has its share; the same ones every time."""
+    if len(predictions) <= count:
+        return list(predictions)
+    step = len(predictions) / count
+    return [predictions[int((index + 0.5) * step)] for index in range(count)]
+
+
+class Thumbnails:
+    """Thumbnails of runs; each dataset is opened once for all runs on it."""
+
+    def __init__(self) -> None:
+        self._datasets: dict[str, Dataset | UserError] = {}
+
+    def of(self, run: RunRecord, right: int = 8, wrong: int = 16) -> tuple[list[Thumbnail], list[Thumbnail]]:
+        """Some right predictions, and the most confident mistakes (the first where no probability was written).
+
+        Raises:
+            UserError: The predictions or the pictures of the run are missing; the line says why.
+        """
+        predictions, dataset = read_predictions(run.folder), self._dataset(run)
+        if len(dataset.test) > MOST_PICTURES:
+            raise UserError(f"{run.data} has {len(dataset.test)} test pictures; strips are for small datasets")
+        places = {int(row): index for index, row in enumerate(dataset.test.rows.tolist())}
+
+        def shown(answer: TestAnswer) -> Thumbnail:
+            place = places.get(answer.row)
+            if place is None or dataset.classes[int(dataset.test.labels[place])] != answer.true:
+                raise UserError(f"the pictures of {run.data} are not the ones the run was measured on")
+            return Thumbnail(thumbnail(dataset.test.image(place), SIDE), answer)
+
+        some = evenly_spaced([each for each in predictions if each.right], right)
+        mistakes = sorted((each for each in predictions if not each.right), key=lambda each: -(each.probability or 0.0))
+        return [shown(each) for each in some], [shown(each) for each in mistakes[:wrong]]
+
+    def _dataset(self, run: RunRecord) -> Dataset:
+        """The dataset of a run; the second time from memory, whether or not it could be opened."""
+        root, options, held_out = run.run.get("data_root"), run.run.get("data_options") or {}, run.run.get("hold_out")
+        key = json.dumps([run.data, root, options, [held_out, run.seed] if held_out else None], sort_keys=True)
+        if key not in self._datasets:
+            try:
+                with on_behalf_of_a_folder():
+                    dataset = open_dataset(run.data, Path(root) if root else None, options)
+                    self._datasets[key] = dataset.hold_out(held_out, run.seed) if held_out else dataset
+            except UserError as error:
+                self._datasets[key] = error
+            except OSError as error:  # a path that is too long, or a folder that may not be read
+                self._datasets[key] = UserError(f"{run.data} cannot be opened: {error.strerror or error}")
+        found = self._datasets[key]
+        if isinstance(found, UserError):
+            raise UserError(str(found))
+        return found

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import re
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from clipcil.intervals import Interval
 from clipcil.paper import PaperResult, paper_result, read_table
-from clipcil.report.runs import RunResult
+from clipcil.report.runs import RunRecord
 from clipcil.report.statistics import Bootstrap, paired
 from clipcil.report.style import Look, assign_looks
 
@@ -40,39 +40,35 @@ class Group:
     """The runs of one method with one choice of settings on one stream of tasks, by class order and seed."""
 
     label: str
-    runs: tuple[RunResult, ...]
+    runs: tuple[RunRecord, ...]
 
     @property
-    def first(self) -> RunResult:
+    def first(self) -> RunRecord:
         return self.runs[0]
 
     @property
     def stream(self) -> Stream:
         return self.first.stream
 
-    def mean_std(self, what: Callable[[RunResult], float]) -> MeanStd:
-        """Mean and standard deviation over the runs of what the function returns."""
-        return mean_std(what(run) for run in self.runs)
-
     def of(self, key: str) -> MeanStd:
-        """Mean and standard deviation over the runs of a number in their results, such as `forgetting`."""
-        return self.mean_std(lambda run: float(run.values[key]))
+        """Mean and standard deviation over the runs of one of their numbers, such as `forgetting`."""
+        return mean_std(float(getattr(run, key)) for run in self.runs)
 
     @property
     def last(self) -> MeanStd:
-        return self.mean_std(lambda run: run.last)
+        return self.of("last")
 
     @property
     def average(self) -> MeanStd:
-        return self.mean_std(lambda run: run.average)
+        return self.of("average")
 
     @property
     def seconds(self) -> float:
-        return self.mean_std(lambda run: run.seconds).mean
+        return self.of("seconds").mean
 
     @property
     def timed(self) -> bool:
-        return all(run.timing.get("seconds") for run in self.runs)
+        return all(run.timing.seconds for run in self.runs)
 
     @property
     def over(self) -> str:
@@ -82,6 +78,10 @@ class Group:
             return f"{len(self.runs)} runs ({orders} class orders, {seeds} seeds)"
         return f"{orders} class orders" if orders > 1 else f"{seeds} seeds" if seeds > 1 else "1 run"
 
+    @property
+    def has_one_order(self) -> bool:
+        return len({run.order for run in self.runs}) == 1
+
     def paper_result(self, table: str = "") -> PaperResult | None:
         """The paper's numbers for the same method, settings, data and number of tasks; None for held-out pictures."""
         if self.first.run.get("hold_out"):
@@ -89,14 +89,13 @@ class Group:
         return paper_result(self.first.method, self.first.settings, self.first.data, self.first.tasks, table)
 
 
-def group_runs(runs: Sequence[RunResult]) -> list[Group]:
+def group_runs(runs: Sequence[RunRecord]) -> list[Group]:
     """Groups in the order of the paper's table. A run that stands in two folders counts once."""
-    by_key: dict[str, dict[tuple[str, int], RunResult]] = {}
+    by_key: dict[str, dict[tuple[str, int], RunRecord]] = {}
     for run in runs:
         by_key.setdefault(run.key, {}).setdefault((run.order, run.seed), run)
     groups = [tuple(members[place] for place in sorted(members)) for members in by_key.values()]
-    labels = _labels([members[0] for members in groups])
-    return sorted((Group(label, members) for label, members in zip(labels, groups, strict=True)), key=_place)
+    return sorted(map(Group, _labels([members[0] for members in groups]), groups), key=_place)
 
 
 def _place(group: Group) -> tuple[int, str, list[tuple[int, float, str]]]:
@@ -116,7 +115,7 @@ def method_title(method: str) -> str:
     return kind.title if kind is not None else method
 
 
-def _labels(runs: Sequence[RunResult]) -> list[str]:
+def _labels(runs: Sequence[RunRecord]) -> list[str]:
     """The method's title with the settings, device and precision that distinguish variants on the same stream.
 
     With three or more variants, a value shared by more than half of them is left out of the labels.
@@ -136,7 +135,7 @@ def _labels(runs: Sequence[RunResult]) -> list[str]:
     return labels
 
 
-def _choices(run: RunResult) -> dict[str, Any]:
+def _choices(run: RunRecord) -> dict[str, Any]:
     return {**{key: run.run.get(key) for key in ("device", "precision")}, **flatten(run.settings)}
 
 
@@ -176,6 +175,11 @@ class Standing:
         """Whether the lead of the best over this group is within the noise."""
         return not self.is_best and (self.behind is None or self.behind.high >= 0)
 
+    @property
+    def ahead(self) -> bool:
+        """Whether it has more than the best where both ran with the same class order and seed."""
+        return self.behind is not None and self.behind.low > 0
+
 
 def rank_groups(groups: Sequence[Group]) -> list[Standing]:
     """A standing for each group, in the order given. The best is the one with the highest mean of A_B."""
@@ -188,40 +192,16 @@ def rank_groups(groups: Sequence[Group]) -> list[Standing]:
     return found
 
 
-def finding(entries: Sequence[Standing], where: str) -> str:
-    """One sentence: which method is best on this stream, and which cannot be told from it."""
-    best = next(entry for entry in entries if entry.is_best)
-    group, interval = best.group, best.interval
-    noise = f" (95 % interval {interval.low:.1f} to {interval.high:.1f}; {group.over})" if interval else ""
-    if len(entries) == 1:
-        return f"{group.label} on {where}: A_B {group.last.mean:.1f} %{noise}."
-    said = f"{group.label} has the highest A_B on {where}: {group.last.mean:.1f} %{noise}"
-    tied = sorted((entry for entry in entries if entry.tied), key=lambda entry: -entry.group.last.mean)
-    if interval is None:
-        why = "predictions are missing, or not all of the same pictures"
-        return f"{said}; how much of its lead is noise cannot be told: {why}."
-    if not tied:
-        others = f"the other {len(entries) - 1}" if len(entries) > 2 else "the other method"
-        return f"{said}, ahead of {others} by more than the noise."
-    names = [f"{entry.group.label} ({entry.group.last.mean:.1f} %)" for entry in tied[:3]]
-    rest = f" and {len(tied) - 3} more" if len(tied) > 3 else ""
-    ahead = [entry.group.label for entry in tied if entry.behind is not None and entry.behind.low > 0]
-    more = f"; where both ran with the same class order and seed, {', '.join(ahead)} had more" if ahead else ""
-    return f"{said}, but it cannot be told from {', '.join(names)}{rest}{more}."
-
-
 def stream_titles(streams: Sequence[Stream]) -> list[str]:
     """A title for each stream; fewer training pictures, and choices that distinguish two streams, are named."""
-    options = [json.loads(rest) for *_, rest in streams]
-    plain = []
+    plain, options = [], [flatten(json.loads(rest)) for *_, rest in streams]
     for (data, tasks, backbone, _), own in zip(streams, options, strict=True):
         few = f", {own['shots']} per class" if own.get("shots") else ""
         few += f", {own['hold_out']} held-out training pictures per class" if own.get("hold_out") else ""
         plain.append(f"{data}{few}, {tasks} task{'s' * (tasks != 1)}, {backbone}")
-    flat = [flatten(own) for own in options]
     titles = []
-    for name, own in zip(plain, flat, strict=True):
-        twins = [twin for twin, title in zip(flat, plain, strict=True) if title == name]
+    for name, own in zip(plain, options, strict=True):
+        twins = [twin for twin, title in zip(options, plain, strict=True) if title == name]
         keys = sorted({key for twin in twins for key in {*twin, *own} if twin.get(key) != own.get(key)})
         titles.append(f"{name}{''.join(f', {key} {show(own.get(key))}' for key in keys)}")
     return titles

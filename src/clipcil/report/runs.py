@@ -1,20 +1,27 @@
-"""The schema of a run's results, and finished runs read back from run folders and from evidence."""
+"""The schema of a run's results, and finished runs read back from run folders and from evidence.
+
+Evidence is many finished runs in two parquet files, `runs.parquet` and `predictions.parquet`.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from clipcil.data.names import ANYTHING
 from clipcil.errors import UserError
-from clipcil.report.evidence import find_evidence, read_rows
+from clipcil.settings import typed
 from clipcil.storage import MissingFileError, read_json
 
+RUNS, PREDICTIONS = "runs.parquet", "predictions.parquet"
+AS_JSON = ("per_class", "drift", "config", "timing")
+"""Columns of `runs.parquet` that hold JSON."""
 WHOLE = ("loading", "learning", "evaluation", "drift")
 """The phases that follow each other; the other phases lie inside `learning`."""
 
@@ -92,10 +99,17 @@ class RunRecord(_Strict):
     notes: list[Text]
     config: Annotated[dict[str, Any], AfterValidator(_config)]
     """Every option (`run`) and setting (`method`), as in `config.toml`."""
-    timing: dict[str, Any] = Field(default={}, exclude=True)
-    """The contents of `timing.json`, as `Timing` has checked them; empty where unknown."""
+    timing: Timing = Field(default=Timing(), exclude=True)
+    """The contents of `timing.json`; empty where unknown."""
     folder: Path = Field(default=Path(), exclude=True)
     """Where the run is; in evidence the path of its table with the id of the run behind it."""
+
+    @model_validator(mode="after")
+    def _check_sizes(self) -> RunRecord:
+        tables: list[Any] = [self.after, self.matrix, *self.matrix, self.between_tasks, *self.between_tasks]
+        if any(len(table) != self.tasks for table in [*tables, self.drift or self.sizes]):
+            raise UserError(f"its tables are not all of {self.tasks} tasks")
+        return self
 
     @property
     def values(self) -> dict[str, Any]:
@@ -145,13 +159,12 @@ class RunRecord(_Strict):
     @property
     def finished(self) -> str:
         """The day the run ended, such as 2026-01-31; empty where unknown."""
-        return str(self.timing.get("finished", ""))[:10]
+        return self.timing.finished[:10]
 
-    @cached_property
+    @property
     def seconds(self) -> float:
         """Seconds from loading to the last measurement."""
-        phases = self.timing.get("seconds", {})
-        return float(sum(phases.get(name, 0.0) for name in WHOLE))
+        return float(sum(self.timing.seconds.get(name, 0.0) for name in WHOLE))
 
     @cached_property
     def stream(self) -> tuple[str, int, str, str]:
@@ -175,52 +188,32 @@ class RunRecord(_Strict):
         return json.dumps([self.stream, run, self.settings], sort_keys=True)
 
 
-RunResult = RunRecord
-
-
 def read_run(folder: Path) -> RunRecord:
     """The finished run in `folder`.
 
     Raises:
         UserError: There is no `results.json`, or it is damaged.
     """
-    path = folder / "results.json"
     try:
-        values = read_json(path)
+        record = _read(folder / "results.json", "results", RunRecord)
     except MissingFileError as error:
         raise UserError(f"{folder} holds no finished run (there is no results.json)") from error
-    except UserError as error:
-        raise _damaged(path, "results", error) from error
-    return _record(values, _timing(folder / "timing.json"), folder, path)
-
-
-def _record(values: Any, timing: dict[str, Any], folder: Path, path: Path) -> RunRecord:
     try:
-        record = RunRecord.model_validate({**values, "timing": timing, "folder": folder})
-        tables: list[Any] = [record.after, record.matrix, *record.matrix, record.between_tasks, *record.between_tasks]
-        if any(len(table) != record.tasks for table in [*tables, record.drift or record.sizes]):
-            raise UserError(f"its tables are not all of {record.tasks} tasks")
-    except (ValidationError, TypeError, UserError) as error:
-        raise _damaged(path, "results", error) from error
-    return record
-
-
-def _timing(path: Path) -> dict[str, Any]:
-    try:
-        return Timing.model_validate(read_json(path)).model_dump(exclude_unset=True)
+        timing = _read(folder / "timing.json", "times", Timing)
     except MissingFileError:
-        return {}
-    except (ValidationError, UserError) as error:
-        raise _damaged(path, "times", error) from error
+        timing = Timing()
+    found: RunRecord = record.model_copy(update={"timing": timing, "folder": folder})
+    return found
 
 
-def _damaged(path: Path, what: str, error: Exception) -> UserError:
-    """An error that names the file and the first thing that is wrong in it."""
-    reason = str(error).removeprefix(f"{path} ")
-    if isinstance(error, ValidationError):
-        first = error.errors(include_url=False, include_context=False)[0]
-        reason = f"'{'.'.join(map(str, first['loc']))}': {first['msg']}"
-    return UserError(f"{path} is not the {what} of a run ({reason}); remove or redo it")
+def _read(path: Path, what: str, kind: type) -> Any:
+    try:
+        return typed(read_json(path), kind)
+    except MissingFileError:
+        raise
+    except UserError as error:
+        reason = str(error).removeprefix(f"{path} ")
+        raise UserError(f"{path} is not the {what} of a run ({reason}); remove or redo it") from error
 
 
 def find_runs(places: Iterable[Path]) -> list[RunRecord]:
@@ -229,9 +222,6 @@ def find_runs(places: Iterable[Path]) -> list[RunRecord]:
     Args:
         places: Folders of runs, or folders that hold them. A folder with evidence (`runs.parquet`) is read like a
             folder of runs, and `EVIDENCE/PART` is the part of its runs whose ids begin with `PART/`.
-
-    Raises:
-        UserError: A place holds no finished run.
     """
     found: dict[Path, RunRecord] = {}
     for place in places:
@@ -242,33 +232,65 @@ def find_runs(places: Iterable[Path]) -> list[RunRecord]:
 
 def _runs_in(place: Path) -> list[RunRecord]:
     if (evidence := find_evidence(place)) is not None:
-        folder, part = evidence
-        runs = [_kept(folder, row) for row in read_rows(folder) if not part or f"{row['id']}/".startswith(f"{part}/")]
+        runs = read_evidence(*evidence)
     elif not place.is_dir():
         raise UserError(f"{place} is not a folder; name run folders, or the folder of a bench")
+    elif (place / "results.json").is_file():
+        runs = [read_run(place)]
     else:
-        whole = (place / "results.json").is_file()
-        runs = [read_run(folder) for folder in ([place] if whole else sorted(_below(place)))]
+        runs = [read_run(folder) for folder in sorted(_below(place))]
     if not runs:
         raise UserError(f"{place} holds no finished run (there is no results.json in it or below)")
     return runs
 
 
-def _kept(folder: Path, row: dict[str, Any]) -> RunRecord:
-    values = {key: value for key, value in row.items() if key in RunRecord.model_fields and value is not None}
-    timing = values.pop("timing")
-    return _record(values, timing, folder / row["id"], folder / "runs.parquet")
-
-
 def _below(place: Path) -> Iterator[Path]:
-    """Folders under `place` that hold results; links are not followed, and any depth is fine."""
+    """Folders under `place` that hold results, at any depth; links are not followed."""
     waiting = [place]
     while waiting:
         folder = waiting.pop()
-        try:
+        with suppress(OSError):  # a folder that may not be read, or whose path is too long
             entries = list(folder.iterdir())
-        except OSError:  # a folder that may not be read, or whose path is too long
-            continue
-        waiting += [path for path in entries if path.is_dir() and not path.is_symlink()]
-        if any(path.name == "results.json" for path in entries):
-            yield folder
+            waiting += [path for path in entries if path.is_dir() and not path.is_symlink()]
+            if any(path.name == "results.json" for path in entries):
+                yield folder
+
+
+def find_evidence(place: Path) -> tuple[Path, str] | None:
+    """The folder of evidence that `place` names, and the part of the ids behind it; None where it names no evidence.
+
+    `place` is a folder with `runs.parquet`, or such a folder followed by the beginning of ids, such as
+    `reproduce/evidence/flowers`.
+    """
+    if (place / RUNS).is_file():
+        return place, ""
+    if place.exists():
+        return None
+    folder = next((folder for folder in place.parents if (folder / RUNS).is_file()), None)
+    return None if folder is None else (folder, place.relative_to(folder).as_posix())
+
+
+def read_evidence(folder: Path, part: str = "") -> list[RunRecord]:
+    """The runs of evidence whose ids begin with `PART/`, or all."""
+    runs = []
+    for row in read_parquet(folder / RUNS).to_pylist():
+        if not part or f"{row['id']}/".startswith(f"{part}/"):
+            values = {key: value for key, value in row.items() if key in RunRecord.model_fields and value is not None}
+            values |= {key: json.loads(values[key]) for key in AS_JSON if key in values}
+            try:
+                record: RunRecord = typed(values, RunRecord)
+            except UserError as error:
+                raise UserError(f"{folder / RUNS} is not evidence ({row['id']}: {error})") from error
+            runs.append(record.model_copy(update={"folder": folder / row["id"]}))
+    return runs
+
+
+def read_parquet(path: Path) -> Any:
+    """The table in a parquet file of evidence."""
+    import pyarrow
+    from pyarrow import parquet
+
+    try:
+        return parquet.read_table(path)
+    except (OSError, pyarrow.ArrowException) as error:
+        raise UserError(f"{path} cannot be read as evidence ({type(error).__name__})") from error

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import cache, cached_property
 from math import sqrt
 from statistics import fmean
@@ -22,7 +23,7 @@ from numpy.typing import NDArray
 from clipcil.errors import UserError
 from clipcil.intervals import Interval
 from clipcil.report.answers import read_predictions
-from clipcil.report.runs import RunResult
+from clipcil.report.runs import RunRecord
 
 DRAWS = 2000
 DRAWS_AT_ONCE = 100
@@ -37,34 +38,24 @@ class Bootstrap:
         draws: How often to resample.
     """
 
-    def __init__(self, runs: Sequence[RunResult], draws: int = DRAWS) -> None:
+    def __init__(self, runs: Sequence[RunRecord], draws: int = DRAWS) -> None:
         self.draws = draws
-        self._columns: dict[int, int] = {}
-        self._weights: list[NDArray[np.float64]] = []
-        self._right: list[NDArray[np.bool_]] = []
         found = []
         for run in runs:
-            try:
-                rows, weight, right = _measured(run)
-            except UserError:
-                continue
-            found.append((run, rows.tobytes(), weight, right))
-        most = Counter(pictures for _, pictures, _, _ in found).most_common(1)
-        for run, pictures, weight, right in found:
-            if pictures == most[0][0]:
-                self._columns[id(run)] = len(self._weights)
-                self._weights.append(weight)
-                self._right.append(right)
-        self._runs = list(runs)  # keeps the ids above alive
+            with suppress(UserError):
+                found.append((run, *_measured(run)))
+        most = Counter(rows.tobytes() for _, rows, _, _ in found).most_common(1)
+        self._known = [each for each in found if each[1].tobytes() == most[0][0]]
+        self._columns = {id(run): column for column, (run, *_) in enumerate(self._known)}
 
-    def knows(self, run: RunResult) -> bool:
+    def knows(self, run: RunRecord) -> bool:
         return id(run) in self._columns
 
     @cached_property
     def _accuracy(self) -> NDArray[np.float64]:
         """(draws + 1, runs) A_B in percent; the first line is measured, the others resampled."""
-        weights = np.stack(self._weights, axis=1)
-        hits = weights * np.stack(self._right, axis=1)
+        weights = np.stack([weight for _, _, weight, _ in self._known], axis=1)
+        hits = weights * np.stack([right for _, _, _, right in self._known], axis=1)
         random = np.random.default_rng(1993)
         parts = [hits.sum(0, keepdims=True) / weights.sum(0, keepdims=True)]
         for start in range(0, self.draws, DRAWS_AT_ONCE):
@@ -74,7 +65,7 @@ class Bootstrap:
             parts.append(counts @ hits / (counts @ weights))
         return 100 * np.concatenate(parts)
 
-    def mean(self, runs: Sequence[RunResult]) -> Interval | None:
+    def mean(self, runs: Sequence[RunRecord]) -> Interval | None:
         """The mean of A_B over these runs; None where predictions are missing."""
         if not runs or not all(self.knows(run) for run in runs):
             return None
@@ -82,7 +73,7 @@ class Bootstrap:
         found = self._interval(self._accuracy[:, columns], [run.order for run in runs])
         return Interval(found.mean, max(0.0, found.low), min(100.0, found.high))
 
-    def difference(self, pairs: Sequence[tuple[RunResult, RunResult]]) -> Interval | None:
+    def difference(self, pairs: Sequence[tuple[RunRecord, RunRecord]]) -> Interval | None:
         """The mean over class orders of A_B of the first − A_B of the second of each pair (same order, same seed)."""
         if not pairs or not all(self.knows(run) for pair in pairs for run in pair):
             return None
@@ -122,12 +113,10 @@ def students(freedom: int, draws: int) -> NDArray[np.float64]:
     return random.permutation((found - found[::-1]) / 2)
 
 
-def _measured(run: RunResult) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.bool_]]:
+def _measured(run: RunRecord) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.bool_]]:
     """Rows of the test pictures in rising order, the weight of each in A_B (1/(tasks · pictures of its task)), and
     whether it was right."""
     found = sorted(read_predictions(run.folder), key=lambda each: each.row)
-    if not found:
-        raise UserError(f"{run.folder}: no predictions")
     _, task, sizes = np.unique([each.task for each in found], return_inverse=True, return_counts=True)
     weight = 1.0 / (len(sizes) * sizes[task])
     return np.array([each.row for each in found]), weight, np.array([each.right for each in found])
@@ -143,7 +132,7 @@ def order_means(values: Sequence[tuple[str, float]]) -> list[float]:
     return [fmean(value for own, value in values if own == order) for order in dict.fromkeys(own for own, _ in values)]
 
 
-def paired(better: Sequence[RunResult], worse: Sequence[RunResult]) -> list[tuple[RunResult, RunResult]]:
+def paired(better: Sequence[RunRecord], worse: Sequence[RunRecord]) -> list[tuple[RunRecord, RunRecord]]:
     """Runs of the two with the same class order and seed."""
     others = {(run.order, run.seed): run for run in worse}
     return [(run, others[run.order, run.seed]) for run in better if (run.order, run.seed) in others]
