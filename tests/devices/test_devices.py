@@ -27,6 +27,17 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("cache")
 
 
+class OnDevice(Trainer):
+    """Trains on a device that is claimed, or under autocast on the CPU."""
+
+    def __init__(self, device: torch.device, half: torch.dtype | None = None) -> None:
+        super().__init__()
+        self.device, self.half = device, half
+
+    def autocast(self) -> Any:
+        return torch.autocast("cpu", self.half, enabled=self.half is not None)
+
+
 def test_the_mode_finds_a_mix() -> None:
     with ClaimedDevices():
         there, here = torch.ones(3, device=GPU), torch.ones(3)
@@ -39,29 +50,24 @@ def test_the_mode_finds_a_mix() -> None:
 
 def learn_and_score(kind: type[Method], backbone: CLIP, cache: Path) -> Tensor:
     """Two tasks and the scores of the test pictures of the second, on the claimed GPU."""
-    data, clip, session = checks.some_classes(5), copy.deepcopy(backbone).to(GPU), Trainer()
-    session.device = GPU
+    data, clip = checks.some_classes(5), copy.deepcopy(backbone).to(GPU)
     stream = TaskStream(data, Reader(clip, cache, GPU), range(5), (3, 2))
     torch.manual_seed(0)
-    method = kind(checks.briefly(kind.Config()), clip, session, data.templates).to(GPU)
+    method = kind(checks.briefly(kind.Config()), clip, OnDevice(GPU), data.templates).to(GPU)
     for task in stream.tasks():
         method.learn(task)
     with torch.no_grad():
         return method.logits(stream.test(1))
 
 
-@pytest.mark.parametrize("name", ALL)
-def test_no_step_mixes_devices(name: str, tiny_clip: CLIP, cache: Path) -> None:
+@pytest.mark.parametrize("name", [*ALL, "dmc-ot on mini"])
+def test_no_step_mixes_devices(name: str, tiny_clip: CLIP, mini: CLIP, cache: Path) -> None:
+    """The embedded backbone has a trunk in front of its tower, which the tiny one has not."""
+    method, _, backbone = name.partition(" on ")
     with ClaimedDevices():
-        scores = learn_and_score(methods()[name], tiny_clip, cache)
+        scores = learn_and_score(methods()[method], mini if backbone else tiny_clip, cache)
         assert is_gpu(scores) and scores.shape[1] == 5
     assert torch.isfinite(scores).all()
-
-
-def test_the_embedded_backbone_mixes_none_either(mini: CLIP, cache: Path) -> None:
-    """It has a trunk in front of its tower, which the tiny one of the other tests has not."""
-    with ClaimedDevices():
-        assert is_gpu(learn_and_score(methods()["dmc-ot"], mini, cache))
 
 
 def test_a_method_that_mixes_is_caught(tiny_clip: CLIP, cache: Path) -> None:
@@ -75,22 +81,11 @@ def test_a_method_that_mixes_is_caught(tiny_clip: CLIP, cache: Path) -> None:
         learn_and_score(Careless, tiny_clip, cache)
 
 
-class HalfPrecision(Trainer):
-    """Trains under autocast on the CPU."""
-
-    def __init__(self, kind: torch.dtype) -> None:
-        super().__init__()
-        self.kind = kind
-
-    def autocast(self) -> Any:
-        return torch.autocast("cpu", self.kind)
-
-
 @pytest.mark.parametrize("kind", [torch.bfloat16, torch.float16], ids=["bf16", "fp16"])
 @pytest.mark.parametrize("name", ALL)
 def test_half_precision_trains_and_predicts(name: str, kind: torch.dtype, tiny_clip: CLIP, cache: Path) -> None:
     fixture = checks.set_up(methods()[name], tiny_clip, checks.some_classes(5), (3, 2), cache)
-    fixture.method._outside = (fixture.method.clip, HalfPrecision(kind))
+    fixture.method._outside = (fixture.method.clip, OnDevice(torch.device("cpu"), kind))
     fixture.learn()
     scores = fixture.scores(2)
     assert torch.isfinite(scores).all() and scores.dtype == torch.float32

@@ -16,20 +16,8 @@ import pytest
 from clipcil.errors import UserError
 from clipcil.training.device import make_fabric
 
-WORDS = (
-    "run",
-    "dmc-ot",
-    "--shots",
-    "3",
-    "--tasks",
-    "4",
-    "--set",
-    "stage1.epochs=1",
-    "stage2.epochs=2",
-    "stage2.steps=0",
-    "--device",
-    "cpu",
-)
+SHORT = ("stage1.epochs=1", "stage2.epochs=2", "stage2.steps=0")
+WORDS = ("run", "dmc-ot", "--shots", "3", "--tasks", "4", "--set", *SHORT, "--device", "cpu")
 FILES = ("results.json", "predictions.csv", "matrix.csv", "steps.jsonl", "config.toml")
 
 
@@ -37,10 +25,18 @@ def command(*words: str) -> list[str]:
     return [sys.executable, "-m", "clipcil", *words]
 
 
-def done(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        command(*WORDS, "--out", str(folder), *words), capture_output=True, text=True, timeout=600, check=False
-    )
+def done(whole: list[str]) -> str:
+    """What a command that ends well prints."""
+    result = subprocess.run(whole, capture_output=True, text=True, timeout=600, check=False)
+    assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
+def check_same(run: Path, other: Path, said: str = "A_B") -> None:
+    """The same bytes, from processes of which one spoke."""
+    assert said.count("A_B") == 1, said
+    for name in FILES:
+        assert (run / name).read_bytes() == (other / name).read_bytes(), name
 
 
 @pytest.fixture(scope="module")
@@ -48,15 +44,12 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same run by one process and twice by two."""
     folder = tmp_path_factory.mktemp("runs")
     for name, words in (("one", ()), ("two", ("--devices", "2")), ("again", ("--devices", "2"))):
-        result = done(folder / name, *words)
-        assert result.returncode == 0, result.stderr
-        assert result.stdout.count("A_B") == 1, result.stdout  # one process speaks
+        assert done(command(*WORDS, "--out", str(folder / name), *words)).count("A_B") == 1
     return folder
 
 
 def test_two_processes_end_with_the_same_bytes_every_time(runs: Path) -> None:
-    for name in FILES:
-        assert (runs / "two" / name).read_bytes() == (runs / "again" / name).read_bytes(), name
+    check_same(runs / "two", runs / "again")
 
 
 def test_two_processes_predict_what_one_predicts(runs: Path) -> None:
@@ -66,12 +59,11 @@ def test_two_processes_predict_what_one_predicts(runs: Path) -> None:
 
 def test_processes_that_torchrun_started_are_found(runs: Path, tmp_path: Path) -> None:
     words = ["-m", "torch.distributed.run", "--nproc-per-node", "2", *command(*WORDS)[1:]]
-    whole = [sys.executable, *words, "--devices", "2", "--out", str(tmp_path / "run")]
-    result = subprocess.run(whole, capture_output=True, text=True, timeout=600, check=False)
-    assert result.returncode == 0, result.stderr
-    assert result.stdout.count("A_B") == 1, result.stdout
-    for name in FILES:
-        assert (tmp_path / "run" / name).read_bytes() == (runs / "two" / name).read_bytes(), name
+    check_same(
+        tmp_path / "run",
+        runs / "two",
+        done([sys.executable, *words, "--devices", "2", "--out", str(tmp_path / "run")]),
+    )
 
 
 def test_processes_that_slurm_started_are_found(runs: Path, tmp_path: Path) -> None:
@@ -97,9 +89,8 @@ def test_processes_that_slurm_started_are_found(runs: Path, tmp_path: Path) -> N
         for process in started:
             process.kill()
     assert [process.returncode for process in started] == [0, 0], (errors, other)
-    assert said.count("A_B") == 1 and not other[0]
-    for name in FILES:
-        assert (tmp_path / "run" / name).read_bytes() == (runs / "two" / name).read_bytes(), name
+    assert not other[0]
+    check_same(tmp_path / "run", runs / "two", said)
 
 
 @pytest.mark.parametrize("by", ["torchrun", "srun"])
@@ -133,10 +124,7 @@ def test_a_killed_process_ends_the_run_and_one_process_resumes_it(runs: Path, tm
     assert last.startswith("clipcil: ") and f"clipcil run --resume {folder}" in last, errors
     assert "Traceback" not in errors
     assert not (folder / "results.json").exists()
-    resumed = subprocess.run(
-        command("run", "--resume", str(folder)), capture_output=True, text=True, timeout=600, check=False
-    )
-    assert resumed.returncode == 0, resumed.stderr
+    done(command("run", "--resume", str(folder)))
     assert answers(folder) == answers(runs / "one")
 
 

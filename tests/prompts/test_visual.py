@@ -43,10 +43,8 @@ def test_first_half_goes_to_keys_and_second_to_values_and_pictures_stay_apart() 
 
 
 def test_layers_a_tower_does_not_have_are_dropped_and_named() -> None:
-    assert existing((2, 3, 4), 4) == [2, 3]
-    assert existing((3, 1, 3), 12) == [3, 1]
-    assert missing_note((0, 4, 5), 4) == ["the tower has 4 layers: no prompts at layer 4, 5"]
-    assert missing_note((0, 3), 4) == []
+    assert existing((2, 3, 4), 4) == [2, 3] and existing((3, 1, 3), 12) == [3, 1]
+    assert "layer 4, 5" in missing_note((0, 4, 5), 4)[0] and missing_note((0, 3), 4) == []
 
 
 @pytest.mark.parametrize("between", [(1.0, -1.0), (0.5,), (float("nan"), 1.0)])
