@@ -1,17 +1,13 @@
-"""Give the command line bad input of every kind, by seed, and see that it answers as promised.
+"""Give the command line bad input by seed, and check that it answers as promised.
 
     python tools/fuzz.py --inputs 3000
     python tools/fuzz.py --inputs 1000 --seed 3 --family pictures
     python tools/fuzz.py --only 417            one input again, with all that it printed
 
-Each input (run, bench, learn, predict, forget, rename, show, export, report, describe) must end in success, or in exit
-code 2 with exactly one line on stderr: never in a traceback, never in a process that hangs or takes gigabytes, never
-with a change to files of the user, never with a control character or a key on the terminal. `predict` may also end with
-exit code 1 and one line, where some pictures cannot be read. A run that is resumed with damaged files may also succeed,
-but then with the results of the run that was never stopped. A model is usable after a command that succeeded, and as it
-was after one that was refused. Every input is a process of its own, forked from one that has loaded everything, so that
-a thousand take minutes; its stdout takes UTF-8 alone, its memory is bounded by the kernel, and where this process may
-mount one, some write to a file system of a few kilobytes.
+Every command must end in success, or in exit code 2 with one line on stderr: never in a traceback, a hang or gigabytes
+of memory, never with a change to files of the user, never with a control character on the terminal. `predict` may also
+end with exit code 1 and one line. A run that is resumed with damaged files may succeed, with the results of the run
+that was never stopped. A model can be read after a command that succeeded, and is unchanged after one that was refused.
 """
 
 from __future__ import annotations
@@ -25,45 +21,275 @@ import os
 import resource
 import shutil
 import stat
-import subprocess
 import sys
 import tempfile
 import time
-import traceback
+import tomllib
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
 from random import Random
-from typing import TYPE_CHECKING
+from typing import Any
 
-import fuzz_server
-from fuzz_inputs import FAMILIES as RUN_FAMILIES
-from fuzz_models import METHODS, MODEL_FAMILIES
-from fuzz_pictures import encoded, picture
+import fork
+import tomli_w
+from fuzz_pictures import KINDS, add_oddity, damaged, encoded, picture
 from PIL import Image
 
-if TYPE_CHECKING:
-    from clipcil.clip import CLIP
-
-FAMILIES = {**RUN_FAMILIES, **MODEL_FAMILIES}
-PATIENCE = 300.0
-"""Seconds after which an input counts as hanging; generous, for a machine that does other things too."""
 MEMORY = 3 * 2**30
 """Bytes that a command may take beside those of the process it was forked from."""
 SAME = ("results.json", "matrix.csv", "predictions.csv")
+METHODS = ("discriminant", "simplecil", "strata", "zero-shot")
+"""Methods of the models that are made once, in `stock/model-METHOD`."""
+NAMES = ("cat", "größe", "🦊", "CAT", "dog_house", "a" * 250, " ", "-x", "m[red]x", "\x1b[2Jx", "\udce9\udcff", "=1+1")
+VALUES = (
+    *("", " ", "-1", "0", "1", "2", "7", "1e6", "1e-400", "nan", "inf", "-inf", "true", "none", "[]", "1,2", "{}", "é"),
+    *("9" * 20, "0x10", "1_000", "a=b", "../..", "/", "\x00", "\n", "--", "-", "'", '"', "🦊", "seed:", "natural"),
+)
+JSON: tuple[Any, ...] = (None, True, -1, 0, 10**12, 2**70, 1.5, "", "x", "a" * 5000, "\x1b[2J", [], {}, [[1]], [None])
+FLAGS = "data data-root data-options tasks increment base order backbone seed shots set preset no-preset skip-broken"
+FLAGS += " device precision out resume quiet sed"
+SETTINGS = {
+    "rapf": ("adapter.epochs", "adapter.lr", "adapter.batch_size", "adapter", "ratio", "adapter.schedule"),
+    "simplecil": ("x", "memory", "simplecil.lr", ".", "a.b.c"),
+    "dmc-ot": ("stage1.epochs", "stage1.lr", "stage2.batch_size", "beta", "tuned", "stage1", "stage1.milestones"),
+}
 
 
-@dataclass
-class Case:
-    number: int
-    family: str
-    place: Path
-    words: list[str]
-    before: str
-    model: str
-    """Fingerprint of `place/model` before the command, and after it where the command was refused."""
-    process: int
-    since: float
+# -- inputs: each maker fills a folder and returns words; what lies in `place/in` must not be changed by the command ---
+
+
+def pictures(place: Path, chance: Random, stock: Path) -> list[str]:
+    """A folder dataset with bad pictures in it, or with bad class folders."""
+    root = dataset(place, stock)
+    for _ in range(chance.choice((1, 1, 2, 4))):
+        folder = chance.choice(sorted(path.parent for path in root.rglob("0.png")))
+        kind = chance.randrange(8)
+        if kind < 4:
+            (folder / f"{chance.choice('012')}.png").write_bytes(chance.choice(KINDS)(chance))
+        elif kind < 6:
+            add_oddity(folder, chance)
+        else:
+            (folder.parent / chance.choice(NAMES)).mkdir(exist_ok=True)
+    return run(root, chance.choice(([], ["--skip-broken"], ["--shots", "1"])), increment=chance.choice("123"))
+
+
+def options(place: Path, chance: Random, stock: Path) -> list[str]:
+    """Options that do not exist, are misspelt, or have values of the wrong kind."""
+    words = []
+    for _ in range(chance.randint(1, 3)):
+        words += [f"--{chance.choice(FLAGS.split())}", *([chance.choice(VALUES)] if chance.random() < 0.85 else [])]
+    command = chance.choice(("run", "run", "run", "run", "methods", "bench", "rnu", "datasets"))
+    if command == "bench":
+        return ["bench", chance.choice(("table9", "table1")), "--data", "nothing", *words[-2:]]
+    return run(dataset(place, stock), words) if command == "run" else [command, *words[-2:]]
+
+
+def settings(place: Path, chance: Random, stock: Path) -> list[str]:
+    """`--set` with any key and any value."""
+    method = chance.choice(tuple(SETTINGS))
+    quick = {"rapf": ["adapter.epochs=1"], "dmc-ot": ["stage1.epochs=0", "stage2.epochs=1", "stage2.steps=0"]}
+    bad = [f"{chance.choice(SETTINGS[method])}={chance.choice(VALUES)}" for _ in range(chance.choice((1, 1, 2)))]
+    return run(dataset(place, stock), ["--set", *quick.get(method, []), *bad], method)
+
+
+def orders(place: Path, chance: Random, stock: Path) -> list[str]:
+    """Files and words for the order of classes."""
+    root = dataset(place, stock)
+    names = sorted(path.name for path in (root / "train").iterdir())
+    lines = chance.choice((names, ["0", "1", "2"], [*names, names[0]], names[1:], ["9"], ["-1"], []))
+    text = chance.choice(("\n", ",", "\r\n", " ")).join(lines).encode()
+    (root / "order.txt").write_bytes(damaged(text, chance) if chance.random() < 0.5 else text)
+    words = ("icarl", "seed:x", "seed:-1", f"seed:{'9' * 30}", "seed:²", "nothing.txt", "", str(root))
+    return run(root, ["--order", str(root / "order.txt") if chance.random() < 0.7 else chance.choice(words)])
+
+
+def resumes(place: Path, chance: Random, stock: Path) -> list[str]:
+    """A run that was stopped, with damage to its files, or links to files of the user."""
+    folder = place / "run"
+    shutil.copytree(stock / "stopped", folder)
+    path = chance.choice(sorted(path for path in folder.rglob("*") if path.is_file()))
+    kind = chance.randrange(8)
+    if kind == 0:
+        path.unlink()
+    elif kind == 1:
+        path.write_bytes(chance.choice(sorted((stock / "other").rglob(f"*{path.suffix}"))).read_bytes())
+    elif kind == 2:
+        link(path, place)
+    else:
+        path.write_bytes(damaged(path.read_bytes(), chance))
+    return ["run", "--resume", str(folder), *chance.choice(([], [], ["--seed", "3"], ["--set", "adapter.lr=0.5"]))]
+
+
+def weights(place: Path, chance: Random, stock: Path) -> list[str]:
+    """A backbone folder with a damaged, missing or foreign file."""
+    from clipcil.clip.loading import MINI
+
+    root = dataset(place, stock)
+    backbone = root / "backbone"
+    shutil.copytree(MINI, backbone)
+    path = chance.choice(sorted(path for path in backbone.iterdir() if path.is_file()))
+    if chance.random() < 0.1:
+        path.unlink()
+    elif path.suffix == ".json" and chance.random() < 0.5:
+        path.write_text(json.dumps(mutated(json.loads(path.read_text()), chance)))
+    else:
+        path.write_bytes(damaged(path.read_bytes(), chance))
+    return run(root, ["--backbone", str(chance.choice((backbone, backbone, backbone, path)))])
+
+
+def places(place: Path, chance: Random, stock: Path) -> list[str]:
+    """Folders for results that cannot or must not be written."""
+    root = dataset(place, stock)
+    for name in ("file.txt", "mine/results.json"):
+        (root / name).parent.mkdir(exist_ok=True)
+        (root / name).write_text("mine")
+    link(root / "link", place)
+    (root / "locked").mkdir()
+    link(root / "locked" / ".lock", place)
+    out = chance.choice(("file.txt", "mine", "link", "file.txt/below", "locked", "train", "x" * 300, "\0"))
+    return run(root, [chance.choice(("--out", "--out", "--out", "--resume")), f"{root}/{out}"])
+
+
+def models(place: Path, chance: Random, stock: Path) -> list[str]:
+    """A model of a stranger, or one's own with odd words."""
+    model = place / "model"
+    shutil.copytree(stock / f"model-{chance.choice(METHODS)}", model)
+    if chance.random() < 0.75:
+        spoil(model, place, chance)
+    name, other = (chance.choice(("red", "blue", "RED", "", *NAMES)) for _ in range(2))
+    week = place / "in" / "week"
+    for each in chance.sample([name for name in NAMES if name.strip()], chance.randint(1, 3)):
+        (week / each).mkdir(parents=True)
+        (week / each / "0.png").write_bytes(encoded(picture(chance), "PNG"))
+        if chance.random() < 0.3:
+            add_oddity(week / each, chance)
+    out = chance.choice((place / "out", week, link(place / "in" / "link", place)))
+    return {
+        "learn": ["learn", str(model), str(week), *chance.choice(([], ["--quiet"], ["--skip-broken"]))],
+        "predict": ["predict", str(model), str(week), *chance.choice(([], ["--json"], ["--csv", "--top", "9" * 8]))],
+        "forget": ["forget", str(model), name],
+        "rename": ["rename", str(model), name, other],
+        "show": ["show", str(model), *chance.choice(([], ["--json"]))],
+        "export": ["export", str(model), "--out", str(out)],
+    }[chance.choice(("learn", "learn", "predict", "predict", "forget", "rename", "show", "export"))]
+
+
+def reports(place: Path, chance: Random, stock: Path) -> list[str]:
+    """A finished run of a stranger, or a report into a place that is taken."""
+    folder = place / "run"
+    shutil.copytree(stock / "whole", folder)
+    file = folder / chance.choice(
+        ("results.json", "results.json", "timing.json", "environment.json", "predictions.csv")
+    )
+    kind = chance.randrange(6)
+    if kind < 3 and file.suffix == ".json":
+        file.write_text(json.dumps(mutated(json.loads(file.read_text()), chance)))
+    elif kind == 3:
+        link(file, place)
+    elif kind == 4:
+        file.write_text(chance.choice(("[" * 50_000, '{"last": NaN}', "", "{}", '{"a": "\\ud800"}')))
+    else:
+        file.write_bytes(damaged(file.read_bytes(), chance))
+    outs: tuple[Path | None, ...] = (None, place / "page.html", link(place / "page", place), place / "none" / "a.html")
+    out = chance.choice(outs)
+    return ["report", str(folder), *([] if out is None else ["--out", str(out)])]
+
+
+FAMILIES: dict[str, tuple[Callable[[Path, Random, Path], list[str]], int]] = {
+    "pictures": (pictures, 300),
+    "options": (options, 150),
+    "settings": (settings, 150),
+    "orders": (orders, 60),
+    "resumes": (resumes, 150),
+    "weights": (weights, 60),
+    "places": (places, 40),
+    "models": (models, 500),
+    "reports": (reports, 160),
+}
+"""Makers of inputs and how often each is chosen."""
+
+
+def run(root: Path, more: list[str], method: str = "simplecil", increment: str = "2") -> list[str]:
+    """The words of a run on a folder of pictures; what `more` repeats takes precedence."""
+    return ["run", method, "--data", "folder", "--data-root", str(root), "--increment", increment, *more]
+
+
+def dataset(place: Path, stock: Path) -> Path:
+    """A copy of the good pictures that the command must not change."""
+    shutil.copytree(stock / "pictures", place / "in")
+    return place / "in"
+
+
+def link(path: Path, place: Path) -> Path:
+    """Put a link to a file of the user in place of `path`."""
+    target = place / "in" / "thesis.pdf"
+    target.parent.mkdir(exist_ok=True)
+    target.write_text("mine")
+    path.unlink(missing_ok=True)
+    path.symlink_to(target)
+    return path
+
+
+def mutated(value: Any, chance: Random) -> Any:
+    """A JSON value with one entry replaced or taken out."""
+    spots: list[tuple[Any, Any]] = []
+
+    def collect(item: Any) -> None:
+        for key in item if isinstance(item, dict) else range(len(item)) if isinstance(item, list) else ():
+            spots.append((item, key))
+            collect(item[key])
+
+    collect(value)
+    item, key = chance.choice(spots)
+    if chance.random() < 0.2:
+        del item[key]
+    else:
+        item[key] = chance.choice(JSON)
+    return value
+
+
+def spoil(model: Path, place: Path, chance: Random) -> None:
+    """Something is wrong with a model: its table, its weights, a link, a pipe, a user's file beside it."""
+    table, file = model / "model.toml", next(model.glob("weights-*"))
+    kind = chance.randrange(8)
+    if kind < 3:
+        changed = mutated(tomllib.loads(table.read_text()), chance)
+        with contextlib.suppress(TypeError):  # TOML has no null
+            table.write_text(tomli_w.dumps(changed))
+    elif kind == 3:
+        table.write_bytes(damaged(table.read_bytes(), chance))
+    elif kind == 4:
+        reweigh(model, file, chance)
+    elif kind == 5:
+        link(chance.choice((table, file, model / "README.md", model / ".lock")), place)
+    elif kind == 6:
+        path = chance.choice((table, file))
+        path.unlink()
+        os.mkfifo(path)
+    else:
+        (model / chance.choice(("weights.safetensors", "previous.toml", ".lock"))).write_text("mine")
+
+
+def reweigh(model: Path, file: Path, chance: Random) -> None:
+    """Other numbers or shapes among the weights, under the right checksum."""
+    from safetensors.torch import load_file, save
+
+    tensors = load_file(file)
+    key = chance.choice(sorted(tensors))
+    old = tensors.pop(key)
+    value = chance.choice((0, 1)) if not old.is_floating_point() else chance.choice((1e30, -1.0, float("nan")))
+    new = chance.choice((old.new_full(old.shape, value), old.flatten()[:1], old.double(), old.new_zeros(()), None))
+    data = save(tensors if new is None else {**tensors, key: new.contiguous().clone()})
+    checksum = hashlib.sha256(data).hexdigest()
+    name = f"weights-{checksum[:12]}.safetensors"
+    facts = tomllib.loads((model / "model.toml").read_text())
+    file.unlink()
+    (model / name).write_bytes(data)
+    (model / "model.toml").write_text(tomli_w.dumps({**facts, "weights": name, "sha256": checksum}))
+
+
+# -- running and judging ----------------------------------------------------------------------------------------------
 
 
 def main() -> int:
@@ -71,277 +297,129 @@ def main() -> int:
     parser.add_argument("--inputs", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--family", choices=sorted(FAMILIES), help="one family only")
-    parser.add_argument("--only", type=int, help="the number of one input")
-    parser.add_argument("--jobs", type=int, default=2)
-    parser.add_argument("--lines", action="store_true", help="print what was said about each input")
+    parser.add_argument("--only", type=int, help="the number of one input; prints all that it printed")
     given = parser.parse_args()
-    numbers = range(given.inputs) if given.only is None else [given.only]
-    started = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="clipcil-fuzz-") as work:
-        os.environ["CLIPCIL_CACHE"] = str(Path(work) / "cache")
-        stock = Path(work) / "stock"
+    started, ended, failures = time.monotonic(), Counter[int](), 0
+    with tempfile.TemporaryDirectory(prefix="clipcil-fuzz-") as name:
+        work, stock = Path(name), Path(name) / "stock"
+        os.environ["CLIPCIL_CACHE"] = str(work / "cache")
         make_stock(stock)
-        ended, failures = run_all(Path(work), stock, numbers, given)
-    codes = ", ".join(f"{count} exit {code}" for code, count in sorted(ended.items(), key=str))
+        for number in range(given.inputs) if given.only is None else [given.only]:
+            chance, place = Random(f"{given.seed}/{number}"), work / f"case-{number}"
+            family = given.family or chance.choices(list(FAMILIES), [share for _, share in FAMILIES.values()])[0]
+            place.mkdir()
+            words = FAMILIES[family][0](place, chance, stock)
+            if words[0] == "run" and not {"--out", "--resume"} & set(words):
+                words += ["--out", str(place / "out")]
+            before, model = fingerprint(place / "in"), fingerprint(place / "model")
+            code = fork.end(fork.start(words, place, bound_memory))
+            ended[code] += 1
+            said, errors = ((place / file).read_text(errors="replace") for file in ("stdout", "stderr"))
+            problem = judge(place, words, code, said, errors, stock)
+            if fingerprint(place / "in") != before:
+                problem = "changed the files it was given"
+            if code == 2 and fingerprint(place / "model") != model:
+                problem = "changed a model that it refused to change"
+            failures += bool(problem)
+            if problem or given.only is not None:
+                print(f"input {number} ({family}): {problem}\nclipcil {words}\n{said}{errors[-1500:]}", flush=True)
+            shutil.rmtree(place, ignore_errors=True)
+    codes = ", ".join(f"{count} exit {code}" for code, count in sorted(ended.items()))
     seconds = time.monotonic() - started
     print(f"{sum(ended.values())} inputs (seed {given.seed}), {seconds:.0f} s: {codes}; {failures} failures")
     return 1 if failures else 0
 
 
-def run_all(work: Path, stock: Path, numbers: object, given: argparse.Namespace) -> tuple[Counter[object], int]:
-    waiting = list(numbers)[::-1]  # type: ignore[call-overload]
-    running: list[Case] = []
-    ended: Counter[object] = Counter()
-    failures = 0
-    while waiting or running:
-        while waiting and len(running) < given.jobs:
-            running.append(begin(waiting.pop(), work, stock, given))
-        for case in list(running):
-            code = poll(case)
-            if code is None:
-                continue
-            running.remove(case)
-            ended[code] += 1
-            if problem := judge(case, code, stock):
-                failures += 1
-                print(f"input {case.number} ({case.family}): {problem}\n  clipcil {case.words}", flush=True)
-                print(
-                    "  " + (case.place / "stderr").read_text(errors="replace")[-1500:].replace("\n", "\n  "), flush=True
-                )
-            elif given.lines:
-                said = (case.place / "stderr").read_text(errors="replace").strip()
-                print(f"{case.number} {case.family} {code}: {' '.join(case.words)[:80]!r} {said[-160:]}", flush=True)
-            elif given.only is not None:
-                print(
-                    f"clipcil {case.words}\n{(case.place / 'stdout').read_text()}{(case.place / 'stderr').read_text()}"
-                )
-            if (case.place / "full").is_mount():
-                subprocess.run(["umount", case.place / "full"], check=True)
-            shutil.rmtree(case.place, ignore_errors=True)
-        time.sleep(0.002)
-    return ended, failures
-
-
-def begin(number: int, work: Path, stock: Path, given: argparse.Namespace) -> Case:
-    chance = Random(f"{given.seed}/{number}")
-    family = given.family or chance.choices(list(FAMILIES), [share for _, share in FAMILIES.values()])[0]
-    place = work / f"case-{number}"
-    place.mkdir()
-    if family == "full":
-        (place / "full").mkdir()
-        mount(place / "full", chance.choice((0, 16, 40, 80, 120, 200, 400)))
-    words = FAMILIES[family][0](place, chance, stock)
-    if words[0] == "run" and not {"--out", "--resume"} & set(words):
-        words += ["--out", str(place / "out")]
-    before, model = fingerprint(place / "in"), fingerprint(place / "model")
-    process = os.fork()
-    if process == 0:
-        child(place, words)
-    return Case(number, family, place, words, before, model, process, time.monotonic())
-
-
-def mount(folder: Path, kilobytes: int) -> None:
-    """A file system of that size, where this process may mount one; else the kernel bounds every file (see `child`)."""
-    words = ["mount", "-t", "tmpfs", "-o", f"size={max(4, kilobytes)}k", "tmpfs", str(folder)]
-    if subprocess.run(words, capture_output=True, check=False).returncode:
-        (folder.parent / "small files").write_text(str(1024 * kilobytes))
-
-
-def child(place: Path, words: list[str]) -> None:
-    """Never returns: the command in a process of its own, its output in files."""
-    code = 70
-    for number, name in ((1, "stdout"), (2, "stderr")):
-        os.dup2(os.open(place / name, os.O_WRONLY | os.O_CREAT), number)
-    sys.stdout, sys.stderr = (os.fdopen(n, "w", encoding="utf-8", errors="strict") for n in (1, 2))
-    os.chdir(place)
+def bound_memory() -> None:
+    """Let the kernel refuse more memory than a command may take."""
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (used + MEMORY, used + MEMORY))
-    if (place / "small files").is_file():
-        size = int((place / "small files").read_text())
-        resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
-    try:
-        from clipcil.cli import main as command
-
-        command(words)
-        code = 0
-    except SystemExit as stop:
-        code = stop.code if isinstance(stop.code, int) else 0 if stop.code is None else 71
-    except BaseException:
-        traceback.print_exc()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
 
 
-def poll(case: Case) -> object:
-    """The exit code once there is one; "hang" after `PATIENCE` seconds."""
-    done, status = os.waitpid(case.process, os.WNOHANG)
-    if done:
-        return os.waitstatus_to_exitcode(status)
-    if time.monotonic() - case.since > PATIENCE:
-        os.kill(case.process, 9)
-        os.waitpid(case.process, 0)
-        return "hang"
-    return None
+def judge(place: Path, words: list[str], code: int, said: str, errors: str, stock: Path) -> str:
+    """What is wrong with how the command ended; empty if nothing is."""
+    from clipcil.classifier.folder import load_model
+    from clipcil.errors import UserError
 
-
-def judge(case: Case, code: object, stock: Path) -> str:
-    """What is wrong with how the case ended; empty if nothing is."""
-    said, errors = ((case.place / name).read_text(errors="replace") for name in ("stdout", "stderr"))
-    lines = [line for line in errors.splitlines() if line.strip()]
-    if code not in (0, 2) and (code, case.words[0]) != (1, "predict"):
+    if code not in (0, 2) and (code, words[0]) != (1, "predict"):
         return f"ended with {code}"
-    if len(lines) != (0 if code == 0 else 1):
+    if len(lines := [line for line in errors.splitlines() if line.strip()]) != (0 if code == 0 else 1):
         return f"exit code {code} with {len(lines)} lines on stderr"
     if odd := {letter for letter in said + errors if ord(letter) < 32 or 127 <= ord(letter) < 160} - {"\n"}:
         return f"printed control characters {odd}"
-    told = "--key-from" in case.words or fuzz_server.KEY in " ".join(case.words)  # else it is the server's own word
-    if told and fuzz_server.KEY in said + errors:
-        return "printed the key"
-    if fingerprint(case.place / "in") != case.before:
-        return "changed the files it was given"
-    if problem := judge_model(case, code):
-        return problem
-    if case.family == "resumes" and code == 0:
-        wrong = [
-            name for name in SAME if (case.place / "run" / name).read_bytes() != (stock / "whole" / name).read_bytes()
-        ]
+    if code == 0 and words[0] in ("learn", "forget", "rename"):
+        try:
+            load_model(place / "model")
+        except UserError as error:
+            return f"left a model that cannot be read: {error}"
+    if code == 0 and "--resume" in words and (place / "run").is_dir():
+        wrong = [name for name in SAME if (place / "run" / name).read_bytes() != (stock / "whole" / name).read_bytes()]
         if wrong:
             return f"resumed to other results: {', '.join(wrong)}"
     return ""
 
 
-def judge_model(case: Case, code: object) -> str:
-    """A model is as it was after a command that was refused, and usable after one that changed it."""
-    from clipcil.classifier.folder import load_model
-    from clipcil.errors import UserError
-
-    model = case.place / "model"
-    if not model.exists():
-        return ""
-    if code == 2 and fingerprint(model) != case.model:
-        return "changed a model that it refused to change"
-    if code == 0 and case.words[0] in ("learn", "forget", "rename"):
-        try:
-            load_model(model)
-        except UserError as error:
-            return f"left a model that cannot be read: {error}"
-    return ""
-
-
 def fingerprint(root: Path) -> str:
-    """Names, kinds, times and contents of all that lies below `root`, but for locks."""
+    """Names, kinds, times and contents of everything below `root`, except an empty lock."""
     digest = hashlib.sha256()
-    root = root.resolve()
-    for folder, folders, files in os.walk(root):
-        folders.sort()
-        for name in sorted([*files, *folders]):
-            path = Path(folder) / name
-            if name == ".lock" and not path.lstat().st_size:
-                continue
-            status = path.lstat()
-            mark = f"{os.fsencode(path)!r} {status.st_mode} {status.st_mtime_ns if stat.S_ISREG(status.st_mode) else 0}"
-            digest.update(mark.encode())
-            if stat.S_ISREG(status.st_mode):
-                digest.update(path.read_bytes())
+    for path in sorted(root.rglob("*")):
+        status = path.lstat()
+        if path.name == ".lock" and not status.st_size:
+            continue
+        regular = stat.S_ISREG(status.st_mode)
+        digest.update(f"{os.fsencode(path)!r} {status.st_mode} {status.st_mtime_ns if regular else 0}".encode())
+        digest.update(path.read_bytes() if regular else b"")
     return digest.hexdigest()
 
 
 def make_stock(stock: Path) -> None:
-    """What many inputs need, made once: good pictures, a backbone, a run never stopped and the same run stopped."""
+    """What many inputs need, made once: pictures, models, a run never stopped and the same run stopped."""
+    import lightning_fabric  # noqa: F401  (what a command imports late is imported here, once)
+    import matplotlib.pyplot  # noqa: F401
     import torch
 
-    from clipcil.classifier import classifier
+    import clipcil.classifier.classifier
+    import clipcil.experiment.experiment
+    import clipcil.report.page  # noqa: F401
     from clipcil.cli import main as command
-    from clipcil.clip import load_clip
-    from clipcil.descriptions import client
-    from clipcil.experiment import experiment as engine
     from clipcil.tensor_store import TensorStore
-    from clipcil.training.device import make_fabric
 
     torch.set_num_threads(1)
-    chance = Random(0)
-    for part, count in (("train", 3), ("test", 1)):
-        for name in ("cat", "dog", "tree"):
-            for number in range(count):
-                path = stock / "pictures" / part / name / f"{number}.png"
-                path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_bytes(encoded(picture(chance, size=(16, 16)), "PNG"))
-    small = write_backbone(stock / "backbone")
-    engine.load_clip = classifier.load_clip = lambda name: small if name == "mini" else load_clip(name)
-    # Whatever a command imports late is to be imported here, once, and not in every child.
-    import lightning_fabric  # noqa: F401
-    import matplotlib.pyplot  # noqa: F401
-    import pyarrow.parquet  # noqa: F401
-
-    import clipcil.report.page  # noqa: F401
-
-    make_fabric("cpu", "32-true")
-    for warm in (["methods"], ["datasets"]):
-        with contextlib.redirect_stdout(io.StringIO()):
-            command(warm)
+    for place in [
+        f"{part}/{name}/{number}"
+        for part, count in (("train", 3), ("test", 1))
+        for name in ("cat", "dog", "tree")
+        for number in range(count)
+    ]:
+        path = stock / "pictures" / f"{place}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(encoded(picture(Random(place), size=(16, 16)), "PNG"))
     for name, colours in (("red", ("red", "darkred", "maroon")), ("blue", ("blue", "navy", "teal"))):
         (stock / "week" / name).mkdir(parents=True)
         for colour in colours:
             Image.new("RGB", (16, 16), colour).save(stock / "week" / name / f"{colour}.png")
+    with contextlib.redirect_stdout(io.StringIO()):
+        command(["methods"])
     for name in METHODS:
-        with contextlib.redirect_stdout(io.StringIO()):
-            command(["learn", str(stock / f"model-{name}"), str(stock / "week"), "--quiet", "--method", name])
-    client.LONGEST_WAIT = 0.02
-    usual = client.Endpoint.__init__.__defaults__ or ()
-    client.Endpoint.__init__.__defaults__ = tuple(1.0 if value == 60.0 else value for value in usual)
-    os.environ["FUZZ_KEY"] = fuzz_server.KEY
-    (stock / "server").write_text(fuzz_server.start())
-    words = ["run", "rapf", "--quiet", "--data", "folder", "--data-root", str(stock / "pictures"), "--increment", "1"]
-    words += ["--set", "adapter.epochs=2"]
-    save = TensorStore.save
-    written = 0
+        fork.run(["learn", str(stock / f"model-{name}"), str(stock / "week"), "--quiet", "--method", name], stock)
+    words = run(stock / "pictures", ["--quiet", "--set", "adapter.epochs=2"], "rapf", "1")
+    fork.run([*words, "--out", str(stock / "whole")], stock)
+    fork.run([*words, "--out", str(stock / "other"), "--seed", "5"], stock)
+    save, written = TensorStore.save, 0
 
-    def stop_late(store: TensorStore, *args: object) -> Path:
+    def stop_late(store: TensorStore, *args: Any) -> Path:
         nonlocal written
-        path = save(store, *args)  # type: ignore[arg-type]
+        path = save(store, *args)
         written += 1
         if written == 5:  # a stage and a checkpoint of two tasks, and the stage of the third
             os._exit(0)
         return path
 
-    for name, more, stop in (("whole", [], False), ("other", ["--seed", "5"], False), ("stopped", [], True)):
-        process = os.fork()
-        if process == 0:
-            if stop:
-                TensorStore.save = stop_late  # type: ignore[method-assign]
-            child(stock, [*words, *more, "--out", str(stock / name)])
-        if os.waitpid(process, 0)[1]:
-            sys.exit(f"the run '{name}' failed: {(stock / 'stderr').read_text()}")
+    def patch() -> None:
+        TensorStore.save = stop_late  # type: ignore[method-assign]
+
+    fork.end(fork.start([*words, "--out", str(stock / "stopped")], stock, patch))
     assert list((stock / "stopped").rglob("stages/*.safetensors")), "the stopped run has no stage under way"
-
-
-def write_backbone(folder: Path) -> CLIP:
-    """A CLIP of a few thousand random weights in Hugging Face's layout; it stands in for "mini"."""
-    import torch
-    from safetensors.torch import save_file
-
-    from clipcil.clip import load_clip
-    from clipcil.clip.config import CLIPConfig
-    from clipcil.clip.loading import MINI
-    from clipcil.clip.model import CLIP
-    from clipcil.clip.preprocess import Preprocess, Steps
-    from clipcil.clip.tokenizer import Tokenizer
-
-    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
-    vision = {**sizes, "image_size": 16, "patch_size": 8}
-    config = {"projection_dim": 16, "text_config": {**sizes, "vocab_size": 8192, "max_position_embeddings": 77}}
-    config = {**config, "vision_config": vision}
-    folder.mkdir(parents=True)
-    (folder / "config.json").write_text(json.dumps(config, indent=1))
-    (folder / "preprocessor_config.json").write_text(json.dumps({"size": 16, "crop_size": 16}))
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copy(MINI / name, folder / name)
-    torch.manual_seed(0)
-    clip = CLIP(CLIPConfig.from_hf(config), Tokenizer.from_folder(folder, 77), Preprocess(Steps.plain(16)), "small")
-    weights = {**clip.vision.state_dict(), **clip.text.state_dict(), "logit_scale": clip.logit_scale.detach()}
-    save_file(weights, folder / "model.safetensors")
-    return load_clip(str(folder))
 
 
 if __name__ == "__main__":

@@ -1,34 +1,31 @@
-"""Kill runs with SIGKILL at random moments, resume them until they end, and compare with runs never stopped.
+"""Kill commands with SIGKILL at random moments, give them again, and compare with commands never killed.
 
     python tools/kill_test.py --kills 100
     python tools/kill_test.py --kills 10 --what runs --methods dmc-ot,rapf --seed 7
 
-Every run is a process of its own, forked from one that has imported everything, on a handful of the embedded pictures
-written out as files. Most kills fall into learning, some into starting up. The files compared are those that a seed
-decides. Exit code 1 if any of them differs by a byte. A third of the kills strikes the other commands that write
-(learn, forget, rename, export, report, describe, bench): see `kill_commands`.
+A run is killed and resumed until it ends, and must end with the same bytes as a run never stopped. The other commands
+that write (learn, forget, rename, export, report, bench) are a third of the kills: each leaves what was there before or
+what was to be there after, and given again it ends with the same files. Exit code 1 if anything differs.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
-import io
 import os
 import random
-import selectors
 import shutil
 import signal
 import sys
 import tempfile
 import time
-import traceback
 from pathlib import Path
 
-from kill_commands import kill_commands, quiet_child
+import fork
+from PIL import Image
 
 SAME = ("config.toml", "results.json", "matrix.csv", "predictions.csv", "steps.jsonl")
-CLASSES, INCREMENT, PATIENCE = 6, 2, 300.0
+CLASSES = 6
 
 
 def main() -> int:
@@ -39,76 +36,35 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0, help="seed of the moments")
     parser.add_argument("--epochs", type=int, default=3, help="epochs of every stage")
     given = parser.parse_args()
-    import lightning_fabric  # noqa: F401  (imported late by a run; here it is imported once for all)
+    import lightning_fabric  # noqa: F401  (what a command imports late is imported here, once)
     import torch
 
-    import clipcil.experiment.experiment  # noqa: F401
-    from clipcil.methods.registry import find_method, methods
+    import clipcil.classifier.export
+    import clipcil.experiment.experiment
+    import clipcil.report.page  # noqa: F401
+    from clipcil.methods.registry import methods
 
     torch.set_num_threads(1)
-
     names = sorted(methods()) if given.methods == "all" else given.methods.split(",")
-    settings = {name: short_settings(find_method(name).Config(), given.epochs) for name in names}
-    with tempfile.TemporaryDirectory(prefix="clipcil-kill-") as work:
-        write_pictures(Path(work) / "pictures")
-        commands = {"all": given.kills // 3, "runs": 0, "commands": given.kills}[given.what]
-        chance = random.Random(given.seed)
-        bad = kill_others(Path(work), commands, chance) if commands else 0
-        return int(bad > 0) | test(Path(work), settings, given.kills - commands, chance)
+    commands = {"all": given.kills // 3, "runs": 0, "commands": given.kills}[given.what]
+    chance = random.Random(given.seed)
+    with tempfile.TemporaryDirectory(prefix="clipcil-kill-") as name:
+        work = Path(name)
+        write_pictures(work / "pictures")
+        use_cache(work / "cache")
+        bad = kill_commands(work, commands, chance) if commands else 0
+        settings = {name: short_settings(name, given.epochs) for name in names}
+        bad += kill_runs(work, settings, given.kills - commands, chance) if given.what != "commands" else 0
+    return int(bad > 0)
 
 
-def kill_others(work: Path, kills: int, chance: random.Random) -> int:
-    """Kill the other commands; returns how many left something wrong."""
-    # Imported here, once, and not in every child.
-    import clipcil.classifier.export
-    import clipcil.report.page  # noqa: F401
-
-    os.environ["CLIPCIL_CACHE"] = str(work / "cache")
-
-    def end(process: int, kill: bool) -> int:
-        if kill:
-            os.kill(process, signal.SIGKILL)
-        return os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
-
-    return kill_commands(work, kills, chance, lambda words: quiet_child(words, work, command), end)[1]
-
-
-def test(work: Path, settings: dict[str, list[str]], kills: int, chance: random.Random) -> int:
-    started, done, runs, bad = time.monotonic(), 0, 0, 0
-    whole: dict[str, float] = {}
-    while done < kills:
-        name = list(settings)[runs % len(settings)]
-        if name not in whole:
-            whole[name] = learn(work, name, settings[name])
-        most = min(kills - done, max(1, kills // len(settings)))  # so that every method gets its share
-        cut = work / f"{name}-{runs}"
-        # One run in three with a cache of its own, so that preprocessing is killed as well.
-        cache = work / (f"cache-{runs}" if runs % 3 == 0 else "cache")
-        count = kill_and_resume(work, cut, cache, name, settings[name], whole[name], most, chance)
-        wrong = [file for file in SAME if (work / name / file).read_bytes() != (cut / file).read_bytes()]
-        done, runs, bad = done + count, runs + 1, bad + bool(wrong)
-        verdict = f"DIFFERENT: {', '.join(wrong)}" if wrong else "the same bytes"
-        print(f"{name}: {count} kills, {verdict}", flush=True)
-        shutil.rmtree(cut)
-    if not runs:
-        return 0
-    print(
-        f"{done} kills in {runs} runs of {len(whole)} methods, {time.monotonic() - started:.0f} s:"
-        f" {runs - bad} of {runs} runs ended with the same bytes"
-    )
-    return 1 if bad else 0
-
-
-def short_settings(config: object, epochs: int) -> list[str]:
-    """`stage1.epochs=3 stage1.batch_size=8 …` for every stage the method has."""
-    from clipcil.training.trainer import Training
-
-    fields = [field.name for field in dataclasses.fields(config)]  # type: ignore[arg-type]
-    stages = [name for name in fields if isinstance(getattr(config, name), Training)]
-    return [word for name in stages for word in (f"{name}.epochs={epochs}", f"{name}.steps=0", f"{name}.batch_size=8")]
+def use_cache(folder: Path) -> None:
+    """Name the cache of the processes that are started from now on."""
+    os.environ["CLIPCIL_CACHE"] = str(folder)
 
 
 def write_pictures(folder: Path) -> None:
+    """A handful of the embedded pictures as files."""
     from clipcil.data.dataset import open_dataset
 
     data = open_dataset("emoji")
@@ -117,105 +73,150 @@ def write_pictures(folder: Path) -> None:
             if label < CLASSES:
                 path = folder / part / data.classes[label] / f"{row:04d}.png"
                 path.parent.mkdir(parents=True, exist_ok=True)
-                file = io.BytesIO()
-                pictures.image(row).save(file, "PNG")
-                path.write_bytes(file.getvalue())
+                pictures.image(row).save(path)
 
 
-def learn(work: Path, name: str, words: list[str]) -> float:
-    """The run that nobody stops; returns its seconds from the first line it prints to its end."""
-    child = Child(work, work / "cache", ["run", name, "--out", str(work / name), *data(work), *word_list(words)])
-    begun = child.wait_for_line()
-    output = child.finish()
-    if child.code:
-        sys.exit(f"{name} failed: {output}")
-    return time.monotonic() - begun
+def short_settings(method: str, epochs: int) -> list[str]:
+    """`--set stage1.epochs=3 stage1.batch_size=8 …` for every stage the method has."""
+    from clipcil.methods.registry import find_method
+    from clipcil.training.trainer import Training
+
+    config = find_method(method).Config()
+    stages = [field.name for field in dataclasses.fields(config) if isinstance(getattr(config, field.name), Training)]
+    words = [word for name in stages for word in (f"{name}.epochs={epochs}", f"{name}.steps=0", f"{name}.batch_size=8")]
+    return ["--set", *words] if words else []
 
 
-def kill_and_resume(
-    work: Path, out: Path, cache: Path, name: str, words: list[str], seconds: float, most: int, chance: random.Random
-) -> int:
-    """Kill and resume until a process ends by itself; returns the kills."""
+# -- runs -------------------------------------------------------------------------------------------------------------
+
+
+def kill_runs(work: Path, settings: dict[str, list[str]], kills: int, chance: random.Random) -> int:
+    """Kill and resume runs of each method in turn; returns how many ended with other bytes."""
+    started, done, runs, bad = time.monotonic(), 0, 0, 0
+    whole: dict[str, float] = {}
+    while done < kills:
+        name = list(settings)[runs % len(settings)]
+        words = [name, "--data", "folder", "--data-root", str(work / "pictures"), "--increment", "2", *settings[name]]
+        if name not in whole:
+            use_cache(work / "cache")
+            since = time.monotonic()
+            fork.run(["run", *words, "--out", str(work / name)], work)
+            whole[name] = time.monotonic() - since
+        if runs % 3 == 0:  # one run in three with a new cache, so that preprocessing is killed as well
+            use_cache(work / f"cache-{runs}")
+        most = min(kills - done, max(1, kills // len(settings)))  # so that every method gets its share
+        cut = work / f"{name}-{runs}"
+        count = kill_and_resume(work, cut, words, whole[name], most, chance)
+        wrong = [file for file in SAME if (work / name / file).read_bytes() != (cut / file).read_bytes()]
+        done, runs, bad = done + count, runs + 1, bad + bool(wrong)
+        print(f"{name}: {count} kills, {f'DIFFERENT: {wrong}' if wrong else 'the same bytes'}", flush=True)
+        shutil.rmtree(cut)
+    print(
+        f"{done} kills in {runs} runs of {len(whole)} methods, {time.monotonic() - started:.0f} s:"
+        f" {runs - bad} of {runs} runs ended with the same bytes"
+    )
+    return bad
+
+
+def kill_and_resume(work: Path, out: Path, words: list[str], seconds: float, most: int, chance: random.Random) -> int:
+    """Kill and resume one run until a process ends by itself; returns the kills."""
     kills = 0
     while True:
         begun = (out / "config.toml").is_file()
-        what = ["--resume", str(out)] if begun else [name, "--out", str(out), *data(work), *word_list(words)]
-        child = Child(work, cache, ["run", *what])
+        process = fork.start(["run", "--resume", str(out)] if begun else ["run", *words, "--out", str(out)], work)
         if kills < most:
-            if chance.random() < 0.8:
-                child.wait_for_line()
+            if chance.random() < 0.8:  # most kills fall into learning, some into starting up
+                while not (work / "stdout").stat().st_size and not fork.has_ended(process):
+                    time.sleep(0.005)
                 time.sleep(chance.uniform(0, 0.6 * seconds))
             else:
                 time.sleep(chance.uniform(0, 1))
-            kills += child.kill()
-        output = child.finish()
-        if child.code == 0:
+        code = fork.end(process, kill=kills < most)
+        if code == 0:
             return kills
-        if child.code != -signal.SIGKILL:
-            sys.exit(f"{name}: a resumed run failed with code {child.code}: {output}")
+        if code != -signal.SIGKILL:
+            sys.exit(f"clipcil run {words} ended with {code}: {(work / 'stderr').read_text()}")
+        kills += 1
 
 
-class Child:
-    """`clipcil …` in a process of its own, its output in a pipe."""
-
-    def __init__(self, work: Path, cache: Path, words: list[str]) -> None:
-        self.code: int | None = None
-        self.output, end = os.pipe()
-        self.process = os.fork()
-        if self.process == 0:
-            os.environ["CLIPCIL_CACHE"] = str(cache)
-            os.chdir(work)
-            for number in (1, 2):
-                os.dup2(end, number)
-            sys.stdout = open(1, "w", buffering=1, closefd=False)  # noqa: SIM115
-            sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
-            os._exit(command(words))
-        os.close(end)
-
-    def wait_for_line(self) -> float:
-        """The moment at which it prints for the first time (or ends without)."""
-        with selectors.DefaultSelector() as selector:
-            selector.register(self.output, selectors.EVENT_READ)
-            selector.select(PATIENCE)
-        return time.monotonic()
-
-    def kill(self) -> bool:
-        """SIGKILL, if it has not ended by itself."""
-        done, status = os.waitpid(self.process, os.WNOHANG)
-        if done:
-            self.code = os.waitstatus_to_exitcode(status)
-            return False
-        os.kill(self.process, signal.SIGKILL)
-        return True
-
-    def finish(self) -> str:
-        """Wait for its end; returns what it printed."""
-        with open(self.output, errors="replace") as file:  # noqa: PTH123
-            text = file.read()
-        if self.code is None:
-            self.code = os.waitstatus_to_exitcode(os.waitpid(self.process, 0)[1])
-        return text
+# -- other commands ---------------------------------------------------------------------------------------------------
 
 
-def command(words: list[str]) -> int:
-    from clipcil.cli import main as clipcil
+def kill_commands(work: Path, kills: int, chance: random.Random) -> int:
+    """Kill the commands in turn; returns how many left something wrong."""
+    stock = work / "stock"
+    for place, colours in {"red": ("red", "darkred"), "blue": ("blue", "navy"), "green": ("green", "lime")}.items():
+        folder = stock / ("week2" if place == "green" else "week1") / place
+        folder.mkdir(parents=True)
+        for colour in colours:
+            Image.new("RGB", (64, 64), colour).save(folder / f"{colour}.png")
+    pictures = str(work / "pictures")
+    fork.run(["learn", str(stock / "model"), str(stock / "week1"), "--quiet", "--method", "simplecil"], work)
+    fork.run(
+        ["run", "simplecil", "--data", "folder", "--data-root", pictures, "--tasks", "3", "--out", str(stock / "run")],
+        work,
+    )
+    grid = ["--methods", "simplecil", "--data", "folder", "--data-root", f"folder={pictures}", "--increment", "2"]
+    commands = {
+        "learn": ["learn", "model", str(stock / "week2"), "--quiet"],
+        "forget": ["forget", "model", "blue"],
+        "rename": ["rename", "model", "blue", "navy blue"],
+        "export": ["export", "model", "--out", "export"],
+        "report": ["report", "run"],
+        "bench": ["bench", *grid, "--out", "bench", "--quiet"],
+    }
+    after: dict[str, tuple[list[object], list[str], float]] = {}
+    number = struck = bad = 0
+    while struck < kills:
+        name, words = list(commands.items())[number % len(commands)]
+        if name not in after:
+            since, place = time.monotonic(), copy_of(stock, work / f"whole-{name}")
+            fork.run(words, place)
+            after[name] = model_state(place), files(place), time.monotonic() - since
+        place = copy_of(stock, work / f"trial-{number}")
+        before, (whole, names, seconds) = model_state(place), after[name]
+        process = fork.start(words, place)
+        time.sleep(chance.uniform(0, 1.1 * seconds))
+        struck += fork.end(process, kill=True) == -signal.SIGKILL
+        left, problem = model_state(place), ""
+        if left not in (before, whole):
+            problem = f"left something between: {left}"
+        done = name in ("learn", "forget", "rename") and left == whole
+        again = ["rename", "model", "red", "red"] if done and name == "learn" else words  # it would learn twice
+        code = fork.end(fork.start(again, place))
+        if code != (2 if done and name != "learn" else 0):  # forgotten or renamed already: it says so
+            problem = f"given again it ended with {code}"
+        elif model_state(place) != whole:
+            problem = "given again it ended otherwise"
+        elif extra := set(files(place)) ^ set(names):
+            problem = f"files differ: {sorted(extra)[:3]}"
+        if problem:
+            print(f"{name}: {problem}", flush=True)
+        bad, number = bad + bool(problem), number + 1
+        shutil.rmtree(place)
+    print(f"{struck} kills of {', '.join(commands)}: {number - bad} of {number} left the old or the new", flush=True)
+    return bad
 
-    try:
-        clipcil(words)
-    except SystemExit as stop:
-        return stop.code if isinstance(stop.code, int) else 0
-    except BaseException:
-        traceback.print_exc()
-        return 70
-    return 0
+
+def copy_of(stock: Path, place: Path) -> Path:
+    for source in ("model", "run"):
+        shutil.copytree(stock / source, place / source)
+    return place
 
 
-def data(work: Path) -> list[str]:
-    return ["--data", "folder", "--data-root", str(work / "pictures"), "--increment", str(INCREMENT)]
+def model_state(place: Path) -> list[object]:
+    """Names and weights of the model; an error where it is broken."""
+    from clipcil.classifier.folder import load_model
+
+    facts, _ = load_model(place / "model")
+    return [[known.name for known in facts.known], facts.sha256]
 
 
-def word_list(words: list[str]) -> list[str]:
-    return ["--set", *words] if words else []
+def files(place: Path) -> list[str]:
+    """Names of all files, without the checksum in the name of weights, output, and what an undo needs."""
+    found = (path.relative_to(place).as_posix() for path in place.rglob("*") if path.is_file())
+    found = (name for name in found if not name.endswith(("previous.toml", "stdout", "stderr")))
+    return sorted(name.split("weights-")[0] + "weights" * ("weights-" in name) for name in found)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,70 @@
+"""`clipcil …` in a process forked from this one, which has imported everything already: a thousand take minutes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+
+PATIENCE = 300
+"""Seconds after which a process is ended, by SIGALRM."""
+
+
+def start(words: list[str], folder: Path, limit: Callable[[], object] = lambda: None) -> int:
+    """Start the command in `folder`, its output in the files `stdout` and `stderr` there; returns the process's number.
+
+    Args:
+        words: What is typed behind `clipcil`.
+        folder: The working directory.
+        limit: Called in the process before the command.
+    """
+    files = [os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC) for name in ("stdout", "stderr")]
+    process = os.fork()
+    if process == 0:
+        for number, file in enumerate(files, 1):
+            os.dup2(file, number)
+        sys.stdout, sys.stderr = (os.fdopen(number, "w", 1, encoding="utf-8") for number in (1, 2))
+        signal.alarm(PATIENCE)
+        os.chdir(folder)
+        limit()
+        os._exit(_run(words))
+    for file in files:
+        os.close(file)
+    return process
+
+
+def _run(words: list[str]) -> int:
+    from clipcil.cli import main
+
+    code = 0
+    try:
+        main(words)
+    except SystemExit as stop:
+        code = stop.code if isinstance(stop.code, int) else 0
+    except BaseException:
+        traceback.print_exc()
+        code = 70
+    sys.stdout.flush()
+    sys.stderr.flush()
+    return code
+
+
+def end(process: int, kill: bool = False) -> int:
+    """Wait for a process, killing it first if told to; returns its exit code, negative for a signal."""
+    if kill:
+        os.kill(process, signal.SIGKILL)
+    return os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
+
+
+def has_ended(process: int) -> bool:
+    """Whether a process has ended; `end` still gives its code."""
+    return os.waitid(os.P_PID, process, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+
+
+def run(words: list[str], folder: Path) -> None:
+    """Run a command that must succeed."""
+    if code := end(start(words, folder)):
+        sys.exit(f"clipcil {words} ended with {code}: {(folder / 'stderr').read_text()}")
