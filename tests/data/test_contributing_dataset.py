@@ -36,23 +36,6 @@ def test_the_dataset_of_the_page_is_found_and_learnt(
         Experiment("simplecil", data="shapes", data_options={"size": 4})
 
 
-def test_pictures_of_ones_own_become_a_dataset_with_an_identity(tmp_path: Path) -> None:
-    from PIL import Image
-
-    def make(colour: str) -> dataset.Dataset:
-        image = Image.new("RGB", (8, 8), colour)
-        image.save(tmp_path / "file.png")
-        path = tmp_path / "file.png"
-        return dataset.Dataset.from_pictures("own", {"a": [image, path.read_bytes()], "b": [path]}, {"b": [image]})
-
-    first, again, other = make("red"), make("red"), make("blue")
-    assert first.train.labels.tolist() == [0, 0, 1] and first.test.labels.tolist() == [1]
-    assert first.test.key == again.test.key != other.test.key, "pictures in memory are known by their contents"
-    assert first.train.key != other.train.key
-    with pytest.raises(UserError, match="class 'c' has test pictures but no training pictures"):
-        dataset.Dataset.from_pictures("own", {"a": []}, {"c": []})
-
-
 def test_a_function_of_another_module_does_not_replace_a_dataset_by_bearing_its_name(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

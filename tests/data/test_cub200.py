@@ -4,9 +4,8 @@ import shutil
 import tarfile
 from pathlib import Path
 
-from support.made_up import cub_tree, refused, shared_data, write_lines
-
 from clipcil.data.dataset import open_dataset
+from support.made_up import cub_tree, refused, shared_data, write_lines
 
 
 def test_the_real_archive_has_the_official_split(own_cache: Path) -> None:

@@ -4,9 +4,9 @@ import tarfile
 from pathlib import Path
 
 import pytest
-from support.made_up import imagenet_r_tree, refused, write_lines
 
 from clipcil.data.dataset import Dataset, open_dataset
+from support.made_up import imagenet_r_tree, refused, write_lines
 
 ALL = [f"{wnid}/art_{i}.jpg" for wnid in ("n01443537", "n01484850", "n02106662") for i in range(5)]
 

@@ -6,7 +6,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from support.made_up import encoded
 
 from clipcil.clip import CLIP
 from clipcil.data.dataset import Dataset
@@ -14,6 +13,7 @@ from clipcil.data.pictures import PictureSet
 from clipcil.data.reader import Reader
 from clipcil.data.tasks import ICARL, TaskStream, class_order, task_sizes
 from clipcil.errors import UserError
+from support.made_up import encoded
 
 HUNDRED = [f"class {i}" for i in range(100)]
 

@@ -7,11 +7,11 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from support.made_up import encoded, write_lines
 
 from clipcil.data.dataset import Dataset, open_dataset
 from clipcil.data.datasets import hub as hub_set
 from clipcil.errors import UserError
+from support.made_up import encoded, write_lines
 
 
 def write(path: Path, labels: Any, names: list[str] | None = None, **columns: Any) -> Path:
