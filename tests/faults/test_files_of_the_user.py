@@ -18,7 +18,7 @@ import torch
 
 import clipcil
 from clipcil.classifier import folder as model_folder
-from clipcil.classifier.export import _refuse_others_files
+from clipcil.classifier.export import claim_export
 from clipcil.classifier.folder import hold_model, load_model, read_previous, restore_previous
 from clipcil.classifier.predict import Prediction
 from clipcil.classifier.state import ModelState
@@ -197,12 +197,11 @@ def test_no_link_is_followed_by_sorting(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["classes.json", "model.pt2", "model.onnx", "classifier.safetensors"])
 def test_an_export_replaces_an_export_and_nothing_else(name: str, tmp_path: Path) -> None:
     (tmp_path / name).write_text('["mine"]')
-    with pytest.raises(UserError, match="not an export of clipcil"):
-        _refuse_others_files(tmp_path)
-    ours = {"classes": [], "temperature": 1.0, "preprocess": {}, "outputs": ""}
-    write_json(tmp_path / "classes.json", ours)
-    _refuse_others_files(tmp_path)
-    _refuse_others_files(tmp_path / "new")
+    with pytest.raises(UserError, match="no export of clipcil"):
+        claim_export(tmp_path)
+    write_json(tmp_path / "classes.json", {"made_by": "clipcil 0.2.0"})
+    claim_export(tmp_path)
+    claim_export(tmp_path / "new")
 
 
 def test_a_report_replaces_a_report_and_nothing_else(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

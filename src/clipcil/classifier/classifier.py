@@ -195,10 +195,7 @@ class Classifier:
             on_progress: As for `learn`.
 
         Returns:
-            A lesson without evaluation; `unreadable` names the pictures that cannot be read.
-
-        Raises:
-            UserError: `learn` would refuse the pictures, even with `skip_broken`.
+            A lesson without evaluation; its `unreadable` would be refused, or left out with `skip_broken`.
         """
         dataset, lesson = read_source(source, subfolders), Lesson()
         with self._monitor.watching(on_progress, None):
@@ -243,9 +240,8 @@ class Classifier:
         """
         many, one = as_list(pictures)
         found = [prediction for _, prediction in self.predict_stream(many, top)]
-        for prediction in found:
-            if prediction.error is not None:
-                raise UserError(prediction.error)
+        if errors := [prediction.error for prediction in found if prediction.error is not None]:
+            raise UserError(errors[0])
         return found[0] if one else found
 
     def predict_proba(self, pictures: Any) -> np.ndarray:
@@ -276,18 +272,16 @@ class Classifier:
         dataset = read_source(source, subfolders)
         known, found = self.classes, self.learner.facts.find(dataset.classes)
         names = [own if place is None else known[place] for own, place in zip(dataset.classes, found, strict=True)]
-        train, answers, unreadable = dataset.train, [], []
-        pictures = [train.pictures[row] for row in train.rows.tolist()]
-        guesses = self.predict_stream(pictures, top=1)
-        with notebook_progress() as bar:
-            tell = on_progress or bar or (lambda stage, done, total: None)
-            for done, (label, (picture, guess)) in enumerate(zip(train.labels.tolist(), guesses, strict=True)):
+        labels, answers, unreadable = dataset.train.labels.tolist(), [], []
+        pictures = [dataset.train.pictures[row] for row in dataset.train.rows.tolist()]
+        with notebook_progress() as bar, self._monitor.watching(on_progress or bar, None):
+            for label, (picture, guess) in zip(labels, self.predict_stream(pictures, top=1), strict=True):
                 if guess.error is not None:
                     unreadable.append(guess.error)
                 else:
                     answers.append(Answer(names[label], guess.names[0], guess.probabilities[0], guess.unknown, picture))
-                tell("testing", done + 1, len(pictures))
-        return replace(evaluate_answers(answers, self.classes), unreadable=unreadable)
+                self._monitor.progress("testing", len(answers) + len(unreadable), len(pictures))
+        return replace(evaluate_answers(answers, known), unreadable=unreadable)
 
     def score(self, source: Source) -> float:
         """The accuracy on pictures of known classes: the share whose likeliest class is the true one.
@@ -334,8 +328,8 @@ class Classifier:
         Raises:
             UserError: There is no such class, it is the only one, or the method cannot forget.
         """
-        index, facts = self.learner.facts.need(name), self.learner.facts
-        if len(facts.known) == 1:
+        index = self.learner.facts.need(name)
+        if len(self.classes) == 1:
             raise UserError(f"'{name}' is the only class of the model; delete the model instead")
         with self._changing():
             self.learner.forget(index)

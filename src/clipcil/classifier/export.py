@@ -12,11 +12,8 @@ import dataclasses
 import hashlib
 import io
 import logging
-import os
 import tempfile
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
@@ -31,7 +28,7 @@ from clipcil.classifier.classifier import Classifier
 from clipcil.data.reader import TensorBatch
 from clipcil.errors import UserError
 from clipcil.signals import uninterrupted
-from clipcil.storage import read_json, refuse_links, write_bytes, write_json
+from clipcil.storage import claim, write_bytes, write_json
 
 Format = Literal["pt2", "onnx"]
 CLASSES, VECTORS_FILE = "classes.json", "classifier.safetensors"
@@ -45,8 +42,8 @@ class Exported(nn.Module):
     def __init__(self, model: Classifier) -> None:
         super().__init__()
         self.method = model.learner.method
-        self.tower = model.learner.method.clip.vision  # a frozen tower is no submodule of its method
-        self.trunk = model.learner.method.clip.preprocess.trunk
+        self.tower = self.method.clip.vision  # a frozen tower is no submodule of its method
+        self.trunk = self.method.clip.preprocess.trunk
 
     def forward(self, pictures: Tensor) -> tuple[Tensor, Tensor]:
         """(B, 3, height, width) → logits (B, C), features (B, dim)."""
@@ -57,22 +54,32 @@ class Exported(nn.Module):
 
 
 def export(model: Classifier, out: Path, form: Format = "pt2") -> Path:
-    """Write `model` to the folder `out`; returns the file of the network."""
+    """Write a model for other programs.
+
+    Args:
+        model: A model that was taught.
+        out: A folder that is new, empty or holds an export, which is replaced.
+        form: pt2 for `torch.export.load`, or onnx.
+
+    Returns:
+        The file of the network.
+
+    Raises:
+        UserError: `out` holds something else, or the method cannot be exported in this form.
+    """
     if not model.classes:
         raise UserError("the model has learnt nothing yet; teach it first")
-    _refuse_others_files(out)
-    network = Exported(model).eval().cpu()
-    for parameter in network.parameters():
-        parameter.requires_grad_(False)
-    steps = model.learner.method.clip.preprocess.steps
-    example = torch.zeros(2, 3, *steps.crop)
-    file = out / f"model.{form}"
-    with torch.no_grad(), _without_logging():
-        program = _to_onnx(network, example) if form == "onnx" else _trace(network, example)
-    files = {file.name: _onnx_bytes(program) if form == "onnx" else _pt2_bytes(program)}
-    vectors = class_vectors(network, steps.crop)
+    claim_export(out)
+    network = Exported(model).eval().cpu().requires_grad_(False)
+    steps = model.learner.clip.preprocess.steps
+    with torch.no_grad():
+        files = {f"model.{form}": _trace(network, torch.zeros(2, 3, *steps.crop), form)}
+        vectors = class_vectors(network, steps.crop)
     if vectors is not None:
         files[VECTORS_FILE] = save({"class_vectors": vectors.contiguous()})
+    verdict = "none of the classes where the highest probability < threshold"
+    if model.calibration.novelty is not None:
+        verdict += "; clipcil itself uses a distance that is not exported, so its verdicts can differ"
     facts = {
         "made_by": f"clipcil {clipcil.__version__}",
         "classes": model.classes,
@@ -81,12 +88,7 @@ def export(model: Classifier, out: Path, form: Format = "pt2") -> Path:
         "preprocess": {**dataclasses.asdict(steps), "filter": Image.Resampling(steps.resample).name.lower()},
         "inputs": "pictures (B, 3, height, width): RGB, resized, × rescale, − mean, ÷ std",
         "outputs": "logits (B, classes), features (B, dim); probabilities are softmax(temperature × logits)",
-        "unknown": "none of the classes where the highest probability < threshold"
-        + (
-            "; clipcil itself uses a distance that is not exported, so its verdicts can differ"
-            if model.calibration.novelty is not None
-            else ""
-        ),
+        "unknown": verdict,
         "sha256": {name: hashlib.sha256(data).hexdigest() for name, data in files.items()},
     }
     with uninterrupted():
@@ -95,10 +97,15 @@ def export(model: Classifier, out: Path, form: Format = "pt2") -> Path:
             write_bytes(out / name, data)
         if vectors is None:
             (out / VECTORS_FILE).unlink(missing_ok=True)  # of an earlier export, of another model
-    return file
+    return out / f"model.{form}"
 
 
-@torch.no_grad()
+def claim_export(out: Path) -> None:
+    """Refuse a folder that holds anything but an export."""
+    claim(out, CLASSES, "export")
+    claim(out / CLASSES, '"made_by": "clipcil ', "export")
+
+
 def class_vectors(network: Exported, size: tuple[int, int]) -> Tensor | None:
     """(C, dim) unit vectors whose cosines with the features are the logits up to a constant factor; None if there are
     no such vectors. This is tested with pictures of noise, not assumed from an attribute's name."""
@@ -116,61 +123,26 @@ def class_vectors(network: Exported, size: tuple[int, int]) -> Tensor | None:
     return None
 
 
-@contextmanager
-def _without_logging() -> Iterator[None]:
-    """The tracer writes a traceback to stderr for every step that it cannot take; what it raises says the same."""
+def _trace(network: nn.Module, example: Tensor, form: Format) -> bytes:
+    """The network as the contents of a file, for any number of pictures."""
+    if form == "onnx" and (find_spec("onnx") is None or find_spec("onnxscript") is None):
+        raise UserError("ONNX needs an extra: pip install 'clipcil[onnx]'; --format pt2 needs nothing more")
+    shapes = ({0: torch.export.Dim("batch", min=1, max=65536)},)
     before = logging.root.manager.disable
-    logging.disable(logging.CRITICAL)
+    logging.disable(logging.CRITICAL)  # the tracer logs a traceback for every step that it cannot take, and raises it
     try:
-        yield
-    finally:
-        logging.disable(before)
-
-
-def _pt2_bytes(program: Any) -> bytes:
-    buffer = io.BytesIO()
-    torch.export.save(program, buffer)
-    return buffer.getvalue()
-
-
-def _onnx_bytes(program: Any) -> bytes:
-    with tempfile.TemporaryDirectory(prefix="clipcil-") as folder:
-        program.save(str(Path(folder) / "model.onnx"))
-        return (Path(folder) / "model.onnx").read_bytes()
-
-
-def _refuse_others_files(out: Path) -> None:
-    """An export replaces an earlier one. Files of the same names that no export wrote belong to the user."""
-    if out.exists() and not out.is_dir():
-        raise UserError(f"{out} is a file; name a folder for the export")
-    there = [name for name in (CLASSES, VECTORS_FILE, "model.pt2", "model.onnx") if os.path.lexists(out / name)]
-    refuse_links(*(out / name for name in there))
-    if not there:
-        return
-    try:
-        facts = read_json(out / CLASSES)
-        ours = isinstance(facts, dict) and {"classes", "temperature", "preprocess", "outputs"} <= set(facts)
-    except UserError:
-        ours = False
-    if not ours:
-        raise UserError(f"{out / there[0]} exists and is not an export of clipcil; name another folder with --out")
-
-
-def _trace(network: nn.Module, example: Tensor) -> Any:
-    batch = torch.export.Dim("batch", min=1, max=65536)
-    try:
-        return torch.export.export(network, (example,), dynamic_shapes=({0: batch},))
+        program: Any = torch.export.export(network, (example,), dynamic_shapes=shapes)
+        if form == "pt2":
+            buffer = io.BytesIO()
+            torch.export.save(program, buffer)
+            return buffer.getvalue()
+        with warnings.catch_warnings(), tempfile.TemporaryDirectory(prefix="clipcil-") as folder:
+            warnings.simplefilter("ignore")
+            names: Any = {"input_names": ["pictures"], "output_names": ["logits", "features"]}
+            torch.onnx.export(program, verbose=False, **names).save(f"{folder}/model.onnx")  # type: ignore[union-attr]
+            return Path(folder, "model.onnx").read_bytes()
     except Exception as error:  # the tracer raises many kinds of errors
         why = f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"
         raise UserError(f"torch {torch.__version__} cannot export this method ({why})") from error
-
-
-def _to_onnx(network: nn.Module, example: Tensor) -> Any:
-    if find_spec("onnx") is None or find_spec("onnxscript") is None:
-        raise UserError("ONNX needs an extra: pip install 'clipcil[onnx]'; --format pt2 needs nothing more")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        program = torch.onnx.export(
-            _trace(network, example), input_names=["pictures"], output_names=["logits", "features"], verbose=False
-        )
-    return program
+    finally:
+        logging.disable(before)

@@ -49,9 +49,6 @@ def hold_model(folder: Path) -> Iterator[None]:
 
     A folder that holds other things and no model is refused untouched. In the folder of a model, what a killed process
     left behind is deleted: half-written files, and weights that no model names.
-
-    Args:
-        folder: Created if it does not exist; removed again if nothing was written to it.
     """
     refuse_other_folders(folder)
     with run_lock(folder):
@@ -115,16 +112,10 @@ def _is_own_weights(path: Path) -> bool:
 
 
 def write_model(folder: Path, state: ModelState, *, keep_previous: bool = False) -> Facts:
-    """Replace the model in `folder`, or make the folder. The caller holds the lock.
+    """Replace the model in `folder`, or make the folder; returns the facts with the name of the weights.
 
-    Args:
-        folder: A folder that holds a model, or nothing.
-        state: The model.
-        keep_previous: Keep the model that was there, for `restore_previous`. Otherwise nothing of it is left, nor of
-            the one before it.
-
-    Returns:
-        The facts with name and checksum of the weights.
+    With `keep_previous` the model that was there is kept for `restore_previous`; otherwise nothing of it is left, nor
+    of the one before it. The caller holds the lock.
     """
     refuse_other_folders(folder)
     for key, value in state.tensors.items():

@@ -118,13 +118,10 @@ class HeldOut(PictureRows):
 
 @contextmanager
 def follow_tower(method: Method, held: HeldOut, pictures: Pictures) -> Iterator[list[AffineMap]]:
-    """Find the map that transports old held-out features if the tower changes while the block runs.
+    """Yield a list that holds, after the block, the map for old held-out features if the tower has changed.
 
     The old pictures are gone, so the tower cannot encode them again. The map is fitted to the unit features of
     `pictures` before and after, as a method's own calibration of its stored statistics is.
-
-    Yields:
-        A list that holds the map after the block, or nothing if the tower did not change.
     """
     found: list[AffineMap] = []
     if not (method.tunes_tower and len(held) and len(pictures)):
@@ -168,17 +165,9 @@ def evaluate_scores(
 
 @torch.no_grad()
 def measure(method: Method, held: HeldOut, newest: Pictures, names: list[str], lesson: Lesson) -> HeldOut:
-    """Score all pictures kept for evaluation and fill in evaluation, calibration and warnings of a lesson.
+    """Score the pictures kept of earlier lessons (`held`) and of this one (`newest`); returns both together.
 
-    Args:
-        method: As it is after the lesson.
-        held: Pictures of earlier lessons.
-        newest: Those of this lesson.
-        names: The classes.
-        lesson: What to fill in.
-
-    Returns:
-        The pictures to keep for the next lesson.
+    Evaluation, calibration and warnings of the lesson are filled in.
     """
     lesson.left_one_out = method.implements("leave_one_out")
     lesson.held_out = 0 if lesson.left_one_out else len(newest)

@@ -40,15 +40,7 @@ share a seed."""
 
 
 class Learner:
-    """A method, its classes, the pictures kept for evaluation, and the checksums of those taught.
-
-    Args:
-        kind: The class of the method.
-        config: Its settings.
-        clip: The backbone.
-        trainer: The training context.
-        seed: The seed of everything random.
-    """
+    """A method, its classes, the pictures kept for evaluation, and the checksums of those taught."""
 
     def __init__(self, kind: type[Method], config: Any, clip: CLIP, trainer: Trainer, seed: int) -> None:
         self.kind, self.config, self.trainer, self.clip = kind, config, trainer, clip.to(trainer.device)
@@ -89,14 +81,7 @@ class Learner:
             return plan_lesson(dataset, self.facts, self.taught, self.kind, lesson)
 
     def teach(self, plan: LessonPlan, reader: Reader, lesson: Lesson, hold_out: bool) -> None:
-        """Learn the pictures of a plan; evaluation, calibration and warnings go into `lesson`.
-
-        Args:
-            plan: The new pictures and their classes.
-            reader: Encodes them.
-            lesson: The lesson, with its new and known classes.
-            hold_out: Whether to keep the features of some pictures for evaluation.
-        """
+        """Learn the pictures of a plan; evaluation, calibration and warnings go into `lesson`."""
         method, facts, seen, labels = self.method, self.facts, self.method.seen, plan.pictures.labels
         if not facts.known:
             facts.templates = method.templates = plan.templates

@@ -77,17 +77,10 @@ class LessonPlan:
 def plan_lesson(
     dataset: Dataset, facts: Facts, taught: TaughtPictures, kind: type[Method], lesson: Lesson
 ) -> LessonPlan:
-    """Find out which pictures are new and which classes they belong to; repeats and warnings go into `lesson`.
+    """Find out which pictures of a dataset are new to a model and which classes they belong to.
 
-    Args:
-        dataset: The pictures of the lesson.
-        facts: The model, with the classes that it knows.
-        taught: The pictures it was taught before.
-        kind: Its method.
-        lesson: Its `new`, `again`, `repeated` and `warnings` are filled in.
-
-    Raises:
-        UserError: A class has no picture, every picture was taught before, or the method cannot learn known classes.
+    The lesson's `new`, `again`, `repeated` and `warnings` are filled in. A `UserError` is raised where a class has no
+    picture, every picture was taught before, or the method cannot learn more pictures of a known class.
     """
     counts = torch.bincount(dataset.train.labels, minlength=len(dataset.classes)).tolist()
     for name, pictures in zip(dataset.classes, counts, strict=True):

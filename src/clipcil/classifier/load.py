@@ -54,12 +54,12 @@ def load(
     facts = state.facts
     with allow_downloads(allow_download), on_behalf_of_a_folder(named=backbone is not None):
         clip = load_clip(backbone or facts.backbone)
-    found = f"{clip.fingerprint}/{clip.preprocess.fingerprint}"
-    if facts.fingerprint == MINI_1 != found:
+    if facts.fingerprint == MINI_1:
         raise UserError(
             f"{folder} was taught with version 1 of the backbone mini, which only clipcil 0.1 reads; teach it again"
             " from its pictures"
         )
+    found = f"{clip.fingerprint}/{clip.preprocess.fingerprint}"
     if found != facts.fingerprint:
         raise UserError(
             f"{folder} was taught with another backbone (fingerprint {facts.fingerprint}) than '{clip.name}' here"
@@ -89,16 +89,7 @@ def load_or_new(
 ) -> Classifier:
     """The model saved in `folder`; where there is none, a new one, which is not saved yet.
 
-    Args:
-        folder: Folder of the model; it need not exist.
-        method: Method of a new model, or None; an existing model must have it.
-        seed: The same for the seed.
-        settings: Settings of the method of a new model.
-        backbone: Backbone of a new model, or the path of an existing model's.
-        device: cpu, cuda or auto.
-
-    Raises:
-        UserError: The model is damaged, has another method or seed, or has settings already.
+    An existing model must have the method and the seed, where these are given, and takes no settings.
     """
     given = {key: value for key, value in {"method": method, "seed": seed}.items() if value is not None}
     if not (folder / MODEL).exists():
@@ -133,22 +124,19 @@ def summarise(folder: Path) -> dict[str, Any]:
     except Exception as error:  # untrusted weights can be of any shape, under any name
         raise UserError(f"the weights in {folder} do not fit its model ({type(error).__name__}); {COPY}") from error
     right, measured = facts.right
+    same, how = ("method", "backbone", "fingerprint", "seed", "lessons"), facts.calibration
     return {
-        "method": facts.method,
-        "backbone": facts.backbone,
-        "fingerprint": facts.fingerprint,
-        "seed": facts.seed,
-        "lessons": facts.lessons,
+        **{key: getattr(facts, key) for key in same},
         "tasks": len(facts.sizes),
         "bytes": size_on_disk(folder),
         "pictures_kept": SmallPictures(folder).count,
         **kept,
         "accuracy": right / measured if measured else None,
         "history": [asdict(lesson) for lesson in facts.history],
-        "threshold": facts.calibration.threshold,
-        "novelty": facts.calibration.novelty,
-        "false_alarms": facts.calibration.false_alarms,
-        "held_out": facts.calibration.pictures,
+        "threshold": how.threshold,
+        "novelty": how.novelty,
+        "false_alarms": how.false_alarms,
+        "held_out": how.pictures,
         "classes": [
             {
                 "name": each.name,

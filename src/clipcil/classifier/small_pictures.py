@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import base64
-import errno
 import hashlib
 import re
 import threading
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from clipcil.classifier.folder import read_model, read_previous
@@ -32,6 +32,7 @@ class SmallPictures:
 
     @property
     def on(self) -> bool:
+        """Whether small pictures are kept."""
         return self.folder.is_dir() and not self.folder.is_symlink()
 
     def switch(self, on: bool) -> None:
@@ -44,10 +45,10 @@ class SmallPictures:
                 elif self.on:
                     self._keep_only([])
                     sweep(self.folder)
+                    if any(self.folder.iterdir()):
+                        raise UserError(f"{self.folder} holds files that clipcil did not write; move them away")
                     self.folder.rmdir()
         except OSError as error:
-            if error.errno == errno.ENOTEMPTY:
-                raise UserError(f"{self.folder} holds files that clipcil did not write; move them away") from error
             raise UserError(f"cannot write {self.folder}: {error.strerror or error}") from error
 
     def of(self, name: str) -> list[bytes]:
@@ -58,7 +59,7 @@ class SmallPictures:
         """Keep some of these, the newest replacing the oldest; none if it was switched off in the meantime."""
         with self._lock:
             if self.on:
-                kept = (self.of(name) + list(pictures)[-MOST:])[-MOST:]
+                kept = [*self.of(name), *pictures][-MOST:]
                 write_json(self._file(name), [base64.b64encode(picture).decode() for picture in kept])
 
     @property
@@ -74,26 +75,21 @@ class SmallPictures:
         """
         if not self.on:
             return
-        after, undoable = read_model(self.model).known, self._undoable()
+        after, previous = read_model(self.model).known, None
+        with suppress(UserError):  # a damaged one cannot be brought back
+            previous = read_previous(self.model)
         with self._lock:
             if [each.text for each in before] == [each.text for each in after]:
                 for old, new in zip(before, after, strict=True):
                     if old.name != new.name and self._file(old.name).is_file():
                         self._file(old.name).replace(self._file(new.name))
-            self._keep_only(each.name for each in (*after, *undoable))
-
-    def _undoable(self) -> list[KnownClass]:
-        try:
-            previous = read_previous(self.model)
-        except UserError:  # damaged: it cannot be brought back
-            return []
-        return previous.known if previous else []
+            self._keep_only(each.name for each in [*after, *(previous.known if previous else [])])
 
     def _keep_only(self, names: Iterable[str]) -> None:
         """Delete the pictures of every other class."""
-        wanted = {self._file(name).name for name in names}
+        wanted = {self._file(name) for name in names}
         for path in self._files():
-            if path.name not in wanted:
+            if path not in wanted:
                 path.unlink(missing_ok=True)
 
     def _files(self) -> list[Path]:

@@ -1,11 +1,14 @@
-"""Sources of training pictures: a folder of class folders, a mapping of names to pictures, or a dataset."""
+"""Sources of training pictures: a folder of class folders, a mapping of names to pictures, or a dataset.
+
+Folders whose class folders are at the wrong level are refused, with what was probably meant.
+"""
 
 from __future__ import annotations
 
 import os
 import uuid
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -49,17 +52,32 @@ def read_source(source: Source, subfolders: bool = False) -> Dataset:
         return _learnable(source.name, [source.classes[label] for label in present], train, source.templates)
     if isinstance(source, Mapping):
         return _from_mapping(source)
-    root = _folder(source)
+    given: object = source
+    if not isinstance(given, str | os.PathLike):
+        said = "give a folder, {name: [pictures]} or a clipcil.Dataset"
+        raise UserError(f"a {type(given).__name__} cannot be learnt; {said}")
+    root = Path(given)
     check_layout(root, subfolders)
     names, files, labels = read_tree(root)
     return _learnable(str(root), names, picture_files(str(root), root, files, labels))
 
 
-def _folder(source: object) -> Path:
-    if not isinstance(source, str | os.PathLike):
-        said = "give a folder, {name: [pictures]} or a clipcil.Dataset"
-        raise UserError(f"a {type(source).__name__} cannot be learnt; {said}")
-    return Path(source)
+def _from_mapping(source: Mapping[str, Sequence[Any]]) -> Dataset:
+    pictures: list[Picture] = []
+    labels: list[int] = []
+    for label, (name, things) in enumerate(source.items()):
+        several = isinstance(things, Sequence | np.ndarray | Tensor) and not isinstance(things, str | bytes)
+        if not several or as_list(things)[1] or not len(things):
+            raise UserError(f"class '{name}' needs a list of pictures, such as {{'{name}': ['a.jpg', 'b.jpg']}}")
+        pictures += [as_picture(thing) for thing in things]
+        labels += [label] * len(things)
+    # Pictures in memory have no name to recognise them by, and nothing is kept of them anyway.
+    train = PictureSet("pictures", pictures, torch.tensor(labels, dtype=torch.int64), uuid.uuid4().hex[:24])
+    return _learnable("pictures", [clean_name(need_text(name)) for name in source], train)
+
+
+def _learnable(name: str, classes: list[str], train: PictureSet, templates: tuple[str, ...] = (TEMPLATE,)) -> Dataset:
+    return Dataset(name, classes, train, train.subset(torch.empty(0, dtype=torch.int64)), templates)
 
 
 def as_list(pictures: Any) -> tuple[list[Any] | Any, bool]:
@@ -90,71 +108,48 @@ def expand(pictures: Sequence[str | Path]) -> list[Path]:
     """Files as they are, folders as the pictures below them."""
     found: list[Path] = []
     for picture in map(Path, pictures):
-        if not picture.is_dir():
-            found.append(picture)
-            continue
-        inside = list_files(picture)
+        inside = list_files(picture) if os.path.isdir(picture) else [picture]
         if not inside:
             raise no_pictures(picture)
         found += inside
     return found
 
 
-def _from_mapping(source: Mapping[str, Sequence[Any]]) -> Dataset:
-    pictures: list[Picture] = []
-    labels: list[int] = []
-    for label, (name, things) in enumerate(source.items()):
-        several = isinstance(things, Sequence | np.ndarray | Tensor) and not isinstance(things, str | bytes)
-        if not several or as_list(things)[1] or not len(things):
-            raise UserError(f"class '{name}' needs a list of pictures, such as {{'{name}': ['a.jpg', 'b.jpg']}}")
-        pictures += [as_picture(thing) for thing in things]
-        labels += [label] * len(things)
-    # Pictures in memory have no name to recognise them by, and nothing is kept of them anyway.
-    train = PictureSet("pictures", pictures, torch.tensor(labels, dtype=torch.int64), uuid.uuid4().hex[:24])
-    return _learnable("pictures", [clean_name(need_text(name)) for name in source], train)
-
-
-def _learnable(name: str, classes: list[str], train: PictureSet, templates: tuple[str, ...] = (TEMPLATE,)) -> Dataset:
-    return Dataset(name, classes, train, train.subset(torch.empty(0, dtype=torch.int64)), templates)
-
-
 def check_layout(root: Path, subfolders: bool = False) -> None:
     """Refuse a folder whose folders do not look like classes, and say what was probably meant.
 
-    Args:
-        root: The folder that should hold a folder of pictures for each class.
-        subfolders: Accept class folders that hold no picture themselves but folders of pictures, as one class each.
-
-    Raises:
-        UserError: There is no such folder; it is a model, or holds one; it holds pictures and no folders; it holds
-            train and test parts; or its folders hold class folders instead of pictures.
+    With `subfolders`, a class folder may hold no picture itself but folders of pictures.
     """
+    here = quoted(root)
     if not root.is_dir():
         what = "is a file" if root.exists() else "does not exist"
-        raise UserError(f"{quoted(root)} {what}; name a folder that holds a folder of pictures for each class")
+        raise UserError(f"{here} {what}; name a folder that holds a folder of pictures for each class")
     if (root / MODEL).is_file():
-        raise UserError(f"{quoted(root)} is a model, not a folder of pictures; the model comes first, then the folder")
+        raise UserError(f"{here} is a model, not a folder of pictures; the model comes first, then the folder")
     folders = list_folders(root)
     if model := next((folder for folder in folders if (folder / MODEL).is_file()), None):
-        raise UserError(f"{quoted(model)} is a model, not a class; keep it outside of {quoted(root)}")
+        raise UserError(f"{quoted(model)} is a model, not a class; keep it outside of {here}")
     if not folders and _holds_pictures(root):
         raise UserError(
-            f"{quoted(root)} holds pictures but no folders; put the pictures of each class into a folder named after"
-            f" it. If '{root.resolve().name}' is the class, name the folder above it: {quoted(root.resolve().parent)}"
+            f"{here} holds pictures but no folders; put the pictures of each class into a folder named after it. If"
+            f" '{root.resolve().name}' is the class, name the folder above it: {quoted(root.resolve().parent)}"
         )
     nested = {folder: inside for folder in folders if (inside := _class_folders(folder))}
-    parts = [folder for folder in folders if folder.name.lower() in (*TRAIN, *TEST)]
-    if parts and (len(parts) == len(folders) or any(part in nested for part in parts)):
-        _refuse_parts(root, parts)
+    parts = {folder.name.lower(): folder for folder in folders if folder.name.lower() in (*TRAIN, *TEST)}
+    if parts and (len(parts) == len(folders) or any(part in nested for part in parts.values())):
+        meant = [f"teach {quoted(part)}" for name, part in parts.items() if name in TRAIN][:1]
+        meant += [f"test with: clipcil test MODEL {quoted(part)}" for name, part in parts.items() if name in TEST][:1]
+        names = " and ".join(f"'{part.name}'" for part in parts.values())
+        raise UserError(f"{here} holds {names}, which are parts of a dataset, not classes; {'; '.join(meant)}")
     if not nested or subfolders:
         return
     first, inside = next(iter(nested.items()))
-    names = _some([folder.name for folder in inside])
+    names = _some([f"'{folder.name}'" for folder in inside])
     if len(nested) == len(folders):
         each = "one at a time, " if len(nested) > 1 else ""
         raise UserError(
-            f"the folders in {quoted(root)} hold folders of pictures and no pictures ('{first.name}' holds {names});"
-            f" the classes seem to lie one level further down: name {each}{_some([quoted(f) for f in nested], '')}"
+            f"the folders in {here} hold folders of pictures and no pictures ('{first.name}' holds {names}); the"
+            f" classes seem to lie one level further down: name {each}{_some([quoted(folder) for folder in nested])}"
         )
     raise UserError(
         f"{quoted(first)} holds folders of pictures ({names}) and no picture itself; if these are classes, move them up"
@@ -163,20 +158,14 @@ def check_layout(root: Path, subfolders: bool = False) -> None:
 
 
 def check_swapped(model: Path, folder: Path, command: str) -> None:
-    """Refuse MODEL and FOLDER in the wrong order.
-
-    Args:
-        model: What was given first.
-        folder: What was given second.
-        command: The words before them, for the hint.
-    """
+    """Refuse MODEL and FOLDER in the wrong order; `command` is the words before them."""
     if (model / MODEL).exists():
         return
-    meant = f"{command} {quoted(folder)} {quoted(model)}"
+    meant = f"did you mean: {command} {quoted(folder)} {quoted(model)}?"
     if (folder / MODEL).is_file():
-        raise UserError(f"{quoted(folder)} is a model and {quoted(model)} is not; did you mean: {meant}?")
-    if not folder.exists() and model.is_dir() and any(_holds_pictures(inside) for inside in list_folders(model)):
-        raise UserError(f"{quoted(model)} holds folders of pictures, not a model; did you mean: {meant}?")
+        raise UserError(f"{quoted(folder)} is a model and {quoted(model)} is not; {meant}")
+    if not folder.exists() and model.is_dir() and any(map(_holds_pictures, list_folders(model))):
+        raise UserError(f"{quoted(model)} holds folders of pictures, not a model; {meant}")
 
 
 def skipped_files(root: Path) -> list[Path]:
@@ -189,26 +178,15 @@ def describe_skipped(files: list[Path]) -> str:
     """`3 .heic (pip install 'clipcil[heic]' to read them), 1 .mp4, 2 pictures in no class folder`."""
     loose = ("picture in no class folder", "pictures in no class folder")
     bare = ("file without an ending", "files without an ending")
-    kinds = Counter[tuple[str, str]]()
-    for path in files:
-        ending = path.suffix.lower()
-        kinds[loose if ending in SUFFIXES else (ending, ending) if ending else bare] += 1
+    endings = [path.suffix.lower() for path in files]
+    kinds = Counter(loose if ending in SUFFIXES else (ending, ending) if ending else bare for ending in endings)
     hint = {(kind, kind): " (pip install 'clipcil[heic]' to read them)" for kind in HEIC}
     return ", ".join(counted(kinds[kind], *kind) + hint.get(kind, "") for kind in sorted(kinds))
 
 
-def _refuse_parts(root: Path, parts: list[Path]) -> None:
-    train = next((part for part in parts if part.name.lower() in TRAIN), None)
-    test = next((part for part in parts if part.name.lower() in TEST), None)
-    meant = [f"teach {quoted(train)}"] if train else []
-    meant += [f"test with: clipcil test MODEL {quoted(test)}"] if test else []
-    names = " and ".join(f"'{part.name}'" for part in parts)
-    raise UserError(f"{quoted(root)} holds {names}, which are parts of a dataset, not classes; {'; '.join(meant)}")
-
-
 def _class_folders(folder: Path) -> list[Path]:
     """The folders of pictures in a folder that holds no picture itself."""
-    return [] if _holds_pictures(folder) else [inside for inside in list_folders(folder) if any(_pictures(inside))]
+    return [] if _holds_pictures(folder) else [inside for inside in list_folders(folder) if list_files(inside)]
 
 
 def _holds_pictures(folder: Path) -> bool:
@@ -218,11 +196,6 @@ def _holds_pictures(folder: Path) -> bool:
         raise UserError(f"cannot look into {folder}: {error.strerror or error}") from error
 
 
-def _pictures(folder: Path) -> Iterator[str]:
-    for _, _, files in os.walk(folder):
-        yield from (name for name in files if Path(name).suffix.lower() in SUFFIXES)
-
-
-def _some(names: list[str], quote: str = "'") -> str:
-    shown = ", ".join(f"{quote}{name}{quote}" for name in names[:NAMED])
+def _some(names: list[str]) -> str:
+    shown = ", ".join(names[:NAMED])
     return shown if len(names) <= NAMED else f"{shown}, … ({len(names)} in all)"

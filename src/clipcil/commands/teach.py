@@ -198,13 +198,7 @@ def serve(
 
 @contextmanager
 def _changing(folder: Path, keep_previous: bool = True, **choices: Any) -> Iterator[Classifier]:
-    """The model in a folder, or a new one; written back after the block.
-
-    Args:
-        folder: The folder, which is locked during the block.
-        keep_previous: Keep the model before the change for `clipcil undo`.
-        choices: As for `load_or_new`.
-    """
+    """The model in a folder, which stays locked, or a new one; written back after the block."""
     from clipcil.classifier.folder import hold_model
     from clipcil.classifier.load import load_or_new
     from clipcil.classifier.small_pictures import SmallPictures

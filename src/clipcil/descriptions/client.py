@@ -6,7 +6,6 @@ Answers are kept in a file, which is written every few answers; asking again con
 from __future__ import annotations
 
 import asyncio
-import string
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
@@ -45,12 +44,10 @@ class AnswerError(Exception):
     """An answer that cannot be used."""
 
 
-class _BusyError(Exception):
+class _BusyError(UserError):
     """An error of the server that may pass; `delay` is the number of seconds that the server asks for."""
 
-    def __init__(self, line: str, delay: float = 0.0) -> None:
-        super().__init__(line)
-        self.delay = delay
+    delay = 0.0
 
 
 @dataclass(frozen=True)
@@ -80,14 +77,13 @@ class Endpoint:
             good = False
         if not good or not (self.url.isascii() and self.url.isprintable() and " " not in self.url):
             raise UserError(f"endpoint '{printable(self.url.partition('?')[0])}' is not an address; {advice}")
-        if not set(self.key) <= set(string.ascii_letters + string.digits + string.punctuation):
+        if not (self.key.isascii() and self.key.isprintable() and " " not in self.key):
             raise UserError("the key has blanks or other characters that no key has; set the variable again")
 
     @property
     def address(self) -> str:
         """The address of the chat completions."""
-        url = self.url.rstrip("/")
-        return url if url.endswith("/chat/completions") else f"{url}/chat/completions"
+        return f"{self.url.rstrip('/').removesuffix('/chat/completions')}/chat/completions"
 
     async def ask(self, client: httpx.AsyncClient, first: str, second: str) -> tuple[list[str], list[str]]:
         """Features of `first` against `second`, and of `second` against `first`.
@@ -102,15 +98,12 @@ class Endpoint:
             retry=retry_if_exception_type((AnswerError, _BusyError)),  # a cancelled question is not asked again
             reraise=True,
         )
-        try:
-            return await retrying(self._ask_once, client, QUESTION.format(first=first, second=second, count=self.count))
-        except _BusyError as error:
-            raise UserError(str(error)) from None
+        return await retrying(self._ask_once, client, QUESTION.format(first=first, second=second, count=self.count))
 
     def _wait(self, state: RetryCallState) -> float:
-        error = state.outcome.exception() if state.outcome else None
         delay = self.pause * 2.0 ** (state.attempt_number - 1)
-        return min(LONGEST_WAIT, max(delay, getattr(error, "delay", 0.0)))
+        asked: float = getattr(state.outcome and state.outcome.exception(), "delay", 0.0)
+        return min(LONGEST_WAIT, max(delay, asked))
 
     async def _ask_once(self, client: httpx.AsyncClient, question: str) -> tuple[list[str], list[str]]:
         body = {"model": self.model, "messages": [{"role": "user", "content": question}]}
@@ -126,19 +119,19 @@ class Endpoint:
             raise self._refusal(response, text)
         return parse_answer(text)
 
-    def _refusal(self, response: httpx.Response, text: str) -> Exception:
-        code, hint = response.status_code, ""
-        if code in (401, 403, 404):
-            hint = "; check --endpoint" if code == 404 else "; check the key (--key-from)"
+    def _refusal(self, response: httpx.Response, text: str) -> UserError:
+        code = response.status_code
+        hints = {401: "; check the key (--key-from)", 403: "; check the key (--key-from)", 404: "; check --endpoint"}
         try:
             reason = f" ({self._clean(parse_json(text, 'the answer')['error']['message'])})"
-        except (UserError, KeyError, TypeError, IndexError):
+        except (UserError, LookupError, TypeError):
             reason = ""
-        line = f"{self._shown} answered {code} {self._clean(response.reason_phrase)}{reason}{hint}"
+        line = f"{self._shown} answered {code} {self._clean(response.reason_phrase)}{reason}{hints.get(code, '')}"
         if code < 500 and code not in (408, 409, 429):
             return UserError(line)
-        asked = response.headers.get("Retry-After", "")
-        return _BusyError(line, float(asked) if asked.isdecimal() else 0.0)
+        busy, asked = _BusyError(line), response.headers.get("Retry-After", "")
+        busy.delay = float(asked) if asked.isdecimal() else 0.0
+        return busy
 
     @property
     def _shown(self) -> str:
@@ -161,7 +154,7 @@ def parse_answer(text: str) -> tuple[list[str], list[str]]:
         content = parse_json(text, "the answer")["choices"][0]["message"]["content"]
         found = parse_json(content[content.index("{") : content.rindex("}") + 1], "the answer")
         first, second = (_features(found[side]) for side in ("first", "second"))
-    except (UserError, ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
+    except (UserError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise AnswerError(f"not the JSON that was asked for ({type(error).__name__})") from error
     if not first or not second:
         raise AnswerError("an empty list of features")
@@ -200,10 +193,8 @@ def ask_for_descriptions(
     Raises:
         UserError: The server refuses or cannot be reached, or pairs have no usable answer.
     """
-    repeated = sorted({name for name in classes if list(classes).count(name) > 1})
-    if repeated or len(classes) < 2:
-        what = f"'{repeated[0]}' is there twice" if repeated else f"there is {len(classes)}"
-        raise UserError(f"descriptions need at least two different class names; {what}")
+    if len(set(classes)) < max(2, len(classes)):
+        raise UserError(f"descriptions need at least two different class names, each once; given: {', '.join(classes)}")
     table: Table = read_table(out) if out.exists() else {}
     pairs = list(combinations(classes, 2))
     missing = [(a, b) for a, b in pairs if not (table.get(a, {}).get(b) and table.get(b, {}).get(a))]
