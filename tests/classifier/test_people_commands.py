@@ -278,7 +278,9 @@ def test_settings_of_another_version_are_named_with_their_file(own: str, asked: 
         (["serve", "{model}", "--no-open", "--port", "99999"], "99999"),
     ],
 )
-def test_one_line_when_it_cannot_be(model: Path, words: list[str], message: str, capsys: Capture, tmp_path: Path) -> None:
+def test_one_line_when_it_cannot_be(
+    model: Path, words: list[str], message: str, capsys: Capture, tmp_path: Path
+) -> None:
     places = {"model": model, "week": model.parent / "week1", "new": tmp_path / "new", "nowhere": tmp_path / "nowhere"}
     assert message.format(**places) in said(capsys, *(word.format(**places) for word in words), code=2)
     assert not (tmp_path / "new").exists() and not (tmp_path / "nowhere").exists()

@@ -9,6 +9,7 @@ import os
 import uuid
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -108,7 +109,9 @@ def expand(pictures: Sequence[str | Path]) -> list[Path]:
     """Files as they are, folders as the pictures below them."""
     found: list[Path] = []
     for picture in map(Path, pictures):
-        inside = list_files(picture) if os.path.isdir(picture) else [picture]
+        inside = [picture]
+        with suppress(OSError):  # a name that no file system takes is reported as a picture that cannot be read
+            inside = list_files(picture) if picture.is_dir() else inside
         if not inside:
             raise no_pictures(picture)
         found += inside
