@@ -212,7 +212,6 @@ class RunningHead(nn.Module):
     Args:
         dim: d.
         averaged: Average inverse covariances instead of pooling the scatters.
-        device: Of the buffers.
     """
 
     centres: Tensor  # (C, d) float64
@@ -222,14 +221,14 @@ class RunningHead(nn.Module):
     count: Tensor  # 0-d float64: pictures seen; pooled
     inverse: Tensor  # (d, d) float64: Ω; averaged
 
-    def __init__(self, dim: int, averaged: bool = False, device: torch.device | None = None) -> None:
+    def __init__(self, dim: int, averaged: bool = False) -> None:
         super().__init__()
         self.averaged = averaged
         exact, scores = torch.float64, torch.float64 if averaged else torch.float32
         own = [("inverse", (dim, dim), exact)] if averaged else [("scatter", (dim, dim), exact), ("count", (), exact)]
         every = [("centres", (0, dim), exact), ("weight", (0, dim), scores), ("bias", (0,), scores), *own]
         for name, shape, dtype in every:
-            self.register_buffer(name, torch.zeros(shape, dtype=dtype, device=device))
+            self.register_buffer(name, torch.zeros(shape, dtype=dtype))
 
     def grow(self, classes: int) -> None:
         """Make room for new classes; `add` fills it."""

@@ -91,7 +91,7 @@ class ENGINE(Method):
 
     def build(self) -> None:
         self.image_adapters, self.text_adapters = nn.ModuleList(), nn.ModuleList()  # a task each
-        self.head = RunningHead(self.clip.config.vision.width, self.config.covariance == "averaged", self.device)
+        self.head = RunningHead(self.clip.config.vision.width, self.config.covariance == "averaged")
         self.growing_buffer("classifier", self.dim)
         self.growing_buffer("prototypes", self.dim)
         self.growing_buffer("sentences", len(self.templates), self.dim, persistent=False)
