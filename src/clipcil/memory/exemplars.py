@@ -6,7 +6,7 @@ feature is the same as keeping the picture and encoding it again. The budget cou
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Annotated, Literal
 
 import torch
 from pydantic import NonNegativeInt
@@ -42,10 +42,9 @@ class ExemplarMemory(SizedByState):
     Herding is greedy: the first m of a longer choice are the choice for m, so a class shrinks by cutting its tail.
     """
 
-    layout: ClassVar = {"features": ("n d", torch.float32), "labels": ("n", torch.int64), "classes": ("", torch.int64)}
-    features: Tensor  # raw, as the tower gave them
-    labels: Tensor  # ascending
-    classes: Tensor  # classes seen, including those of which nothing could be kept
+    features: Annotated[Tensor, "n d", torch.float32]  # raw, as the tower gave them
+    labels: Annotated[Tensor, "n", torch.int64]  # ascending
+    classes: Annotated[Tensor, "", torch.int64]  # classes seen, including those of which nothing could be kept
 
     def __init__(self, dim: int, budget: Budget) -> None:
         super().__init__(d=dim)

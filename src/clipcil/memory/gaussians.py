@@ -10,7 +10,7 @@ so a method whose tower is frozen never stores or multiplies a matrix.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import ClassVar, NamedTuple
+from typing import Annotated, NamedTuple
 
 import torch
 from torch import Tensor
@@ -37,30 +37,17 @@ class GaussianMemory(SizedByState):
     C classes with R rows in all, P older spaces, d dimensions: those of the first features or of the state loaded.
     """
 
-    layout: ClassVar = {
-        "origin_means": ("C d", torch.float64),
-        "rows": ("R d", torch.float64),
-        "ranks": ("C", torch.int64),
-        "shrinkages": ("C", torch.float64),
-        "noises": ("C", torch.float64),
-        "counts": ("C", torch.int64),
-        "task_of": ("C", torch.int64),
-        "space_of": ("C", torch.int64),
-        "matrices": ("P d d", torch.float64),
-        "offsets": ("P d", torch.float64),
-        "tasks": ("", torch.int64),
-    }
-    origin_means: Tensor  # in the space of origin
-    rows: Tensor  # B of every class, one class after another
-    ranks: Tensor  # how many rows each class has
-    shrinkages: Tensor  # ρ
-    noises: Tensor  # s
-    counts: Tensor  # pictures seen
-    task_of: Tensor  # which call of `add` brought the class
-    space_of: Tensor  # row of `matrices`, or P for the current space
-    matrices: Tensor  # M of every older space
-    offsets: Tensor  # c of every older space
-    tasks: Tensor  # calls of `add` so far
+    origin_means: Annotated[Tensor, "C d", torch.float64]  # in the space of origin
+    rows: Annotated[Tensor, "R d", torch.float64]  # B of every class, one class after another
+    ranks: Annotated[Tensor, "C", torch.int64]  # how many rows each class has
+    shrinkages: Annotated[Tensor, "C", torch.float64]  # ρ
+    noises: Annotated[Tensor, "C", torch.float64]  # s
+    counts: Annotated[Tensor, "C", torch.int64]  # pictures seen
+    task_of: Annotated[Tensor, "C", torch.int64]  # which call of `add` brought the class
+    space_of: Annotated[Tensor, "C", torch.int64]  # row of `matrices`, or P for the current space
+    matrices: Annotated[Tensor, "P d d", torch.float64]  # M of every older space
+    offsets: Annotated[Tensor, "P d", torch.float64]  # c of every older space
+    tasks: Annotated[Tensor, "", torch.int64]  # calls of `add` so far
 
     def __init__(self) -> None:
         super().__init__()

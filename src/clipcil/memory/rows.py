@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Annotated, Any, get_origin, get_type_hints
 
 import torch
 from torch import Tensor, nn
@@ -17,16 +17,17 @@ LARGEST = 127
 class SizedByState(nn.Module):
     """Buffers that take their sizes from the state that is loaded.
 
-    `layout` names the axes of every buffer and its dtype, such as `"C d"`. Axes of one name have one length.
+    Every buffer is annotated with its axes and its dtype, `Annotated[Tensor, "C d", torch.float64]`. Axes of one name
+    have one length.
 
     Args:
         fixed: Lengths that every state must have; an axis that is not among them begins with length 0.
     """
 
-    layout: ClassVar[dict[str, tuple[str, torch.dtype]]]
-
     def __init__(self, **fixed: int) -> None:
         super().__init__()
+        hints = get_type_hints(type(self), include_extras=True).items()
+        self.layout = {name: hint.__metadata__ for name, hint in hints if get_origin(hint) is Annotated}
         self._fixed = fixed
         for name, (axes, dtype) in self.layout.items():
             self.register_buffer(name, torch.zeros([fixed.get(axis, 0) for axis in axes.split()], dtype=dtype))
@@ -63,10 +64,9 @@ class FeatureRows(SizedByState):
     leaves the same bits as learning them at once, and a class that is removed leaves no trace.
     """
 
-    layout: ClassVar = {"codes": ("R D", torch.int8), "steps": ("R V", torch.float32), "counts": ("C", torch.int64)}
-    codes: Tensor  # (R, D): class after class, in the order of their hashes within a class
-    steps: Tensor  # (R, V), V = number of vectors
-    counts: Tensor  # (C,): rows of each class
+    codes: Annotated[Tensor, "R D", torch.int8]  # class after class, in the order of their hashes within a class
+    steps: Annotated[Tensor, "R V", torch.float32]  # V vectors
+    counts: Annotated[Tensor, "C", torch.int64]  # rows of each class
 
     def __init__(self, sizes: Sequence[int], limit: int) -> None:
         super().__init__(D=sum(sizes), V=len(sizes))
