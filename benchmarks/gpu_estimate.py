@@ -6,14 +6,13 @@ No GPU is needed and nothing is measured: floating-point operations (a multiply-
 from __future__ import annotations
 
 import argparse
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from benchmarks.harness import duration
 
 
-@dataclass(frozen=True)
-class Tower:
-    """A transformer of CLIP: width, layers, tokens of one input."""
+class Tower(NamedTuple):
+    """A transformer of CLIP."""
 
     width: int
     layers: int
@@ -34,42 +33,31 @@ class Tower:
 
 VISION = Tower(768, 12, 197)
 PROMPT = Tower(512, 12, 16)  # start, 10 prompt vectors, a name of about 4 tokens, end
-
-
-@dataclass(frozen=True)
-class Data:
-    name: str
-    classes: int
-    train: int
-    test: int
-
-
-DATA = (
-    Data("cifar100", 100, 50_000, 10_000),
-    Data("imagenet-r", 200, 24_000, 6_000),
-    Data("cub200", 200, 5_994, 5_794),
-    Data("ucf101", 100, 9_537, 3_783),
-)
+DATA = {
+    "cifar100": (100, 50_000, 10_000),
+    "imagenet-r": (200, 24_000, 6_000),
+    "cub200": (200, 5_994, 5_794),
+    "ucf101": (100, 9_537, 3_783),
+}
+"""Classes, training pictures and test pictures."""
 TASKS, STAGE1, STAGE2, BATCH = 10, 3, 5, 32
 
 
-def operations(data: Data) -> dict[str, float]:
+def operations(classes: int, train: int, test: int) -> dict[str, float]:
     """DMC-OT, ten tasks: operations of each part of a run."""
-    tests = data.test * (TASKS + 1) / 2  # every test picture seen so far, after every task
-    classes = data.classes * (TASKS + 1) / 2 * data.train / TASKS * STAGE2 / BATCH  # prompts encoded in all steps
+    seen = (TASKS + 1) / 2  # the mean over tasks of the share of classes seen, times the number of tasks
     return {
-        "stage 1": 3 * VISION.forward() * data.train * STAGE1,
-        "statistics": VISION.forward() * data.train * 2,
-        "stage 2": 3 * PROMPT.forward() * classes,
-        "test": VISION.forward() * tests,
+        "stage 1": 3 * VISION.forward() * train * STAGE1,
+        "statistics": VISION.forward() * train * 2,
+        "stage 2": 3 * PROMPT.forward() * classes * seen * train / TASKS * STAGE2 / BATCH,
+        "test": VISION.forward() * test * seen,
     }
 
 
 def memory() -> dict[str, float]:
     """Bytes at the highest point of stage 1 in float32, batch 32."""
-    weights = 4 * (VISION.parameters() + Tower(512, 12, 77).parameters() + 49_408 * 512)
     return {
-        "weights": weights,
+        "weights": 4 * (VISION.parameters() + Tower(512, 12, 77).parameters() + 49_408 * 512),
         "gradients and AdamW": 3 * 4 * VISION.parameters(),
         "activations": 4 * BATCH * VISION.activations(),
         "Gaussians of 200 classes": 8 * 200 * 512 * 513,
@@ -78,19 +66,17 @@ def memory() -> dict[str, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument(
-        "--tflops", type=float, default=30.0, help="what the GPU sustains, in 10^12 operations a second"
-    )
+    parser.add_argument("--tflops", type=float, default=30.0, help="10^12 operations a second that the GPU sustains")
     rate = parser.parse_args().tflops * 1e12
     print(f"DMC-OT with ViT-B/16, {TASKS} tasks, at {rate / 1e12:g} TFLOP/s sustained")
-    for data in DATA:
-        parts = operations(data)
-        shares = ", ".join(f"{name} {value / 1e15:.1f}" for name, value in parts.items())
+    for name, sizes in DATA.items():
+        parts = operations(*sizes)
+        shares = ", ".join(f"{part} {value / 1e15:.1f}" for part, value in parts.items())
         total = sum(parts.values())
-        print(f"{data.name:10}  {total / 1e15:6.1f} PFLOP ({shares})  {duration(total / rate)}")
-    bytes_ = memory()
-    shares = ", ".join(f"{name} {value / 1e9:.2f}" for name, value in bytes_.items())
-    print(f"memory in stage 1, float32, batch {BATCH}: {sum(bytes_.values()) / 1e9:.1f} GB ({shares})")
+        print(f"{name:10}  {total / 1e15:6.1f} PFLOP ({shares})  {duration(total / rate)}")
+    parts = memory()
+    shares = ", ".join(f"{part} {value / 1e9:.2f}" for part, value in parts.items())
+    print(f"memory in stage 1, float32, batch {BATCH}: {sum(parts.values()) / 1e9:.1f} GB ({shares})")
 
 
 if __name__ == "__main__":

