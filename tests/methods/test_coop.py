@@ -1,25 +1,77 @@
-"""CoOp with memory: one context, trained over all classes on new pictures and exemplars."""
+"""CoOp, facts read at KaiyangZhou/CoOp, commit ff61507 (trainers/coop.py, configs/trainers/CoOp/vit_b16.yaml).
+
+- Prompt: [SOS] V_1 … V_M name . [EOS], 77 tokens, the placeholder's embeddings replaced by V; V shared by all
+  classes.
+- Text feature: the tower's output at the end-of-text token, projected, normalised; score = s · cos; cross-entropy.
+- M = 16, V from N(0, 0.02²), SGD 2e-3, batch 32, cosine, one epoch of warm-up.
+
+No class-incremental version is official; epochs, exemplars and the growing set of classes are not CoOp's.
+"""
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch.nn.functional import cross_entropy, normalize
 
 from clipcil.clip import CLIP
 from clipcil.memory.exemplars import Budget
 from clipcil.methods.coop import CoOp, CoOpConfig
-from clipcil.prompts.text import PromptTexts, encode_prompts
 from clipcil.training.trainer import Trainer, Training
 from support.features import (
     WORDS,
     FeaturePictures,
     accuracy,
-    assert_batch_invariant,
-    assert_survives_checkpoint,
     learn_all,
     make_tasks,
     make_test,
 )
+
+
+def test_score_is_the_reference(tiny_clip: CLIP) -> None:
+    """Every class by itself: "name." is tokenised, the context put before it, nothing is cut or shared."""
+    config = CoOpConfig(train=Training(epochs=1, optimizer="sgd"), context_length=3, memory=Budget(2, "class"))
+    torch.manual_seed(0)
+    method = learn_all(CoOp(config, tiny_clip, Trainer()), make_tasks(tiny_clip, [2, 2]))
+    assert isinstance(method, CoOp)
+    pictures, model = make_test(tiny_clip, 4, per_class=2), tiny_clip.text.text_model
+    texts = []
+    for name in method.names:
+        tokens, _ = tiny_clip.tokenizer([f"{name}."])
+        hidden = model.embeddings.token_embedding(tokens)
+        hidden = torch.cat([hidden[:, :1], method.context, hidden[:, 1:]], dim=1)
+        end = hidden.shape[1] - 1
+        hidden = hidden + model.embeddings.position_embedding.weight[: hidden.shape[1]]
+        texts.append(_encode(tiny_clip, hidden)[0, end])
+    unit = normalize(tiny_clip.text.text_projection(torch.stack(texts)), dim=-1)
+    expected = tiny_clip.logit_scale.exp() * normalize(pictures.features, dim=-1) @ unit.T
+    torch.testing.assert_close(method.logits(pictures), expected, atol=1e-3, rtol=1e-4)  # type: ignore[arg-type]
+
+
+def _encode(clip: CLIP, hidden: torch.Tensor) -> torch.Tensor:
+    """The causal text tower, one head after the other."""
+    model = clip.text.text_model
+    mask = torch.full((hidden.shape[1], hidden.shape[1]), -torch.inf).triu(1)
+    for block in model.encoder.blocks():
+        attention, normed = block.self_attn, block.layer_norm1(hidden)
+        parts = [
+            layer(normed).chunk(attention.heads, dim=2)
+            for layer in (attention.q_proj, attention.k_proj, attention.v_proj)
+        ]
+        mixed = [
+            (q @ k.transpose(1, 2) / q.shape[2] ** 0.5 + mask).softmax(2) @ v for q, k, v in zip(*parts, strict=True)
+        ]
+        hidden = hidden + attention.out_proj(torch.cat(mixed, dim=2))
+        hidden = hidden + block.mlp(block.layer_norm2(hidden))
+    return model.final_layer_norm(hidden)
+
+
+def test_recipe() -> None:
+    config = CoOpConfig()
+    assert (config.context_length, config.context_std, config.suffix) == (16, 0.02, ".")
+    assert (config.train.optimizer, config.train.lr, config.train.batch_size) == ("sgd", 2e-3, 32)
+    assert config.train.rate(0, 100) == pytest.approx(0.1)  # rises over the first of ten epochs
+
 
 QUICK = Training(epochs=4, lr=0.02, optimizer="sgd", batch_size=16)
 
@@ -39,25 +91,13 @@ def test_learns_over_all_classes(mini: CLIP) -> None:
     tasks, pictures = make_tasks(mini, [3, 1, 2]), make_test(mini, 6)
     for part in (pictures, *(task.pictures for task in tasks)):
         teach(mini, part)  # type: ignore[arg-type]
-    frozen = {name: value.clone() for name, value in mini.state_dict().items()}
     untrained = learn_all(make(mini, Training(epochs=0)), tasks)
     method = learn_all(make(mini), tasks)
     before, after = (cross_entropy(m.logits(pictures), pictures.labels) for m in (untrained, method))
     assert after < 0.5 * before
     assert accuracy(method, pictures) > accuracy(untrained, pictures)
-    assert all(torch.equal(value, frozen[name]) for name, value in mini.state_dict().items())
     assert [name for name, _ in method.named_parameters()] == ["context"]
     assert method.memory.labels.tolist() == [label for label in range(6) for _ in range(3)]
-    assert_batch_invariant(method, pictures)
-    assert_survives_checkpoint(method, make(mini), pictures)
-
-
-def test_texts_are_the_context_before_each_name(tiny_clip: CLIP) -> None:
-    method = learn_all(make(tiny_clip), make_tasks(tiny_clip, [2, 2]))
-    assert isinstance(method, CoOp)
-    texts = PromptTexts(tiny_clip, method.names, 4, ".")
-    expected = normalize(encode_prompts(tiny_clip, [texts(method.context)]), dim=-1)
-    torch.testing.assert_close(method.classifier, expected, atol=1e-4, rtol=1e-4)
 
 
 def test_exemplars_take_part_in_training(tiny_clip: CLIP) -> None:

@@ -1,80 +1,96 @@
-"""L2P: each picture's nearest prompts, keys drawn to queries, a loss over the task's classes alone."""
+"""L2P, facts read at google-research/l2p, commit dd8836e (models/prompt.py, libml/losses.py, configs/cifar100_l2p.py).
+
+- Keys and queries are L2-normalised; the `top_k` largest products choose; the chosen prompts, each `length` tokens,
+  stand one after the other among the tokens that the first layer reads.
+- Pull term: the sum of the products of the chosen unit keys with the unit query, over all pictures, divided by the
+  batch.
+- Cross-entropy over a head of all classes with the logits of other tasks at −∞; total = cross-entropy − 1.0 · pull.
+- Prompts and keys start from flax's `uniform()`, that is U[0, 0.01); the head's kernel starts at zero.
+- 16 pictures per device, eight devices (README); rate = 0.03 × global batch / 256, constant; 5 epochs; clip norm 1.
+
+The code lets a batch vote on its prompts. Without the vote (its own option), which is what we do at test and by
+default:
+"""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Literal
 
 import pytest
 import torch
-from torch.nn.functional import cosine_similarity
+from torch import Tensor
+from torch.nn.functional import cross_entropy
 
-from clipcil.errors import UserError
 from clipcil.methods.l2p import L2P, L2PConfig
 from clipcil.prompts.visual import choose, cosine
 from clipcil.training.trainer import Trainer
-from support.visual_stream import FAST, Recorder, all_tests, assert_rows_stand_alone, encode_by_hand, learnt, project
-from support.visual_stream import stream as make_stream
-from support.visual_stream import tower as make_tower
+from support.visual_stream import FAST, Recorder, all_tests, encode_by_hand, learnt, project, stream, tower
+
+POOL, LENGTH, TOP = 6, 2, 3
+
+
+def unit(x: Tensor) -> Tensor:
+    return x * torch.rsqrt((x * x).sum(-1, keepdim=True).clamp(min=1e-12))
+
+
+@pytest.mark.parametrize("read", ["class", "prompts"])
+def test_score_and_loss_are_the_reference(read: Literal["class", "prompts"]) -> None:
+    clip, session = tower(), Recorder()
+    torch.manual_seed(0)
+    config = L2PConfig(train=FAST, pool=POOL, length=LENGTH, top_k=TOP, head_input=read)
+    method = L2P(config, clip, session)
+    tasks = stream(clip).tasks()
+    method.learn(next(tasks))
+    task = next(tasks)
+    method.learn(task)  # the recorder trains nothing
+    with torch.no_grad():
+        for parameter in method.parameters():
+            parameter.normal_()
+    rows = torch.tensor([1, 8, 4, 6])
+    batch = task.pictures[rows]
+    weight, bias = torch.cat(list(method.head.weights)), torch.cat(list(method.head.biases))
+
+    similarity = (unit(method.keys) @ unit(batch.features).T).T  # (B, N)
+    chosen = similarity.topk(TOP, dim=1).indices
+    prompt = method.prompts[chosen].reshape(4, TOP * LENGTH, -1)
+    tokens = [encode_by_hand(clip, x, p) for x, p in zip(batch.pixels, prompt, strict=True)]
+    if read == "class":
+        features = torch.stack([project(clip, each) for each in tokens])
+    else:
+        norm = clip.vision.vision_model.post_layernorm
+        features = torch.stack([norm(each[1 : 1 + TOP * LENGTH]).mean(0) for each in tokens])
+    logits = features @ weight.T + bias
+    with torch.no_grad():
+        torch.testing.assert_close(method.logits(batch), logits, atol=1e-4, rtol=1e-4)
+
+    pull = (unit(method.keys)[chosen] * unit(batch.features)[:, None]).sum() / 4
+    masked = logits.clone()
+    masked[:, :3] = -torch.inf
+    torch.testing.assert_close(session.loss(rows), cross_entropy(masked, batch.labels) - 1.0 * pull)
+
+
+def test_start_and_recipe_are_the_authors() -> None:
+    config = L2PConfig()
+    method = L2P(config, tower(), Recorder())
+    for started in (method.prompts, method.keys):
+        assert float(started.min()) >= 0 and 0.009 < float(started.max()) < 0.01
+    method.grow(["a", "b"])
+    assert all(not p.any() for p in method.head.parameters())
+    assert (method.prompts.shape[:2], config.top_k, config.pull) == ((10, 10), 4, 1.0)
+    assert (config.train.lr, config.train.batch_size) == (0.03 * 8 * 16 / 256, 8 * 16)
+    assert (config.train.epochs, config.train.schedule, config.train.clip_norm) == (5, "constant", 1)
+
 
 CONFIG = L2PConfig(train=FAST, pool=6, length=2, top_k=3, pull=0.1, prompt_range=(-1.0, 1.0), key_range=(-1.0, 1.0))
 
 
-def nearest_prompts(method: L2P, query: torch.Tensor) -> list[int]:
-    near = [float(cosine_similarity(query, key, dim=0)) for key in method.keys]
-    return sorted(range(len(near)), key=lambda i: -near[i])[: method.config.top_k]
-
-
-@pytest.mark.parametrize("head_input", ["class", "prompts"])
-def test_scores_are_those_of_each_picture_prompted_by_hand(head_input: str) -> None:
-    clip = make_tower()
-    source = make_stream(clip)
-    method = learnt(L2P, replace(CONFIG, head_input=head_input), clip, source)
-    assert isinstance(method, L2P)
-    pictures = all_tests(source)[:12]
-    weight, bias = torch.cat(list(method.head.weights)), torch.cat(list(method.head.biases))
-    with torch.no_grad():
-        scores = method.logits(pictures)
-        for row in range(len(pictures)):
-            chosen = nearest_prompts(method, pictures.features[row])
-            tokens = encode_by_hand(clip, pictures.pixels[row], torch.cat([method.prompts[i] for i in chosen]))
-            if head_input == "class":
-                feature = project(clip, tokens)
-            else:
-                feature = torch.stack([clip.vision.vision_model.post_layernorm(t) for t in tokens[1:7]]).mean(0)
-            torch.testing.assert_close(scores[row], weight @ feature + bias, atol=1e-5, rtol=1e-4)
-
-
-def test_loss_is_cross_entropy_over_the_task_minus_the_pull() -> None:
-    clip = make_tower()
-    recorder = Recorder()
-    torch.manual_seed(0)
-    method = L2P(CONFIG, clip, recorder)
-    for task in make_stream(clip).tasks():
-        method.learn(task)
-        if task.index == 0:
-            continue
-        for parameter in method.head.parameters():
-            parameter.normal_()
-        rows = torch.tensor([3, 0, 7, 8])
-        expected = 0.0
-        for row in rows.tolist():
-            picture = task.pictures[row : row + 1]
-            chosen = nearest_prompts(method, picture.features[0])
-            logits = method.logits(picture)[0]
-            own = logits.clone()
-            own[:3] = -torch.inf  # the classes of the first task
-            near = sum(float(cosine_similarity(picture.features[0], method.keys[i], dim=0)) for i in chosen)
-            expected += float(-own.log_softmax(0)[picture.labels[0]]) - CONFIG.pull * near
-        assert float(recorder.loss(rows)) == pytest.approx(expected / 4, abs=1e-5)
-        return
-
-
-def test_chosen_keys_are_pulled_to_the_queries_and_the_others_stay() -> None:
-    clip = make_tower()
-    source = make_stream(clip)
+def test_chosen_keys_are_pulled_to_the_queries_and_the_others_stay_with_their_prompts() -> None:
+    clip = tower()
+    source = stream(clip)
     torch.manual_seed(0)
     method = L2P(replace(CONFIG, key_range=(-0.1, 0.1)), clip, Trainer())
-    before = method.keys.detach().clone()
+    before, prompts = method.keys.detach().clone(), method.prompts.detach().clone()
     tasks = source.tasks()  # held: a stream that is dropped shuts its pictures
     task = next(tasks)
     queries = task.pictures.features
@@ -86,44 +102,15 @@ def test_chosen_keys_are_pulled_to_the_queries_and_the_others_stay() -> None:
     never = [i for i in range(6) if i not in chosen and i not in after]
     assert never
     assert torch.equal(method.keys[never], before[never])
-
-
-def test_only_chosen_prompts_train() -> None:
-    clip = make_tower()
-    source = make_stream(clip)
-    torch.manual_seed(0)
-    method = L2P(CONFIG, clip, Trainer())
-    before, keys = method.prompts.detach().clone(), method.keys.detach().clone()
-    tasks = source.tasks()  # held: a stream that is dropped shuts its pictures
-    task = next(tasks)
-    chosen = choose(cosine(task.pictures.features, keys), 3).unique().tolist()
-    method.learn(task)
-    moved = [i for i in range(6) if not torch.equal(method.prompts[i], before[i])]
-    assert set(chosen) <= set(moved)
-    assert len(moved) < 6
-
-
-def test_a_picture_is_scored_for_itself_and_the_tower_stays() -> None:
-    clip = make_tower()
-    weights = {key: value.clone() for key, value in clip.state_dict().items()}
-    source = make_stream(clip)
-    method = learnt(L2P, replace(CONFIG, vote_in_training=True), clip, source)
-    assert_rows_stand_alone(method, all_tests(source))
-    assert all(torch.equal(value, weights[key]) for key, value in clip.state_dict().items())
-    assert not any(parameter.requires_grad for parameter in method.parameters())
+    assert torch.equal(method.prompts[never], prompts[never]) and not torch.equal(method.prompts, prompts)
 
 
 def test_it_learns() -> None:
-    clip = make_tower()
-    source = make_stream(clip, (4, 4))
+    clip = tower()
+    source = stream(clip, (4, 4))
     method = learnt(L2P, replace(CONFIG, train=replace(FAST, epochs=15)), clip, source, 2)
     pictures = all_tests(source)
     with torch.no_grad():
         scores = method.logits(pictures)
     own = torch.where(pictures.labels < 4, scores[:, :4].argmax(1), 4 + scores[:, 4:].argmax(1))
     assert (own == pictures.labels).float().mean() > 0.8  # told the task, chance is 0.25
-
-
-def test_a_pool_smaller_than_the_choice_is_refused() -> None:
-    with pytest.raises(UserError, match="'pool' is 4; it must be at least top_k"):
-        L2PConfig(pool=4, top_k=5)

@@ -80,11 +80,6 @@ def test_one_picture_of_every_class_chooses_nothing_and_more_of_them_do(tiny_cli
     assert float(method.penalty) != 1 and float(method.sharpness) != SHARPNESS
 
 
-def test_tuning_what_it_does_not_read_is_refused() -> None:
-    with pytest.raises(UserError, match="'tuned' is 'projection'"):
-        RanPACAdaptedConfig(tuned="projection")  # type: ignore[arg-type]
-
-
 def test_the_penalty_is_the_best_of_plain_fits(tiny_clip: CLIP) -> None:
     method = make(tiny_clip)
     method.grow(["a", "b", "c"])

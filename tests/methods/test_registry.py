@@ -6,6 +6,7 @@ from importlib.metadata import EntryPoint
 
 import pytest
 
+from clipcil.errors import UserError
 from clipcil.methods import registry
 from clipcil.methods.base import Method
 from clipcil.methods.zero_shot import ZeroShot
@@ -37,3 +38,20 @@ def test_a_class_of_another_module_does_not_replace_a_method_by_bearing_its_clas
     assert registry.find_method("zero-shot") is ZeroShot
     again = type("ZeroShot", (ZeroShot,), {"__module__": ZeroShot.__module__})  # as a cell of a notebook run again
     assert registry.register(again) is registry.find_method("zero-shot")
+
+
+@pytest.mark.parametrize(
+    ("name", "option", "value"),
+    [
+        ("l2p", "pool", 3),  # fewer than top_k
+        ("dualprompt", "expert_layers", (-1,)),
+        ("coda-prompt", "length", 5),
+        ("clap4clip", "test_seed", 2**64),
+        ("rapf", "fusion", 1.5),
+        ("ranpac-adapted", "tuned", "projection"),  # the features it reads are those before the projection
+        ("dmc", "template", "a photo"),
+    ],
+)
+def test_options_declare_what_they_take(name: str, option: str, value: object) -> None:
+    with pytest.raises(UserError, match=option):
+        registry.find_method(name).Config(**{option: value})

@@ -139,16 +139,6 @@ def test_fewer_bytes_than_dmc_ot(mini: CLIP, data: Dataset, cache: Path) -> None
     assert ours.memory.limit * (ours.memory.codes.shape[1] + 4 * len(ours.memory.sizes)) < 8 * dim * dim
 
 
-def test_it_says_that_it_keeps_features_of_the_pictures_it_was_taught(tiny_clip: CLIP) -> None:
-    """The card of a model tells people what its weights hold."""
-    method = Strata(StrataConfig(random_features=50), tiny_clip, Trainer())
-    pictures = made_up(tiny_clip, [0, 1], [0, 1])
-    method.learn(Task(0, ["dog", "cat"], pictures))  # type: ignore[arg-type]
-    places = method.memory.find(pictures.levels, pictures.labels)
-    torch.testing.assert_close(method.memory.rows()[places], method.memory.unit(pictures.levels), atol=0.01, rtol=0)
-    assert method.keeps_exemplars
-
-
 def test_with_one_picture_a_class_every_head_has_its_say(cache: Path) -> None:
     """No picture can be left out then; with weights of 1 the texts, whose logits are the largest, decided alone."""
     last = {}

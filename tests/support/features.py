@@ -68,28 +68,3 @@ def accuracy(method: Method, pictures: FeaturePictures) -> float:
     with torch.no_grad():
         guess = method.logits(pictures).argmax(1)  # type: ignore[arg-type]
     return float((guess == pictures.labels).float().mean())
-
-
-@torch.no_grad()
-def assert_batch_invariant(method: Method, pictures: FeaturePictures) -> None:
-    """Equal logits for batches of 1, 7 and 64 and for shuffled order, to 1e-5 of the largest score."""
-    whole = method.logits(pictures)  # type: ignore[arg-type]
-    close = {"atol": 1e-5 * max(1.0, float(whole.abs().max())), "rtol": 1e-5}
-    assert whole.shape == (len(pictures), method.seen)
-    for size in (1, 7, 64):
-        parts = torch.cat([method.logits(batch) for batch in pictures.batches(size)])  # type: ignore[arg-type]
-        torch.testing.assert_close(parts, whole, **close)
-    order = torch.randperm(len(pictures), generator=torch.Generator().manual_seed(5))
-    torch.testing.assert_close(method.logits(pictures[order]), whole[order], **close)  # type: ignore[arg-type]
-
-
-def assert_survives_checkpoint(method: Method, fresh: Method, pictures: FeaturePictures) -> None:
-    """A fresh method, grown and filled from the state of `method`, gives the same logits to the bit."""
-    start = 0
-    for size in method.sizes:
-        fresh.grow(method.names[start : start + size])
-        start += size
-    fresh.load_state_dict({key: value.clone() for key, value in method.state_dict().items()})
-    fresh.eval()
-    with torch.no_grad():
-        assert torch.equal(method.logits(pictures), fresh.logits(pictures))  # type: ignore[arg-type]

@@ -63,18 +63,6 @@ def all_tests(source: TaskStream) -> Pictures:
     return source._reader.open(dataset.test)
 
 
-def assert_rows_stand_alone(method: Method, pictures: Pictures) -> None:
-    """Scores of a picture are the same alone, in sevens, in one batch of 64, and among shuffled others."""
-    with torch.no_grad():
-        whole = method.logits(pictures[:64])
-        for size in (1, 7):
-            parts = torch.cat([method.logits(batch) for batch in pictures[:64].batches(size)])
-            torch.testing.assert_close(parts, whole, atol=1e-5, rtol=0)
-        order = torch.randperm(64)
-        shuffled = torch.cat([method.logits(batch) for batch in pictures[:64][order].batches(7)])
-        torch.testing.assert_close(shuffled, whole[order], atol=1e-5, rtol=0)
-
-
 class Recorder(Trainer):
     """Trains nothing and keeps the loss of the last stage, so that a test can call it with rows."""
 
