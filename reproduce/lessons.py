@@ -1,19 +1,15 @@
-"""Figures for `docs/people.md`: which score tells unknown pictures, lessons on real pictures, speed of predict.
+"""Figures for `docs/people.md`: which score tells unknown pictures, and lessons on real pictures.
 
 python -m reproduce.lessons unknown [METHOD]     80 emoji classes learnt in four lessons, 20 never seen
-python -m reproduce.lessons cub FOLDER [METHOD]  FOLDER/images of CUB-200: 5 lessons of 20 classes
 python -m reproduce.lessons folder FOLDER N [METHOD…]
                                                   any folder of class folders, such as Caltech-101: 40 classes in five
                                                   lessons, N pictures each; 10 new pictures of each and of 20 others
-python -m reproduce.lessons speed                one picture, and a folder of 1,000
 """
 
 from __future__ import annotations
 
 import random
-import resource
 import sys
-import tempfile
 import time
 from math import nan
 from pathlib import Path
@@ -66,24 +62,6 @@ def unknown(method: str = "dmc-ot") -> None:
     report(model, [(data.classes[label], data.test.image(row)) for row, label in enumerate(labels)])
 
 
-def cub(folder: str, method: str = "dmc-ot") -> None:
-    folders = sorted((Path(folder) / "images").iterdir())
-    random.Random(0).shuffle(folders)
-    model, asked = clipcil.Classifier(method), []
-    for first in range(0, 100, 20):
-        lesson = {}
-        for path in folders[first : first + 20]:
-            files = sorted(path.iterdir())
-            random.Random(1).shuffle(files)
-            name = path.name[4:].replace("_", " ")
-            lesson[name] = files[:-10]
-            asked += [(name, file) for file in files[-10:]]
-        told = model.learn(lesson)
-        print(f"held-out accuracy {told.accuracy:.1%}, threshold {told.calibration.threshold or 0:.3f}", flush=True)
-    asked += [("", file) for path in folders[100:150] for file in sorted(path.iterdir())[:5]]
-    report(model, asked)
-
-
 def folder(root: str, pictures: str, *methods: str) -> None:
     """What a model says of itself beside what new pictures say, for each method."""
     folders = [path for path in sorted(Path(root).iterdir()) if path.is_dir()]
@@ -110,34 +88,9 @@ def folder(root: str, pictures: str, *methods: str) -> None:
         )
 
 
-def speed() -> None:
-    data = open_dataset("emoji")
-    model = clipcil.Classifier("simplecil")
-    model.learn({name: [data.train.image(row)] for row, name in ((0, "a"), (1, "b"))})
-    image = data.train.image(2).resize((640, 480))
-    model.predict([image])
-    times = []
-    for _ in range(20):
-        start = time.perf_counter()
-        model.predict([image])
-        times.append(time.perf_counter() - start)
-    print(f"one picture: {1000 * sorted(times)[10]:.0f} ms (median of 20)")
-    with tempfile.TemporaryDirectory() as folder:
-        files = [Path(folder) / f"{number}.jpg" for number in range(1000)]
-        for file in files:
-            image.save(file)
-        peak = {}
-        for count in (200, 1000):
-            start = time.perf_counter()
-            found = sum(1 for _ in model.predict_stream(files[:count]))
-            seconds = time.perf_counter() - start
-            peak[count] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-            print(f"{found} JPEGs of 640×480: {found / seconds:.0f} pictures/s, peak memory {peak[count]:.0f} MB")
-
-
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    tasks = {"unknown": unknown, "cub": cub, "folder": folder, "speed": speed}
+    tasks = {"unknown": unknown, "folder": folder}
     if len(sys.argv) < 2 or sys.argv[1] not in tasks:
         sys.exit(__doc__)
     tasks[sys.argv[1]](*sys.argv[2:])  # type: ignore[operator]

@@ -7,7 +7,7 @@
 For maintainers; the package itself needs none of this. It needs `npm` (only to download the packages named below), and
 the Python packages named above, so either install those or run it with a runner that reads the block above:
 
-    python reproduce/make_emoji.py DOWNLOADS [--out src/clipcil/data/emoji] [--sheet sheet.png]
+    python reproduce/make_emoji.py DOWNLOADS [--out src/clipcil/data/emoji]
 
 Tarballs missing from the folder DOWNLOADS (190 MB together) are fetched by `npm pack name@version`. The versions are
 pinned and nothing depends on time or order, so the same versions of the Python packages write the same bytes.
@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 import resvg_py
-from PIL import Image, ImageDraw
+from PIL import Image
 
 SIZE = 64
 
@@ -216,33 +216,12 @@ def write_parquet(pictures: dict[tuple[str, str], Image.Image], path: Path) -> N
     print(f"{path}: {len(names)} classes × {len(STYLES)} styles, {path.stat().st_size / 1e6:.2f} MB")
 
 
-def write_sheet(pictures: dict[tuple[str, str], Image.Image], path: Path) -> None:
-    """A contact sheet to look at: two columns of classes, a row each, test pictures underlined."""
-    names, half = list(classes()), -(-len(classes()) // 2)
-    row, text = SIZE + 4, 90
-    sheet = Image.new("RGB", (2 * (text + row * len(STYLES)), half * row), "white")
-    draw = ImageDraw.Draw(sheet)
-    for label, name in enumerate(names):
-        left, top = (label // half) * (text + row * len(STYLES)), (label % half) * row
-        draw.text((left + 4, top + SIZE // 2 - 6), name, "black")
-        for column, style in enumerate(STYLES):
-            corner = left + text + column * row
-            sheet.paste(pictures[name, style.name], (corner, top))
-            if style.name in tested(label):
-                draw.line((corner, top + SIZE + 1, corner + SIZE, top + SIZE + 1), "red", 2)
-    sheet.save(path)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("downloads", type=Path, help="folder of the npm tarballs; missing ones are downloaded into it")
     parser.add_argument("--out", type=Path, default=Path("src/clipcil/data/emoji"), help="folder to write to")
-    parser.add_argument("--sheet", type=Path, help="also write a contact sheet (PNG) here")
     options = parser.parse_args()
-    pictures = collect(options.downloads)
-    write_parquet(pictures, options.out / "emoji.parquet")
-    if options.sheet:
-        write_sheet(pictures, options.sheet)
+    write_parquet(collect(options.downloads), options.out / "emoji.parquet")
 
 
 if __name__ == "__main__":
