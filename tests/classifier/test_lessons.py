@@ -161,13 +161,6 @@ def test_the_default_measures_by_leaving_one_out_where_a_class_has_two_pictures(
     assert sum(single.predict(found[1]).name == name for name, found in data.items()) >= 2
 
 
-def test_one_class_warns() -> None:
-    lesson = clipcil.Classifier("simplecil").learn(pictures(["ant"]))
-    assert lesson.warnings == [
-        "the model knows one class, so it predicts 'ant' for every picture; teach it another class"
-    ]
-
-
 def test_counting_answers() -> None:
     answers = [
         Answer("cat", "cat", 0.9),

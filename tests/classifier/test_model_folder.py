@@ -16,7 +16,6 @@ from clipcil.classifier.folder import read_model
 from clipcil.classifier.load import summarise
 from clipcil.clip.loading import MINI_1
 from clipcil.errors import UserError
-from clipcil.storage import run_lock
 from support.lessons import pictures
 
 
@@ -54,15 +53,6 @@ def test_the_features_that_a_model_is_made_of_are_told(tmp_path: Path) -> None:
     kept = sum(known["pictures"] for known in summarise(tmp_path / "m")["classes"])
     assert summarise(tmp_path / "m")["exemplars_kept"] == kept > 0
     assert "features of training pictures" in (tmp_path / "m" / "README.md").read_text()
-
-
-def test_saving_again_keeps_one_set_of_weights(model: clipcil.Classifier, tmp_path: Path) -> None:
-    model.save(tmp_path / "m")
-    other = clipcil.load(tmp_path / "m")
-    other.learn(pictures(["apple"]))
-    other.save(tmp_path / "m")
-    assert len(list((tmp_path / "m").glob("weights*"))) == 1
-    assert clipcil.load(tmp_path / "m").classes == ["airplane", "ant", "apple"]
 
 
 @pytest.mark.parametrize("step", ["weights-", "README.md", "model.toml"])
@@ -138,31 +128,6 @@ def test_a_weights_name_cannot_lead_outside(model: clipcil.Classifier, tmp_path:
     edit(tmp_path / "m", name, f"../{name}")
     with pytest.raises(UserError, match="not the name of a weights file"):
         clipcil.load(tmp_path / "m")
-
-
-def test_two_learners(model: clipcil.Classifier, tmp_path: Path) -> None:
-    folder = tmp_path / "m"
-    model.save(folder)
-    with run_lock(folder), pytest.raises(UserError, match="in use"):
-        model.save(folder)
-    one, two = clipcil.load(folder), clipcil.load(folder)
-    one.rename("ant", "fire ant")
-    one.learn(pictures(["apple"]))
-    one.save(folder)
-    two.learn(pictures(["bee"]))
-    with pytest.raises(UserError, match="changed by another"):
-        two.save(folder)
-    two.save(tmp_path / "other")
-
-
-def test_no_stranger_is_overwritten(model: clipcil.Classifier, tmp_path: Path) -> None:
-    (tmp_path / "photos").mkdir()
-    (tmp_path / "photos" / "a.txt").write_text("mine")
-    with pytest.raises(UserError, match="holds other things"):
-        model.save(tmp_path / "photos")
-    assert (tmp_path / "photos" / "a.txt").read_text() == "mine"
-    with pytest.raises(UserError, match="learnt nothing"):
-        clipcil.Classifier("simplecil").save(tmp_path / "empty")
 
 
 def test_nothing_is_pickled(model: clipcil.Classifier, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

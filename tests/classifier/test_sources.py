@@ -194,7 +194,6 @@ def test_python_conveniences(tmp_path: Path) -> None:
         (lambda model, data: clipcil.Experiment("simplecil", data=data), "data is of type dict"),
         (lambda model, data: clipcil.Experiment("simplecil", data="x" * 5000), "there is no dataset 'xxx"),
         (lambda model, data: clipcil.Experiment("dmc", settings=["beta"]), "settings must be a mapping"),
-        (lambda model, data: clipcil.Experiment("dmc", tasks=10, increment=1), "not both"),
     ],
 )
 def test_likely_mistakes_in_python_are_one_line(taught: Any, call: Callable[[Any, Any], object], message: str) -> None:

@@ -17,7 +17,6 @@ from clipcil.classifier import folder as model_folder
 from clipcil.classifier.folder import read_model, restore_previous, write_model
 from clipcil.classifier.held_out import HeldOut
 from clipcil.classifier.load import summarise
-from clipcil.classifier.scoring import Calibration
 from clipcil.classifier.small_pictures import SmallPictures
 from clipcil.classifier.state import Facts, KnownClass, LessonRecord, ModelState, TaughtPictures
 from clipcil.cli import main
@@ -93,15 +92,6 @@ def test_switching_small_pictures_off_leaves_what_is_not_ours(folder: Path) -> N
     small.switch(False)
 
 
-def test_a_lesson_does_not_switch_small_pictures_on_again(folder: Path) -> None:
-    """They are switched off while a lesson ends, which has seen that they were on."""
-    small = SmallPictures(folder)
-    small.switch(True)
-    small.switch(False)
-    small.add("red", [b"picture"])
-    assert not small.on and small.count == 0
-
-
 @pytest.mark.parametrize(
     "change",
     [
@@ -133,15 +123,6 @@ def test_showing_weights_of_any_shape_is_one_line(folder: Path, key: str) -> Non
 def test_the_accuracy_shown_is_that_of_the_classes_there_are(folder: Path) -> None:
     edit(folder, {"history": [vars(LessonRecord("now", 3, 0, 9, 3, held_out=12, right=2))]})  # before one was forgotten
     assert summarise(folder)["accuracy"] == 6 / 8
-
-
-def test_one_class_is_not_blamed_on_too_few_pictures(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    told = facts("red")
-    told.calibration = Calibration(1.0, None, pictures=100)
-    write_model(folder, ModelState(told, {"x": torch.zeros(1)}))
-    main(["show", str(folder)])
-    assert "'none of these': the model knows one class" in capsys.readouterr().out
-    assert "the model knows one class" in (folder / "README.md").read_text()
 
 
 def test_names_are_shown_as_they_are(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -30,6 +30,26 @@ def why_never_unknown(how: Calibration) -> str:
     return "too few pictures are kept for evaluation" if few else "the model knows one class"
 
 
+CARD = """# A clipcil model
+
+Method {method} on backbone {backbone}, seed {seed}. {classes} classes from {pictures} pictures in {lessons} lessons. \
+{kept}
+
+{threshold}
+
+```
+clipcil predict . picture.jpg
+clipcil learn . more-pictures/
+```
+
+It distinguishes only these classes. It was not evaluated for use on people, or where mistakes do harm.
+
+| class | learnt | pictures |
+|---|---|---|
+{rows}
+"""
+
+
 def model_card(facts: Facts) -> str:
     """Markdown: what the model knows, how it was made, what it holds of pictures, how to use it."""
     kind = find_method(facts.method)
@@ -53,27 +73,16 @@ def model_card(facts: Facts) -> str:
         else f"Its weights hold no picture: {kept_statistics(kind) or 'what was trained'}, and the features of pictures"
         " kept for evaluation."
     )
-    return "\n".join(
-        [
-            "# A clipcil model",
-            "",
-            f"Method {kind.title} on backbone `{facts.backbone}` ({facts.fingerprint}), seed {facts.seed}. {len(rows)}"
-            f" classes from {pictures} pictures in {facts.lessons} lessons. {kept}",
-            "",
-            threshold + accuracy,
-            "",
-            "```",
-            "clipcil predict . picture.jpg",
-            "clipcil learn . more-pictures/",
-            "```",
-            "",
-            "It distinguishes only these classes. It was not evaluated for use on people, or where mistakes do harm.",
-            "",
-            "| class | learnt | pictures |",
-            "|---|---|---|",
-            *rows,
-            "",
-        ]
+    return CARD.format(
+        method=kind.title,
+        backbone=f"`{facts.backbone}` ({facts.fingerprint})",
+        seed=facts.seed,
+        classes=len(rows),
+        pictures=pictures,
+        lessons=facts.lessons,
+        kept=kept,
+        threshold=threshold + accuracy,
+        rows="\n".join(rows),
     )
 
 

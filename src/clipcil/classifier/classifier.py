@@ -187,16 +187,8 @@ class Classifier:
         return lesson
 
     def preview(self, source: Source, *, subfolders: bool = False, on_progress: Progress | None = None) -> Lesson:
-        """What `learn` would learn from these pictures; nothing is learnt.
-
-        Args:
-            source: As for `learn`.
-            subfolders: As for `learn`.
-            on_progress: As for `learn`.
-
-        Returns:
-            A lesson without evaluation; its `unreadable` would be refused, or left out with `skip_broken`.
-        """
+        """What `learn` would learn: a lesson without evaluation, which names the `unreadable` pictures. Other pictures
+        that `learn` would refuse raise the same `UserError`."""
         dataset, lesson = read_source(source, subfolders), Lesson()
         with self._monitor.watching(on_progress, None):
             dataset, lesson.unreadable = drop_broken(dataset, self._monitor.progress)
@@ -245,11 +237,7 @@ class Classifier:
         return found[0] if one else found
 
     def predict_proba(self, pictures: Any) -> np.ndarray:
-        """Probabilities (number of pictures, number of classes), columns in the order of `classes`.
-
-        Args:
-            pictures: As for `predict`; one picture gives one row.
-        """
+        """Probabilities (number of pictures, number of classes), columns in the order of `classes`."""
         rows = []
         for _, scores in self.learner.scores(as_list(pictures)[0]):
             if isinstance(scores, UserError):
@@ -258,16 +246,12 @@ class Classifier:
         return torch.stack(rows).numpy() if rows else np.zeros((0, len(self.classes)))
 
     def test(self, source: Source, *, subfolders: bool = False, on_progress: Progress | None = None) -> Evaluation:
-        """Evaluate the model on labelled pictures.
+        """Evaluate the model on labelled pictures; classes that it does not know count as unknown pictures.
 
         Args:
-            source: As for `learn`. Classes that the model does not know count as unknown pictures.
+            source: As for `learn`.
             subfolders: As for `learn`.
             on_progress: As for `learn`.
-
-        Returns:
-            Accuracy with its interval, each class, confused pairs, false alarms and misses of "none of these", the
-            mistakes, and the pictures that cannot be read.
         """
         dataset = read_source(source, subfolders)
         known, found = self.classes, self.learner.facts.find(dataset.classes)
@@ -284,14 +268,7 @@ class Classifier:
         return replace(evaluate_answers(answers, known), unreadable=unreadable)
 
     def score(self, source: Source) -> float:
-        """The accuracy on pictures of known classes: the share whose likeliest class is the true one.
-
-        Args:
-            source: As for `learn`.
-
-        Raises:
-            UserError: None of the pictures is of a class that the model knows.
-        """
+        """The accuracy on pictures of known classes: the share whose likeliest class is the true one."""
         accuracy = self.test(source).accuracy
         if accuracy is None:
             raise UserError("none of these pictures can be read and is of a class that the model knows")
@@ -300,15 +277,11 @@ class Classifier:
     def predict_stream(self, pictures: Iterable[Any], top: int = 5) -> Iterator[tuple[Any, Prediction]]:
         """Each picture with its prediction, one after another: memory does not grow with their number.
 
+        A picture that cannot be read gives a prediction with an `error`.
+
         Args:
             pictures: Pictures as for `predict`, in any number.
             top: Number of classes to return.
-
-        Yields:
-            The picture and its prediction; a picture that cannot be read gives a prediction with an `error`.
-
-        Raises:
-            UserError: The model has learnt nothing, or `top` is below 1.
         """
         if not isinstance(top, int) or top < 1:
             raise UserError(f"top is {top!r}; ask for 1 class or more")
@@ -320,14 +293,7 @@ class Classifier:
                 yield picture, rank(scores.logits, scores.novelty, names, top, how)
 
     def forget(self, name: str) -> None:
-        """Remove a class, with everything that was kept of it.
-
-        Args:
-            name: The class, in any case.
-
-        Raises:
-            UserError: There is no such class, it is the only one, or the method cannot forget.
-        """
+        """Remove a class (its name in any case), with everything that was kept of it. Not every method can do this."""
         index = self.learner.facts.need(name)
         if len(self.classes) == 1:
             raise UserError(f"'{name}' is the only class of the model; delete the model instead")
@@ -335,15 +301,7 @@ class Classifier:
             self.learner.forget(index)
 
     def rename(self, old: str, new: str) -> None:
-        """Rename a class. The text in its prompt stays the one it was taught with, so no score changes.
-
-        Args:
-            old: The class, in any case.
-            new: Its new name.
-
-        Raises:
-            UserError: There is no class `old`, or there is another class `new`.
-        """
+        """Rename a class. The text in its prompt stays the one it was taught with, so no score changes."""
         index, taken = self.learner.facts.need(old), self.learner.facts.find([new])[0]
         if not clean_name(new):
             raise UserError("the new name is empty; give the class a name")
@@ -359,21 +317,14 @@ class Classifier:
         return self._previous is not None
 
     def undo(self) -> None:
-        """Undo the last change: a lesson, a forgotten class or a new name. Only one change can be undone.
-
-        Raises:
-            UserError: There is nothing to undo.
-        """
+        """Undo the last change: a lesson, a forgotten class or a new name. Only one change can be undone."""
         if self._previous is None:
             raise UserError("there is no change to take back; the model before the last change is kept until the next")
         self.learner.restore(self._previous)
         self._previous = None
 
     def save(self, folder: str | Path) -> None:
-        """Write the model to `folder` atomically.
-
-        Args:
-            folder: A folder that is new, empty or holds a model, which is replaced.
+        """Write the model to `folder` atomically: a folder that is new, empty or holds a model, which is replaced.
 
         Raises:
             UserError: The folder holds something else, is in use, or was changed by another process since `load`.

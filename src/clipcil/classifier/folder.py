@@ -52,7 +52,6 @@ def hold_model(folder: Path) -> Iterator[None]:
     """
     refuse_other_folders(folder)
     with run_lock(folder):
-        refuse_other_folders(folder)  # again, now that no other process can change it
         sweep(folder)
         yield
 
@@ -117,7 +116,6 @@ def write_model(folder: Path, state: ModelState, *, keep_previous: bool = False)
     With `keep_previous` the model that was there is kept for `restore_previous`; otherwise nothing of it is left, nor
     of the one before it. The caller holds the lock.
     """
-    refuse_other_folders(folder)
     for key, value in state.tensors.items():
         if value.is_floating_point() and not bool(torch.isfinite(value).all()):
             raise UserError(f"the model is not written: its '{key}' holds a NaN or an infinity")

@@ -34,13 +34,10 @@ LEFT_OUT = 20
 
 
 def split_held_out(labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Choose a tenth of each class, at least one and at most `MOST`, spread evenly over its pictures.
+    """Rows to train on and rows held out, by the class (N,) of each picture.
 
-    Args:
-        labels: (N,) class of each picture.
-
-    Returns:
-        Rows to train on and rows held out. A class with fewer than `FEWEST` pictures has none held out.
+    Of each class a tenth is held out, at least one and at most `MOST` pictures, spread evenly; of a class with fewer
+    than `FEWEST` pictures none.
     """
     held = _spread(labels, lambda total: min(MOST, max(1, total // 10)) if total >= FEWEST else 0)
     return torch.nonzero(~held).flatten(), torch.nonzero(held).flatten()

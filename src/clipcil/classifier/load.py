@@ -105,11 +105,7 @@ def load_or_new(
 
 
 def summarise(folder: Path) -> dict[str, Any]:
-    """What a model knows and keeps, as values that JSON can hold; the backbone is not loaded.
-
-    Raises:
-        UserError: There is no model, or it is damaged.
-    """
+    """What a model knows and keeps, as values that JSON can hold; the backbone is not loaded."""
     facts, tensors = load_model(folder)
     prefix = HeldOut.prefix
     try:

@@ -38,12 +38,7 @@ Source = str | Path | Mapping[str, Sequence[Any]] | Dataset
 def read_source(source: Source, subfolders: bool = False) -> Dataset:
     """The pictures to learn as a dataset without a test part; nothing is decoded yet.
 
-    Args:
-        source: A folder of class folders, `{name: [pictures]}`, or a dataset.
-        subfolders: Whether a class folder may hold folders of pictures and no picture itself.
-
-    Raises:
-        UserError: It is none of these, or its folders do not look like classes.
+    With `subfolders`, a class folder may hold folders of pictures and no picture itself.
     """
     if isinstance(source, Dataset):
         present = torch.unique(source.train.labels).tolist()
@@ -82,11 +77,7 @@ def _learnable(name: str, classes: list[str], train: PictureSet, templates: tupl
 
 
 def as_list(pictures: Any) -> tuple[list[Any] | Any, bool]:
-    """One picture or many → something to iterate over, and whether it was one.
-
-    Raises:
-        UserError: An array that could be one picture or many.
-    """
+    """One picture or many → something to iterate over, and whether it was one."""
     if isinstance(pictures, str | bytes | Path | Image.Image):
         return [pictures], True
     if isinstance(pictures, np.ndarray | Tensor):

@@ -125,11 +125,7 @@ class Facts:
         return [places.get(same_name(need_text(name))) for name in names]
 
     def need(self, name: str) -> int:
-        """The class called `name`.
-
-        Raises:
-            UserError: There is none.
-        """
+        """The class called `name`; a `UserError` names the nearest where there is none."""
         index = self.find([name])[0]
         if index is None:
             raise UserError(f"the model knows no class '{name}'{nearest(name, self.names)}")
@@ -147,12 +143,7 @@ class NewerFormatError(UserError):
 
 
 def parse_facts(table: dict[str, Any]) -> Facts:
-    """The contents of a `model.toml`, checked.
-
-    Raises:
-        NewerFormatError: A later version wrote it.
-        UserError: Something is missing or impossible; the message does not name the file.
-    """
+    """The contents of a `model.toml`, checked; a `UserError` says what is wrong, without the name of the file."""
     version = re.fullmatch(r"([0-9]{1,9})(\..*)?", typed(table.get("format"), Text, "format"))
     if version is None:
         raise UserError(f"'format' is '{table['format'][:60]}'; it must be a version")
@@ -229,8 +220,7 @@ class PictureRows:
     def take(self, tensors: dict[str, Tensor], classes: int) -> Self:
         """Take the rows out of the weights of a model with so many classes; none for one of version 0.1.
 
-        Raises:
-            UserError: A column is missing or differs in type or width from that of `self`, or a class is not known.
+        A `UserError` is raised where a column is missing, or differs in type or width from that of `self`.
         """
         own = {key.removeprefix(self.prefix): tensors.pop(key) for key in list(tensors) if key.startswith(self.prefix)}
         if not own:
