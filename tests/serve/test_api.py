@@ -104,20 +104,8 @@ def test_one_broken_picture_among_good_ones(server: Server, emoji: dict[str, lis
     assert [each["classes"][0]["name"] for each in (found[0], found[2])] == ["fox", "owl"]
 
 
-def test_small_pictures_are_kept_only_when_switched_on(server: Server, emoji: dict[str, list[bytes]]) -> None:
-    small = Path(server.model["folder"]) / "small-pictures"
-    assert not small.exists()
-    assert server.call("PATCH", "/api/settings", {"keep_small_pictures": True}).json() == {"keep_small_pictures": True}
+def test_rename_and_forget(server: Server, emoji: dict[str, list[bytes]], fresh_emoji: dict[str, bytes]) -> None:
     server.teach({"tiger": emoji["tiger"]})
-    counts = {each["name"]: each["small_pictures"] for each in server.model["classes"]}
-    assert counts == {"fox": 0, "owl": 0, "rocket": 0, "tiger": 6}
-    assert server.call("GET", "/api/classes/picture", name="tiger", index=5).content[:2] == b"\xff\xd8"
-    assert server.call("GET", "/api/classes/picture", name="tiger", index=6).status_code == 404
-    server.call("PATCH", "/api/settings", {"keep_small_pictures": False})
-    assert not small.exists()
-
-
-def test_rename_and_forget(server: Server, fresh_emoji: dict[str, bytes]) -> None:
     before = server.predict(fresh_emoji["fox"])["classes"][0]
     # As `curl -d` sends it: JSON that is said to be a form.
     body, kind = json.dumps({"name": "red_fox"}).encode(), "application/x-www-form-urlencoded"
@@ -184,9 +172,12 @@ def test_small_pictures_follow_the_model(server: Server, emoji: dict[str, list[b
     def counts() -> dict[str, int]:
         return {each["name"]: each["small_pictures"] for each in server.model["classes"] if each["small_pictures"]}
 
-    folder = Path(server.model["folder"])
-    server.call("PATCH", "/api/settings", {"keep_small_pictures": True})
+    small = Path(server.model["folder"]) / "small-pictures"
+    assert not small.exists(), "none are kept until it is switched on"
+    assert server.call("PATCH", "/api/settings", {"keep_small_pictures": True}).json() == {"keep_small_pictures": True}
     server.teach({"lion": emoji["tiger"]})
+    assert server.call("GET", "/api/classes/picture", name="lion", index=5).content[:2] == b"\xff\xd8"
+    assert server.call("GET", "/api/classes/picture", name="lion", index=6).status_code == 404
     server.call("PATCH", "/api/classes", {"name": "big cat"}, name="lion")
     assert counts() == {"big cat": 6}
     server.call("POST", "/api/undo")
@@ -199,8 +190,9 @@ def test_small_pictures_follow_the_model(server: Server, emoji: dict[str, list[b
     assert counts() == {"lion": 6, "banana": 6}, "a lesson that is brought back brings them along"
     server.call("DELETE", "/api/classes", name="banana")
     server.call("DELETE", "/api/classes", name="lion")
-    assert not list((folder / "small-pictures").iterdir())
+    assert not list(small.iterdir())
     server.call("PATCH", "/api/settings", {"keep_small_pictures": False})
+    assert not small.exists()
 
 
 def test_a_picture_is_called_by_its_title(server: Server, emoji: dict[str, list[bytes]]) -> None:

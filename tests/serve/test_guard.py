@@ -14,22 +14,25 @@ from clipcil.serve.answers import Limits
 from clipcil.serve.server import Guard, is_loopback
 
 OWN = "127.0.0.1:7860"
+COOKIE = ("Cookie", "clipcil-7860=secret")
 SMALL = Limits(request_bytes=400, small_bytes=100, all_bytes=1000)
 inner: ASGIApp = PlainTextResponse("in")
 
 
-def ask(path: str = "/api/health", token: str | None = None, app: ASGIApp = inner, **how: Any) -> httpx.Response:
-    return asyncio.run(ask_guard(Guard(app, 7860, token, SMALL), path, **how))
+def ask(path: str, *headers: tuple[str, Any], token: str | None = None, **how: Any) -> httpx.Response:
+    return asyncio.run(ask_guard(Guard(inner, 7860, token, SMALL), path, *headers, **how))
 
 
-async def ask_guard(guard: Guard, path: str, method: str = "GET", host: str = OWN, **how: Any) -> httpx.Response:
+async def ask_guard(
+    guard: Guard, path: str, *headers: tuple[str, Any], method: str = "GET", host: str = OWN, **how: Any
+) -> httpx.Response:
     async with httpx.AsyncClient(transport=httpx.ASGITransport(guard), base_url=f"http://{OWN}") as client:
-        return await client.request(method, path, **{**how, "headers": {"Host": host, **how.get("headers", {})}})
+        return await client.request(method, path, headers=[("Host", host), *headers], **how)
 
 
 @pytest.mark.parametrize("host", [OWN, "localhost", "LOCALHOST:8000", "[::1]:7860", "127.0.0.2"])
 def test_on_loopback_its_names_are_hosts(host: str) -> None:
-    assert ask(host=host).status_code == 200
+    assert ask("/api/health", host=host).status_code == 200
 
 
 @pytest.mark.parametrize(
@@ -37,8 +40,8 @@ def test_on_loopback_its_names_are_hosts(host: str) -> None:
 )
 def test_other_hosts_are_refused(host: str) -> None:
     """DNS rebinding: the page of evil.example, whose name now points here, sends its own name."""
-    assert ask(host=host).status_code == 403
-    assert ask(host=host, token="secret").status_code == 401, "elsewhere only a request with the token is answered"
+    assert ask("/api/health", host=host).status_code == 403
+    assert ask("/api/health", host=host, token="secret").status_code == 401, "elsewhere the token decides"
 
 
 @pytest.mark.parametrize(
@@ -47,39 +50,32 @@ def test_other_hosts_are_refused(host: str) -> None:
 @pytest.mark.parametrize("token", [None, "secret"])
 def test_a_foreign_origin_is_refused(origin: str, token: str | None) -> None:
     """Cross-site request forgery: a form or a script of another page. The browser sends the cookie along."""
-    cookie = {"Cookie": "clipcil-7860=secret"}
-    assert ask(token=token, headers={**cookie, "Origin": f"http://{OWN}"}).status_code == 200
-    assert ask(token=token, headers={**cookie, "Origin": origin}).status_code == 403
-    twice = [("Host", OWN), *cookie.items(), ("Origin", f"http://{OWN}"), ("Origin", origin)]
-    guard = Guard(inner, 7860, token, SMALL)
-
-    async def both() -> httpx.Response:
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(guard), base_url=f"http://{OWN}") as client:
-            return await client.get("/api/health", headers=twice)
-
-    assert asyncio.run(both()).status_code == 403
+    own = ("Origin", f"http://{OWN}")
+    assert ask("/api/health", COOKIE, own, token=token).status_code == 200
+    assert ask("/api/health", COOKIE, ("Origin", origin), token=token).status_code == 403
+    assert ask("/api/health", COOKIE, own, ("Origin", origin), token=token).status_code == 403
 
 
 @pytest.mark.parametrize("site", ["cross-site", "same-site"])
 def test_another_site_may_only_link_to_the_page(site: str) -> None:
-    headers = {"Sec-Fetch-Site": site}
-    assert ask(headers=headers).status_code == 403
-    assert ask("/", headers=headers).status_code == 200
-    assert ask("/", method="POST", headers=headers).status_code == 403
+    from_there = ("Sec-Fetch-Site", site)
+    assert ask("/api/health", from_there).status_code == 403
+    assert ask("/", from_there).status_code == 200
+    assert ask("/", from_there, method="POST").status_code == 403
 
 
 def test_without_the_token_nothing_is_answered() -> None:
     for path in ("/", "/docs", "/api/model", "/static/app.js", "/api/openapi.json", "/?token=secre"):
         answer = ask(path, token="secret")
         assert answer.status_code == 401 and "token" in answer.json()["error"], path
-    for wrong in ("Bearer secretx", "Bearer \u00fcsecret"):
-        assert ask(token="secret", headers={"Authorization": wrong.encode("latin-1")}).status_code == 401
-    assert ask(token="secret", headers={"Authorization": "Bearer secret"}).status_code == 200
+    for bearer, status in (("secret", 200), ("secretx", 401), ("\u00fcsecret", 401)):
+        header = ("Authorization", f"Bearer {bearer}".encode("latin-1"))
+        assert ask("/api/model", header, token="secret").status_code == status
     opened = ask("/?token=secret", token="secret")
     cookie = opened.headers["Set-Cookie"]
     assert opened.status_code == 303 and opened.headers["Location"] == "/"
     assert "HttpOnly" in cookie and "SameSite=strict" in cookie
-    assert ask(token="secret", headers={"Cookie": cookie.split(";")[0]}).status_code == 200
+    assert ask("/api/model", ("Cookie", cookie.split(";")[0]), token="secret").status_code == 200
     assert ask("/api/model?token=secret", token="secret").status_code == 401, "only the page takes it in the address"
 
 
@@ -95,7 +91,7 @@ def test_a_body_has_a_size_and_a_limit() -> None:
 
 
 def test_all_bodies_together_have_a_limit() -> None:
-    async def three() -> list[int]:
+    async def one_after_three() -> list[int]:
         going = asyncio.Event()
 
         async def slow(scope: Any, receive: Any, send: Any) -> None:
@@ -103,15 +99,14 @@ def test_all_bodies_together_have_a_limit() -> None:
             await inner(scope, receive, send)
 
         guard = Guard(slow, 7860, None, SMALL)
-        tasks = [asyncio.create_task(ask_guard(guard, "/api/predict", "POST", content=b"x" * 400)) for _ in range(3)]
-        refused = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        assert [task.result().status_code for task in refused[0]] == [503]
+        upload = {"method": "POST", "content": b"x" * 400}
+        tasks = [asyncio.create_task(ask_guard(guard, "/api/predict", **upload)) for _ in range(3)]
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         going.set()
-        await asyncio.wait(tasks)
-        last = await ask_guard(guard, "/api/predict", "POST", content=b"x" * 400)
-        return [*sorted(task.result().status_code for task in tasks), last.status_code]
+        answers = [await task for task in tasks] + [await ask_guard(guard, "/api/predict", **upload)]
+        return [answer.status_code for answer in answers]
 
-    assert asyncio.run(three()) == [200, 200, 503, 200]
+    assert asyncio.run(one_after_three()) == [200, 200, 503, 200]
 
 
 def test_every_answer_forbids_other_sources() -> None:
@@ -120,7 +115,7 @@ def test_every_answer_forbids_other_sources() -> None:
         assert policy.startswith("default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob:;")
         assert "unsafe" not in policy and "http" not in policy and "*" not in policy
         assert answer.headers["X-Content-Type-Options"] == "nosniff"
-    assert ask().headers["Cache-Control"] == "no-store"
+    assert ask("/api/health").headers["Cache-Control"] == "no-store"
 
 
 def test_addresses_of_loopback() -> None:
