@@ -17,9 +17,7 @@ from support.browser import CHROMIUM, DRIVER, MISSING, Browser
 from support.lessons import pictures, write_tree
 from support.server import Server, png, running
 
-pytestmark = [
-    pytest.mark.skipif(not (CHROMIUM and DRIVER), reason=MISSING),
-]
+pytestmark = pytest.mark.skipif(not (CHROMIUM and DRIVER), reason=MISSING)
 
 TAB, ENTER, ESCAPE, SHIFT = "\ue004", "\ue007", "\ue00c", "\ue008"
 EVIL = "<img src=x onerror=\"document.title='taken over'\">"
@@ -241,6 +239,14 @@ def test_every_width_in_light_and_dark(browser: Browser, server: Server, folder:
     assert browser.run(f"return new Set({places}).size") == {1440: 3, 900: 2, 375: 1}[width]
     red = "Number(getComputedStyle(document.body).backgroundColor.match(/\\d+/)[0])"
     assert (browser.run(f"return {red}") > 200) == (scheme == "light")
+    assert browser.console() == []
+
+
+def test_every_address_is_described(browser: Browser, server: Server) -> None:
+    show(browser, server, path="docs")
+    assert browser.run("return document.querySelectorAll('#operations h2').length") >= 18
+    described = browser.run("return document.getElementById('operations').textContent")
+    assert "text/event-stream" in described and "image/jpeg" in described and '"pictures": [' in described
     assert browser.console() == []
 
 
