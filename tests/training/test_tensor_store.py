@@ -90,31 +90,21 @@ def with_fewer_heads(clip: CLIP) -> CLIP:
     return other
 
 
-@pytest.mark.parametrize("change", ["shape", "tokenizer"])
-def test_another_backbone_takes_nothing(change: str, tmp_path: Path, run: Runner) -> None:
-    clip = with_fewer_heads(run.clip) if change == "shape" else with_other_tokenizer(run.clip, tmp_path)
-    kept, other = TensorStore(tmp_path / "cache"), Runner(clip)
-    first = run(tmp_path / "first", kept)
-    assert other(tmp_path / "second", kept) == other(tmp_path / "alone", None) != first and kept.hits == 0
-
-
-def test_another_version_of_pillow_takes_nothing(tmp_path: Path, run: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It may decode other pixels, so neither a stage nor the features of its tower are those of before."""
-    kept = TensorStore(tmp_path / "cache")
-    run(tmp_path / "first", kept)
-    reader = Reader(run.clip.with_own_vision_tower(), tmp_path / "pixels", store=kept)
-    before = reader.open(run.data.test).features
-    monkeypatch.setattr("PIL.__version__", "0.0.1")
-    run(tmp_path / "second", kept)
-    reader = Reader(run.clip.with_own_vision_tower(), tmp_path / "pixels", store=kept)
-    assert torch.equal(reader.open(run.data.test).features, before) and kept.hits == 0
-
-
-def test_a_method_of_somebody_else_takes_nothing(tmp_path: Path, run: Runner) -> None:
-    """Its code is no part of the key: it would take the stages of DMC, and its own from before it was changed."""
-    kept = TensorStore(tmp_path / "cache")
-    run(tmp_path / "ours", kept, "dmc")
-    assert run(tmp_path / "theirs", kept, Halved) == run(tmp_path / "alone", None, Halved) and kept.hits == 0
+@pytest.mark.parametrize("change", ["shape", "tokenizer", "pillow", "method"])
+def test_a_run_takes_nothing_of_another(
+    change: str, tmp_path: Path, run: Runner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another Pillow may decode other pixels, and the code of somebody's method is no part of the key."""
+    kept, other, method = TensorStore(tmp_path / "cache"), run, Halved if change == "method" else "dmc"
+    run(tmp_path / "first", kept, "dmc")
+    if change == "shape":
+        other = Runner(with_fewer_heads(run.clip))
+    if change == "tokenizer":
+        other = Runner(with_other_tokenizer(run.clip, tmp_path))
+    if change == "pillow":
+        monkeypatch.setattr("PIL.__version__", "0.0.1")
+    alone = other(tmp_path / "alone", None, method)
+    assert other(tmp_path / "second", kept, method) == alone and kept.hits == 0
 
 
 def test_a_stage_depends_on_the_rate_of_each_group_and_on_the_number_of_rows(tmp_path: Path) -> None:
