@@ -7,11 +7,11 @@ repositories excepted), and nothing in offline mode.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import torch
 from pydantic import Field
@@ -20,7 +20,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from clipcil.clip import open_clip, openai
-from clipcil.clip.config import CLIPConfig
+from clipcil.clip.config import CLIPConfig, VisionConfig
 from clipcil.clip.model import CLIP
 from clipcil.clip.preprocess import Preprocess, Steps
 from clipcil.clip.tokenizer import FILES, Tokenizer
@@ -30,6 +30,7 @@ from clipcil.network import ASK_FIRST, downloads_allowed
 from clipcil.settings import typed
 from clipcil.storage import read_json
 
+T = TypeVar("T")
 MINI = Path(__file__).parent / "mini"
 MINI_1 = "cf5c7e696f30/237319a126c6"
 """Fingerprints (weights/preprocessing) of version 1 of `mini`, which clipcil 0.1 shipped."""
@@ -101,45 +102,45 @@ def _from_file(path: Path, name: str) -> CLIP:
     folder = path.parent
     tensors = read_safetensors(path) if path.suffix in (".safetensors", ".json") else openai.read_checkpoint(path)
     if openai.looks_like(tensors):
-        raw: dict[str, Any] = {}
+        settings: dict[str, Any] = {}
         if path.suffix == ".pt":  # a state dict saved as .pt counts as OpenAI's, which trained with QuickGELU
-            raw = {"model_cfg": {"quick_gelu": True}}
+            settings = {"model_cfg": {"quick_gelu": True}}
         elif (folder / open_clip.CONFIG).is_file():
-            raw = _read_table(folder / open_clip.CONFIG)
+            settings = _read(folder / open_clip.CONFIG, dict)
         with _whole(f"'{name}' (weights and {open_clip.CONFIG})"):
             tensors = openai.rename(tensors)
-            config = open_clip.make_config(raw, tensors, name)
-            preprocess = Preprocess(open_clip.make_steps(raw, config.vision.image_size))
+            config = open_clip.make_config(settings, tensors, name)
+            preprocess = Preprocess(open_clip.make_steps(settings, config.vision.image_size))
         return _assemble(config, openai_tokenizer(folder, config.text.context), preprocess, name, tensors)
-    raw = _read_table(folder / "config.json")
-    with _whole(folder / "config.json"):
-        config = CLIPConfig.from_hf(raw)
-    preprocess = _preprocess(folder, config)
+    config = _read(folder / "config.json", CLIPConfig.from_hf)
+    preprocess = _preprocess(folder, config.vision)
     return _assemble(config, Tokenizer.from_folder(folder, config.text.context), preprocess, name, tensors)
 
 
-def _preprocess(folder: Path, config: CLIPConfig) -> Preprocess:
+def _preprocess(folder: Path, config: VisionConfig) -> Preprocess:
     """As `trunk.json` or `preprocessor_config.json` says, or CLIP's own."""
-    side, file = config.vision.image_size, folder / "preprocessor_config.json"
+    side, file = config.image_size, folder / "preprocessor_config.json"
     if (folder / "trunk.json").is_file():
-        spec = _read_table(folder / "trunk.json")
-        with _whole(folder / "trunk.json"), torch.device("meta"):
-            steps, trunk = Steps.from_trunk(spec), Trunk(spec)
+        with torch.device("meta"):
+            steps, trunk = _read(folder / "trunk.json", lambda spec: (Steps.from_trunk(spec), Trunk(spec)))
         fill(trunk, read_safetensors(folder / "trunk.safetensors"), str(folder / "trunk.safetensors"))
         preprocess = Preprocess(steps, trunk.eval().requires_grad_(False))
         places = preprocess.shape[-1]
-        if (trunk.channels, places) != (config.vision.channels, side):
-            made, wanted = f"{trunk.channels}×{places}×{places}", f"{config.vision.channels}×{side}×{side}"
+        if (trunk.channels, places) != (config.channels, side):
+            made, wanted = f"{trunk.channels}×{places}×{places}", f"{config.channels}×{side}×{side}"
             raise UserError(f"{folder}: trunk.json makes {made} numbers of a picture, config.json wants {wanted}")
         return preprocess
-    steps = Steps.plain(side)
-    if file.is_file():
-        raw = _read_table(file)
-        with _whole(file):
-            steps = Steps.from_hf(raw, side)
-    if config.vision.channels != 3:
-        raise UserError(f"{folder} reads {config.vision.channels} channels, pictures have 3; its trunk.json is missing")
+    steps = _read(file, lambda raw: Steps.from_hf(raw, side)) if file.is_file() else Steps.plain(side)
+    if config.channels != 3:
+        raise UserError(f"{folder} reads {config.channels} channels, pictures have 3; its trunk.json is missing")
     return Preprocess(steps)
+
+
+def _read(path: Path, make: Callable[[dict[str, Any]], T]) -> T:
+    """`make` of the JSON object in a file of a backbone."""
+    table: dict[str, Any] = typed(read_json(path, links=True), dict[str, Any], str(path))  # the hub's cache has links
+    with _whole(path):
+        return make(table)
 
 
 @contextmanager
@@ -166,13 +167,8 @@ def _assemble(
     text = replace(config.text, bos=tokenizer.bos, eos=tokenizer.eos, pad=tokenizer.eos)
     with torch.device("meta"):  # no time spent on random weights
         clip = CLIP(replace(config, text=text), tokenizer, preprocess, name)
-    towers = {
-        "vision_model": "vision.",
-        "visual_projection": "vision.",
-        "text_model": "text.",
-        "text_projection": "text.",
-    }
-    fill(clip, {towers.get(key.split(".")[0], "") + key: value for key, value in tensors.items()}, f"'{name}'")
+    ours = {key.partition(".")[2]: key for key in clip.state_dict()}  # "vision." or "text." stands before their names
+    fill(clip, {ours.get(key, key): value for key, value in tensors.items()}, f"'{name}'")
     clip.vision.inner = preprocess.trunk.inner_sizes if preprocess.trunk is not None else ()
     return clip.freeze()
 
@@ -212,15 +208,9 @@ def read_safetensors(path: Path) -> dict[str, Tensor]:
 
 def shards(index: Path) -> list[Path]:
     """The safetensors files beside `index` in which it says the tensors are; folders before their names are ignored."""
-    with _whole(index):
-        files = typed(_read_table(index)["weight_map"], dict[str, Annotated[str, Field(pattern=r"\.safetensors$")]])
+    Names = dict[str, Annotated[str, Field(pattern=r"\.safetensors$")]]
+    files = _read(index, lambda table: typed(table["weight_map"], Names))
     return [index.parent / name for name in sorted({Path(file).name for file in files.values()})]
-
-
-def _read_table(path: Path) -> dict[str, Any]:
-    """The JSON object in a file of a backbone."""
-    table: dict[str, Any] = typed(read_json(path, links=True), dict[str, Any], str(path))  # the hub's cache has links
-    return table
 
 
 def is_hub_id(name: str) -> bool:
