@@ -27,6 +27,18 @@ from support.finished_runs import write_run
 NASTY = "<img src=x onerror=alert(1)>"
 
 
+def text_of(folder: Path) -> str:
+    """The page about the runs in a folder."""
+    write_report(find_runs([folder]), folder / "page.html")
+    return (folder / "page.html").read_text(encoding="utf-8")
+
+
+def change(folder: Path, **values: Any) -> None:
+    """Change values of `results.json`; None removes one."""
+    found = {**json.loads((folder / "results.json").read_text()), **values}
+    (folder / "results.json").write_text(json.dumps({key: value for key, value in found.items() if value is not None}))
+
+
 @pytest.fixture(scope="module")
 def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("bench")
@@ -62,29 +74,20 @@ def test_every_figure_is_there_in_both_themes_and_beside_the_page(page: Path) ->
             assert picture.width > 600 and picture.mode == "P"  # 256 colours: a page of many runs is a third as large
 
 
-def test_measured_stands_beside_the_paper(page: Path) -> None:
+def test_the_page_has_the_paper_s_numbers_pictures_settings_and_versions(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
-    group = next(g for g in group_runs(find_runs([page.parent / "paper"])))
-    difference = group.last.mean - 82.16
+    difference = group_runs(find_runs([page.parent / "paper"]))[0].last.mean - 82.16
     assert f'<td data-value="82.16">82.16</td><td data-value="{difference:.6g}">{difference:+.2f}</td>' in text
     assert "± " in text and "The paper measured with openai/clip-vit-base-patch16, not with mini" in text
+    assert text.count('class="strip"') == 4  # right and wrong of the two methods on the embedded data
+    assert text.count("No pictures are shown: ") == 2
+    for key, value in (("stage1.epochs", "3"), ("run.seed", "0, 1"), ("environment.torch", "2.13")):
+        assert f'<th scope="row">{key}</th><td>{value}</td>' in text
 
 
 def test_names_and_notes_cannot_become_html(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     assert NASTY not in text and "a note with &lt;img src=x" in text
-
-
-def test_pictures_are_shown_where_the_data_is_there_and_their_absence_is_said(page: Path) -> None:
-    text = page.read_text(encoding="utf-8")
-    assert text.count('class="strip"') == 4  # right and wrong of the two methods on the embedded data
-    assert text.count("No pictures are shown: ") == 2
-
-
-def test_settings_and_versions_are_listed(page: Path) -> None:
-    text = page.read_text(encoding="utf-8")
-    for key, value in (("stage1.epochs", "3"), ("run.seed", "0, 1"), ("environment.torch", "2.13")):
-        assert f'<th scope="row">{key}</th><td>{value}</td>' in text
 
 
 def test_strips_are_the_same_every_time_and_right_and_wrong_are_told_apart(tmp_path: Path) -> None:
@@ -108,14 +111,10 @@ def test_a_run_without_predictions_or_times_still_has_its_page(tmp_path: Path) -
     folder = write_run(tmp_path / "a")
     for name in ("predictions.csv", "timing.json", "environment.json"):
         (folder / name).unlink()
-    values = json.loads((folder / "results.json").read_text())
-    (folder / "results.json").write_text(json.dumps({**values, "last_weighted": 12.34, "backward_transfer": 5.67}))
-    drawn = write_report(find_runs([folder]), tmp_path / "out" / "page.html")
-    assert not any(name.endswith("seconds") for name in drawn)
-    text = (tmp_path / "out" / "page.html").read_text(encoding="utf-8")
-    assert "holds no predictions.csv" in text and text.count("<td>—</td></tr>") == 1, (
-        "unknown times are no zero seconds"
-    )
+    change(folder, last_weighted=12.34, backward_transfer=5.67)
+    text = text_of(tmp_path)
+    assert "holds no predictions.csv" in text and "-seconds" not in text
+    assert text.count("<td>—</td></tr>") == 1, "times that are not known are not zero seconds"
     # Columns that do not repeat A_B and forgetting are shown.
     assert "over pictures" in text and "12.34" in text and "Backward transfer" in text and "5.67" in text
 
@@ -132,9 +131,7 @@ def test_a_figure_that_leaves_methods_out_says_so(tmp_path: Path) -> None:
     kept = [entry.group.label for entry in figures.best(entries, 3)]
     assert kept == [f"DMC-OT (beta={index})" for index in (5, 6, 7)]
     write_run(tmp_path / "simple")
-    write_report(find_runs([tmp_path]), tmp_path / "page.html")
-    page = (tmp_path / "page.html").read_text()
-    captions = re.findall(r'<figure id="[^"]*-(\w+)".*?<figcaption>(.*?)</figcaption>', page, re.DOTALL)
+    captions = re.findall(r'<figure id="[^"]*-(\w+)".*?<figcaption>(.*?)</figcaption>', text_of(tmp_path), re.DOTALL)
     said = {name: re.findall(r"The \d+ best of \d+ by A_B", text) for name, text in captions}
     assert said.pop("drift") == ["The 6 best of 8 by A_B"] and not any(said.values())
 
@@ -150,52 +147,42 @@ def test_figures_of_an_earlier_report_do_not_stay_beside_the_new_one(tmp_path: P
     assert after == {f"{name}{dark}.png" for name in drawn for dark in ("", "-dark")} | {"mine.png"} and before - after
 
 
-def test_a_long_legend_leaves_the_plot_its_height(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    heights: list[float] = []
-    real = figures.Canvas.draw
+@pytest.fixture
+def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The matplotlib figures that are drawn."""
+    found, real = [], figures.Canvas.draw
 
     def draw(self: figures.Canvas) -> figures.Figure:
-        figure, drawn = self.figure, real(self)
-        heights.append(figure.axes[0].get_window_extent().height / figure.dpi)
-        return drawn
+        found.append(self.figure)
+        return real(self)
 
     monkeypatch.setattr(figures.Canvas, "draw", draw)
+    return found
+
+
+def test_a_long_legend_leaves_the_plot_its_height(tmp_path: Path, drawn: list[Any]) -> None:
     for index in range(12):
         write_run(tmp_path / str(index), "dmc-ot", 0, 0.5 + 0.02 * index, f"prompt_length={index + 1}", "beta=0.25")
     entries = rank_groups(group_runs(find_runs([tmp_path])))
     figures.accuracy(entries[:2], "light"), figures.accuracy(entries, "light")
     figures.drift(entries[:2], "light"), figures.drift(entries, "light")
+    heights = [figure.axes[0].get_window_extent().height / figure.dpi for figure in drawn]
     assert heights[1] > 0.9 * heights[0] > 2 and heights[3] > 0.9 * heights[2] > 1, heights
 
 
 @pytest.mark.parametrize(("low", "high"), [(65.0, 69.6), (99.0, 100.0), (0.0, 100.0), (50.0, 50.0), (99.6, 99.9)])
 def test_the_label_of_a_colour_bar_is_inside_the_figure(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, low: float, high: float
+    tmp_path: Path, drawn: list[Any], low: float, high: float
 ) -> None:
     folder = write_run(tmp_path / "a", tasks=2)
-    values = json.loads((folder / "results.json").read_text())
-    (folder / "results.json").write_text(json.dumps({**values, "matrix": [[high, None], [low, low]]}))
-    inside: list[bool] = []
-    real = figures.Canvas.draw
-
-    def draw(self: figures.Canvas) -> figures.Figure:
-        figure, drawn = self.figure, real(self)
-        inside.extend(axes.yaxis.label.get_window_extent().x1 <= figure.bbox.x1 for axes in figure.axes)
-        return drawn
-
-    monkeypatch.setattr(figures.Canvas, "draw", draw)
+    change(folder, matrix=[[high, None], [low, low]])
     figures.matrix(group_runs(find_runs([folder]))[0], "light")
-    assert inside == [True, True]
-
-
-def test_each_method_of_the_paper_has_its_own_colour_and_marker() -> None:
-    assert len(LOOKS) == 12
-    for theme in ("light", "dark"):
-        assert len({look.colour(theme) for look in LOOKS.values()}) == 12
-    assert len({look.marker for look in LOOKS.values()}) == 12
+    (figure,) = drawn
+    assert all(axes.yaxis.label.get_window_extent().x1 <= figure.bbox.x1 for axes in figure.axes)
 
 
 def test_no_colour_stands_for_two_things() -> None:
+    assert len({look.marker for look in LOOKS.values()}) == len(LOOKS) == 12
     names = [*LOOKS, *["dmc-ot"] * 14, "a method of tomorrow", "another"]
     looks = assign_looks(names)
     assert looks == assign_looks(names) and looks[: len(LOOKS)] == list(LOOKS.values())
@@ -209,8 +196,7 @@ def test_the_headline_has_the_finding_the_day_and_the_size_of_the_test_set(tmp_p
     for order in ("seed:1993", "seed:1", "seed:2"):
         for method, right in (("dmc-ot", 0.9), ("dmc", 0.8), ("zero-shot", 0.3)):
             write_run(tmp_path / f"{method}-{order[5:]}", method, 0, right, order=order)
-    write_report(find_runs([tmp_path]), tmp_path / "page.html")
-    text = (tmp_path / "page.html").read_text(encoding="utf-8")
+    text = text_of(tmp_path)
     assert "DMC-OT has the highest A_B on emoji, 3 tasks, mini: 85.0 %" in text
     assert "but it cannot be told from DMC (75.0 %)." in text  # 12 pictures: one mistake fewer is noise
     assert 'class="best"' not in text and "Measured on 120 test pictures." in text and ", 2026-01-31." in text
@@ -221,8 +207,7 @@ def test_the_headline_has_the_finding_the_day_and_the_size_of_the_test_set(tmp_p
 def test_the_best_is_bold_where_its_lead_is_more_than_noise(tmp_path: Path) -> None:
     for method, right in (("dmc-ot", 0.9), ("zero-shot", 0.1)):
         write_run(tmp_path / method, method, 0, right, tasks=50)
-    write_report(find_runs([tmp_path]), tmp_path / "page.html")
-    text = (tmp_path / "page.html").read_text(encoding="utf-8")
+    text = text_of(tmp_path)
     assert text.count('class="best"') == 1 and "ahead of the other method by more than the noise" in text
 
 
@@ -257,15 +242,12 @@ def test_the_best_on_other_class_orders_is_not_called_better(tmp_path: Path) -> 
     write_run(tmp_path / "simple", "simplecil", 0, 0.7, tasks=50, order="seed:1")
     for order, right in (("seed:1", 1.0), ("seed:2", 0.1), ("seed:3", 0.1)):
         write_run(tmp_path / order, "dmc-ot", 0, right, tasks=50, order=order)
-    for path in tmp_path.glob("*/results.json"):
-        values = json.loads(path.read_text())
-        values["last"] = 70.0 if path.parent.name == "simple" else 40.0
-        path.write_text(json.dumps(values))
+    for path in tmp_path.iterdir():
+        change(path, last=70.0 if path.name == "simple" else 40.0)
     entries = rank_groups(group_runs(find_runs([tmp_path])))
     best, other = sorted(entries, key=lambda entry: not entry.is_best)
     assert best.group.label == "SimpleCIL" and other.ahead and other.tied
-    write_report(find_runs([tmp_path]), tmp_path / "page.html")
-    page = (tmp_path / "page.html").read_text()
+    page = text_of(tmp_path)
     assert "by more than the noise" not in page and "DMC-OT had more." in page
 
 
@@ -275,8 +257,7 @@ def test_folds_of_held_out_pictures_are_not_called_missing_predictions(tmp_path:
             folder = write_run(tmp_path / f"{method}{seed}", method, seed, hold_out=1)
             lines = (folder / "predictions.csv").read_text().splitlines()
             (folder / "predictions.csv").write_text("\n".join([lines[0], *lines[1 + seed :]]) + "\n")
-    write_report(find_runs([tmp_path]), tmp_path / "page.html")
-    assert "predictions are missing, or not all of the same pictures." in (tmp_path / "page.html").read_text()
+    assert "predictions are missing, or not all of the same pictures" in text_of(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -292,18 +273,15 @@ def test_drift_that_is_not_all_there_is_drawn_as_far_as_it_is(
 ) -> None:
     for seed in (0, 1):
         folder = write_run(tmp_path / str(seed), "dmc-ot", seed)
-    values = json.loads((folder / "results.json").read_text())
-    values.pop("drift")
-    (folder / "results.json").write_text(json.dumps(values if drift is None else {**values, "drift": drift}))
+    change(folder, drift=drift)
     (entry,) = rank_groups(group_runs(find_runs([tmp_path])))
     assert len(figures.drift([entry], "light").points) == points
 
 
 def test_a_dollar_in_a_name_is_no_formula(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "a")
-    values = json.loads((folder / "results.json").read_text())
-    values["config"]["run"]["method"] = "$\\frac$"
-    (folder / "results.json").write_text(json.dumps(values))
+    config = json.loads((folder / "results.json").read_text())["config"]
+    change(folder, config={**config, "run": {**config["run"], "method": "$\\frac$"}})
     entries = rank_groups(group_runs(find_runs([folder])))
     assert figures.accuracy(entries, "light").points[0][2].startswith("$\\frac$, after task 1")
 
@@ -343,5 +321,5 @@ def test_a_dash_stands_below_the_numbers_whichever_way_they_are_sorted() -> None
 
 def test_data_that_may_not_be_looked_into_does_not_stop_the_report(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "a", data="folder", data_root="x" * 5000)
-    with pytest.raises(UserError, match="folder cannot be opened: File name too long"):
+    with pytest.raises(UserError, match="File name too long"):
         Thumbnails().of(find_runs([folder])[0])

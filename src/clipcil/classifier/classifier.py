@@ -108,9 +108,9 @@ class Classifier:
 
     def _repr_html_(self) -> str:
         """The same as a paragraph and a table of the classes, for notebooks."""
-        from clipcil.report.html import environment
+        from clipcil.report.html import render
 
-        return environment().get_template("classes.html").render(text=repr(self), known=self.learner.facts.known)
+        return render("classes.html", text=repr(self), known=self.learner.facts.known)
 
     @property
     def classes(self) -> list[str]:

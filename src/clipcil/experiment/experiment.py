@@ -46,7 +46,7 @@ class LoadCache:
 
     backbones: dict[str, CLIP | UserError] = field(default_factory=dict)
     """Loaded backbones, or why one could not be loaded: a grid asks the hub once for each, not once for each run."""
-    datasets: dict[str, tuple[Dataset, list[str]]] = field(default_factory=dict)
+    datasets: dict[tuple[str, bool], tuple[Dataset, list[str]]] = field(default_factory=dict)
     readers: dict[str, Reader] = field(default_factory=dict)
     stages: TensorStore | None = None
     """Trained stages, and features of the towers they trained, for runs that differ only in later stages."""
@@ -359,20 +359,21 @@ class Experiment:
                 loaded[name] = load_clip(name)
             except UserError as error:
                 loaded[name] = error
-        found = loaded[name]
-        if isinstance(found, UserError):
+        if isinstance(found := loaded[name], UserError):
             raise found
         return found
 
     def _open_dataset(self) -> tuple[Dataset, list[str]]:
         """The dataset, opened once for all experiments that share the cache, and remarks about its pictures."""
         spec, opened = self.spec, self._cache.datasets
-        if isinstance(self._data, Dataset):
-            return _readable(self._data, spec.skip_broken)
-        place = repr((spec.data, self.data_root, sorted(spec.data_options.items()), spec.skip_broken))
-        if place not in opened:
-            opened[place] = _readable(open_dataset(spec.data, self.data_root, spec.data_options), spec.skip_broken)
-        return opened[place]
+        key = "" if isinstance(self._data, Dataset) else repr((spec.data, self.data_root, spec.data_options))
+        if key and (key, spec.skip_broken) in opened:
+            return opened[key, spec.skip_broken]
+        given = self._data
+        dataset = given if isinstance(given, Dataset) else open_dataset(spec.data, self.data_root, spec.data_options)
+        dataset, broken = drop_broken(dataset) if spec.skip_broken else (dataset, [])
+        found = dataset, [*dataset.notes, *(f"left out: {line}" for line in broken)]
+        return opened.setdefault((key, spec.skip_broken), found) if key else found
 
     def _open_reader(self, method: Method) -> Reader:
         """A reader of its own for a method that tunes its tower; otherwise one for all experiments that share."""
@@ -384,11 +385,3 @@ class Experiment:
             reader = readers[self.spec.backbone] = Reader(clip, cache_folder(), device, shared=not self._alone)
         reader.make_room()
         return reader
-
-
-def _readable(dataset: Dataset, skip_broken: bool) -> tuple[Dataset, list[str]]:
-    """The dataset, without broken pictures where these are skipped, and remarks about it."""
-    broken: list[str] = []
-    if skip_broken:
-        dataset, broken = drop_broken(dataset)
-    return dataset, [*dataset.notes, *(f"left out: {line}" for line in broken)]

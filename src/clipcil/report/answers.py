@@ -170,8 +170,6 @@ class Thumbnails:
                     self._datasets[key] = dataset.hold_out(held_out, run.seed) if held_out else dataset
             except UserError as error:
                 self._datasets[key] = error
-            except OSError as error:  # a path that is too long, or a folder that may not be read
-                self._datasets[key] = UserError(f"{run.data} cannot be opened: {error.strerror or error}")
         found = self._datasets[key]
         if isinstance(found, UserError):
             raise UserError(str(found))

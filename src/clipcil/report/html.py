@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from jinja2 import Environment, PackageLoader
 from markupsafe import Markup
@@ -18,38 +17,14 @@ from clipcil.report.style import INKS
 from clipcil.storage import claim, write_text
 
 
-class Cell(NamedTuple):
-    """A cell of a table: its text, and the value that sorts it."""
-
-    text: str
-    value: float
-
-
 @cache
 def environment() -> Environment:
     """The templates, with their filters `data_url` and `json`."""
     made = Environment(loader=PackageLoader("clipcil.report"), autoescape=True, trim_blocks=True, lstrip_blocks=True)
-    made.filters["data_url"] = data_url
+    made.filters["data_url"] = lambda content, kind: f"data:{kind};base64,{base64.b64encode(content).decode('ascii')}"
     made.filters["json"] = lambda value: json.dumps(value, ensure_ascii=False)
     made.globals |= {"inks": INKS, "interval": wilson_interval, "A_B": Markup("A<sub>B</sub>")}
     return made
-
-
-def data_url(content: bytes, kind: str) -> str:
-    """The content as a URL that needs no other file."""
-    return f"data:{kind};base64,{base64.b64encode(content).decode('ascii')}"
-
-
-def table(head: Sequence[str], rows: Iterable[Sequence[str | Cell]], sortable: bool = False) -> Markup:
-    """A table as HTML.
-
-    Args:
-        head: The headings of the columns.
-        rows: The cells of each row; the first is its heading. Texts are escaped unless they are `Markup`.
-        sortable: Whether a click on a heading sorts the rows.
-    """
-    macros: Any = environment().get_template("macros.html").module
-    return Markup(macros.table(head, list(rows), sortable))
 
 
 def render(template: str, **values: Any) -> str:
@@ -58,16 +33,7 @@ def render(template: str, **values: Any) -> str:
 
 
 def write_page(out: Path, template: str, **values: Any) -> None:
-    """Render a template to a file; a page of clipcil in its place is replaced, anything else is refused.
-
-    Args:
-        out: The file.
-        template: The name of the template.
-        values: The variables of the template; `title` begins with "clipcil: ".
-
-    Raises:
-        UserError: `out` is a folder, a link, or a file that is not a page of clipcil.
-    """
+    """Render a template to a file; only a page of clipcil is replaced. The variable `title` begins with "clipcil: "."""
     claim_page(out)
     write_text(out, render(template, **values))
 

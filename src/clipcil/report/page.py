@@ -16,7 +16,7 @@ from clipcil.paper import BACKBONE
 from clipcil.report import figures
 from clipcil.report.answers import TestAnswer, Thumbnail, Thumbnails, confused_pairs, read_predictions
 from clipcil.report.compare import Group, Standing, Stream, flatten, group_runs, rank_groups, show, stream_titles
-from clipcil.report.html import Cell, claim_page, write_page
+from clipcil.report.html import claim_page, write_page
 from clipcil.report.runs import RunRecord
 from clipcil.storage import claim, read_json, refuse_links, write_bytes
 
@@ -166,24 +166,27 @@ def write_report(runs: Sequence[RunRecord], out: Path, more: str = "") -> list[s
     return [shown.name for shown in report.figures]
 
 
-def class_rows(group: Group, predictions: Sequence[TestAnswer]) -> list[list[str | Cell]]:
-    """Of each class its task (where all runs have one class order), its accuracy, the number of its test pictures, and
-    the class that it was most often mistaken for."""
+def class_rows(group: Group, predictions: Sequence[TestAnswer]) -> list[dict[str, Any]]:
+    """Of each class, in the order in which they were learnt: its name, task, mean accuracy (None where it has no test
+    pictures), number of test pictures, and the class it was most often mistaken for with the share of its pictures."""
     answers: dict[str, list[TestAnswer]] = {}
     for each in predictions:
         answers.setdefault(each.true, []).append(each)
     tasks = [task for task, size in enumerate(group.first.sizes, start=1) for _ in range(size)]
     rows = []
-    for place, name in enumerate(group.first.per_class):  # in the order in which they were learnt
+    for name, task in zip(group.first.per_class, tasks, strict=False):
         own = answers.get(name, [])
         known = [value for run in group.runs if (value := run.per_class.get(name)) is not None]
-        row: list[str | Cell] = [name]
-        if group.has_one_order:
-            row.append(Cell(str(task := tasks[min(place, len(tasks) - 1)]), task))
-        row.append(Cell(f"{fmean(known):.1f}", fmean(known)) if known else "—")
-        row.append(Cell(str(count := len(own) // len(group.runs)), count) if own else "—")
         wrong = Counter(each.guess for each in own if not each.right).most_common(1)
-        rows.append([*row, f"{wrong[0][0]} ({100 * wrong[0][1] / len(own):.0f} %)" if wrong else ""])
+        rows.append(
+            {
+                "name": name,
+                "task": task,
+                "accuracy": fmean(known) if known else None,
+                "pictures": len(own) // len(group.runs),
+                "wrong": [(guess, 100 * times / len(own)) for guess, times in wrong],
+            }
+        )
     return rows
 
 

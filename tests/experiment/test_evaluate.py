@@ -1,17 +1,20 @@
-"""Drift against old training pictures: nothing where nothing moved, and a floor that a perfect calibration reaches."""
+"""Drift is nothing where nothing moved, with a floor that a perfect calibration reaches; evaluation on a sample."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
+import clipcil
 from clipcil.checks import set_up
 from clipcil.clip import CLIP
 from clipcil.data.dataset import open_dataset
 from clipcil.experiment.evaluate import class_drift, copy_memory, measure_drift
+from clipcil.experiment.results import Results
 from clipcil.memory.gaussians import AffineMap, GaussianMemory
 from clipcil.methods.dmc import DMCOT
 
@@ -63,3 +66,19 @@ def test_against_training_pictures_and_only_as_many_as_asked_for(mini: CLIP, tmp
         assert torch.bincount(part.labels).tolist() == [4, 4, 4, 4]
     with fixture.stream.trained(0, 100) as part:
         assert len(part) == 24
+
+
+def results(**options: object) -> Results:
+    experiment = clipcil.Experiment("simplecil", data="emoji", tasks=4, device="cpu", **options)
+    for task in experiment:
+        experiment.learn(task)
+    return experiment.results
+
+
+def test_old_tasks_are_sampled_and_the_end_is_whole() -> None:
+    whole, sampled = results(), results(test_sample=10)
+    assert [sum(record.total) for record in whole.records] == [50, 100, 150, 200]
+    assert [sum(record.total) for record in sampled.records] == [50, 60, 70, 200]
+    assert sampled.last == whole.last and sampled.per_class == whole.per_class
+    assert np.array_equal(np.diag(sampled.matrix), np.diag(whole.matrix))  # the newest task is measured whole
+    assert all(value * 10 % 100 == 0 for value in sampled.matrix[2, :2])  # shares of ten pictures
