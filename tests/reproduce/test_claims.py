@@ -137,13 +137,20 @@ def test_a_row_may_have_other_settings_with_other_numbers_of_tasks(tmp_path: Pat
     assert parts() == {10: "holds", 20: "not measured"}
 
 
-def test_kept_runs_are_not_run_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_kept_runs_are_not_run_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = write_claim_runs(tmp_path / "runs", {"DMC-OT": 0.9, "ZS-CLIP": 0.3}, device="cpu")
     assert keep([folder], "claims", tmp_path / "kept") == 12
     words = ["bench", "claims", "--data", "emoji", "--only", "zero-shot", "simplecil", "--out", str(tmp_path / "new")]
     words += ["--kept", str(tmp_path / "kept"), "--dry-run"]
     main(words)
     assert "6 of 12 runs are finished in" in capsys.readouterr().out and not (tmp_path / "new").exists()
+    with monkeypatch.context() as gpu:  # as on a machine with a GPU, where the kept runs are those of a CPU
+        gpu.setattr("torch.cuda.is_available", lambda: True)
+        main(words)
+        printed = capsys.readouterr().out
+        assert "0 of 12 runs are finished" in printed and "note: 6 of the runs" in printed and "--device cpu" in printed
     grid = Grid("claims", data=("emoji",), only=("zero-shot",), out=tmp_path / "new", kept=(tmp_path / "kept",))
     ended = run_grid(plan(grid), grid.out, grid=grid)
     expected = {(run.order, run.tasks): run.last for run in find_runs([folder]) if run.method == "zero-shot"}
@@ -153,22 +160,6 @@ def test_kept_runs_are_not_run_again(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert sum(count["finished"] for count in states_of(plan(other), FinishedRuns(other.kept)).values()) == 0
     with pytest.raises(UserError, match="not a folder"):
         FinishedRuns([tmp_path / "none"])
-
-
-def test_kept_runs_of_another_device_are_named_with_the_option_that_uses_them(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = write_claim_runs(tmp_path / "runs", {"ZS-CLIP": 0.3}, device="cpu")
-    keep([folder], "claims", tmp_path / "kept")
-    monkeypatch.setattr("torch.cuda.is_available", lambda: True)  # as on a machine with a GPU
-    words = ["bench", "claims", "--data", "emoji", "--only", "zero-shot", "simplecil", "--out", str(tmp_path / "new")]
-    words += ["--kept", str(tmp_path / "kept"), "--dry-run"]
-    main(words)
-    printed = capsys.readouterr().out
-    assert "0 of 12 runs are finished" in printed and "note: 6 of the runs" in printed and "--device cpu" in printed
-    main([*words, "--device", "cpu"])
-    printed = capsys.readouterr().out
-    assert "6 of 12 runs are finished" in printed and "note:" not in printed
 
 
 def test_runs_are_judged(tmp_path: Path) -> None:
@@ -203,11 +194,10 @@ def test_fewer_than_three_orders_decide_nothing(tmp_path: Path) -> None:
 def test_a_run_with_other_settings_is_no_row_of_the_claims(tmp_path: Path) -> None:
     shares = {"DMC": 0.5, "DMC-OT": 0.9}
     folder = write_claim_runs(tmp_path, shares)
-    for pattern, verdict in (("*dmc-ot*", "not measured"), ("*dmc-seed*", "holds")):  # one of the two, then both
-        for path in folder.glob(f"{pattern}/results.json"):
-            values = json.loads(path.read_text())
-            values["config"]["method"]["stage1"]["lr"] = 0.5
-            path.write_text(json.dumps(values))
+    for pattern, verdict in (("*dmc-ot*/", "not measured"), ("*dmc-seed*/", "holds")):  # one of the two, then both
+        for path in folder.glob(pattern):
+            stage1 = json.loads((path / "results.json").read_text())["config"]["method"]["stage1"]
+            change(path, "method", stage1={**stage1, "lr": 0.5})
         assert of(judge_claims(find_runs([folder])), "DMC-OT beats DMC at 10").verdict == verdict
     wanted = "DMC-OT on emoji, 10 tasks, ran with stage1.lr 0.5 (today "
     assert any(line.startswith(wanted) for line in outdated(find_runs([folder])))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 
@@ -33,18 +32,6 @@ def test_a_changed_result_changes_the_table() -> None:
     )
     changed = [run.model_copy(update={"last": run.last / 2}) for run in runs]
     assert tables.methods_table(changed) != before
-
-
-def test_a_table_of_speed_can_be_made_of_what_was_measured(tmp_path: Path) -> None:
-    machine = {"cores": 2, "threads": 2, "torch": "2.9", "instructions": "AVX2", "load before": 0.1, "quick": False}
-    row = {"name": "P1", "step": "prompts", "theirs": "9 s", "ours": "1 s", "result": "9.0×"}
-    (tmp_path / "speed").mkdir()
-    (tmp_path / "speed" / "here.json").write_text(json.dumps({"machine": machine, "rows": [row]}))
-    text = tables.updated("<!-- results:speed speed -->\n<!-- /results -->", tmp_path)
-    assert "| P1 | prompts | 9 s | 1 s | 9.0× |  |" in text
-    (tmp_path / "speed" / "there.json").write_text(json.dumps({"machine": machine, "rows": [row | {"goal": "≥5×"}]}))
-    text = tables.updated("<!-- results:ratios speed -->\n<!-- /results -->", tmp_path)
-    assert text.count("| P1 |") == 1 and "| 9.0× | ≥5× |" in text
 
 
 def test_the_evidence_names_no_folder_of_a_machine() -> None:

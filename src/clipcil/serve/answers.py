@@ -60,7 +60,7 @@ class Error(BaseModel):
 
 
 class Empty(BaseModel):
-    """Nothing more to say."""
+    """An empty answer."""
 
 
 class Health(BaseModel):
