@@ -22,7 +22,7 @@ class UserError(Exception):
 
 
 class LostProcessError(UserError):
-    """Another process of a run on several devices has ended or does not answer."""
+    """Another process of a run on several devices ended or does not answer."""
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
@@ -35,7 +35,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 
 def first_line(error: BaseException, length: int = 160) -> str:
-    """The first line of an error's message that is not empty and no heading such as `Errors in X:`; else its type."""
+    """The first non-empty line of the message that does not end in a colon, or the name of the error's type."""
     lines = (line.strip() for line in str(error).splitlines())
     return next((line[:length] for line in lines if line and not line.endswith(":")), type(error).__name__)
 
@@ -46,8 +46,8 @@ def quoted(path: object) -> str:
 
 
 def printable(value: object) -> str:
-    """`value` as text that a terminal can be given: control and direction characters, line breaks and bytes that are no
-    text are shown as escapes. Names of files and classes may hold any of them.
+    """`value` as text that is safe to print: control and direction characters, line breaks and undecodable bytes become
+    escapes. Names of files and classes may hold any of them.
 
     >>> printable("a\x1b[2Jb\udcff")
     'a\\\\x1b[2Jb\\\\udcff'

@@ -1,7 +1,7 @@
 """Whether anything may be fetched from the network.
 
-What the user named may be fetched. What an untrusted folder names is looked for on this machine only, unless the user
-allows more: a request would send the user's token to a repository that the folder's author chose.
+A repository that the user named may be fetched. One that only an untrusted folder names is looked for on this machine,
+unless the user allows more: a request would send the user's token to a repository that the folder's author chose.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 
 ASK_FIRST = (
-    "nothing is fetched because a folder names it: allow it (--allow-download; in Python allow_download=True), or name"
-    " the backbone yourself (--backbone; in Python backbone=)"
+    "a backbone named only by a folder is not downloaded; allow it (--allow-download; in Python allow_download=True),"
+    " or name the backbone yourself (--backbone; in Python backbone=)"
 )
 _allowed: ContextVar[bool] = ContextVar("downloads allowed", default=True)
 _told: ContextVar[bool] = ContextVar("told to download", default=False)
@@ -20,7 +20,7 @@ _told: ContextVar[bool] = ContextVar("told to download", default=False)
 
 @contextmanager
 def allow_downloads(told: bool = True) -> Iterator[None]:
-    """Inside the block the user has said (`told`) that what folders name may be fetched too."""
+    """Inside the block, repositories that folders name may be fetched too, if the user said so (`told`)."""
     token = _told.set(told or _told.get())
     try:
         yield
@@ -30,7 +30,7 @@ def allow_downloads(told: bool = True) -> Iterator[None]:
 
 @contextmanager
 def on_behalf_of_a_folder(named: bool = False) -> Iterator[None]:
-    """Inside the block nothing is fetched, unless the user `named` it or has said so with `allow_downloads`.
+    """Inside the block nothing is fetched, unless the user `named` it or allowed it with `allow_downloads`.
 
     >>> with on_behalf_of_a_folder():
     ...     downloads_allowed()
@@ -47,5 +47,5 @@ def on_behalf_of_a_folder(named: bool = False) -> Iterator[None]:
 
 
 def downloads_allowed() -> bool:
-    """Whether something that is not on this machine may be fetched now."""
+    """Whether files that are not on this machine may be fetched now."""
     return _allowed.get()

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,7 @@ from hypothesis import HealthCheck, settings
 import clipcil
 from clipcil.clip import CLIP
 from support.lessons import plain
-from support.short_runs import Runner, few_classes
+from support.short_runs import Killed, Runner, few_classes, stop_after
 
 # A busy machine is no reason to fail.
 settings.register_profile("calm", deadline=None, suppress_health_check=[HealthCheck.too_slow], database=None)
@@ -31,6 +32,30 @@ def picture_cache(tmp_path_factory: pytest.TempPathFactory) -> object:
 @pytest.fixture
 def out(tmp_path: Path) -> Path:
     return tmp_path / "run"
+
+
+@pytest.fixture(scope="session")
+def whole(runner: Runner, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of three tasks that nobody stopped."""
+    out = tmp_path_factory.mktemp("whole") / "run"
+    runner.run("rapf", out)
+    return out
+
+
+@pytest.fixture(scope="session")
+def cut_short(runner: Runner, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same run, killed when two tasks and the stage of the third were kept."""
+    out = tmp_path_factory.mktemp("stopped") / "run"
+    with pytest.raises(Killed), pytest.MonkeyPatch.context() as patch:
+        stop_after(patch, 5)
+        runner.run("rapf", out)
+    return out
+
+
+@pytest.fixture
+def stopped(cut_short: Path, tmp_path: Path) -> Path:
+    """A copy of the run that was killed."""
+    return Path(shutil.copytree(cut_short, tmp_path / "stopped"))
 
 
 @pytest.fixture(scope="session")

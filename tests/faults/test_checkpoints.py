@@ -24,29 +24,6 @@ def stages(run: Path) -> list[Path]:
     return list((run / "checkpoint" / "stages").glob("*.safetensors"))
 
 
-@pytest.fixture(scope="module")
-def whole(runner: Runner, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("whole") / "run"
-    runner.run("rapf", out)
-    return out
-
-
-@pytest.fixture(scope="module")
-def stopped(runner: Runner, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Killed when two tasks and the stage of the third were kept."""
-    out = tmp_path_factory.mktemp("stopped") / "run"
-    with pytest.raises(Killed), pytest.MonkeyPatch.context() as patch:
-        stop_after(patch, 5)
-        runner.run("rapf", out)
-    assert len(stages(out)) == 1
-    return out
-
-
-@pytest.fixture
-def copy(stopped: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(stopped, tmp_path / "copy"))
-
-
 def overwrite(path: Path) -> None:
     data = bytearray(path.read_bytes())
     data[-3] ^= 1
@@ -63,27 +40,27 @@ DAMAGE = {
 
 @pytest.mark.parametrize("damage", DAMAGE)
 def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(
-    damage: str, runner: Runner, copy: Path, whole: Path
+    damage: str, runner: Runner, stopped: Path, whole: Path
 ) -> None:
-    DAMAGE[damage](find(copy, "task-0002"))
+    DAMAGE[damage](find(stopped, "task-0002"))
     told = Told()
-    runner.run("rapf", copy, resume=True, display=told)
+    runner.run("rapf", stopped, resume=True, display=told)
     assert [line for line in told.lines if "task-0002" in line and "going back" in line], told.lines
     assert "going on after task 1 of 3" in told.lines
-    assert digest(copy) == digest(whole)
+    assert digest(stopped) == digest(whole)
 
 
-def test_a_damaged_stage_is_trained_again(runner: Runner, copy: Path, whole: Path) -> None:
-    overwrite(stages(copy)[0])
-    runner.run("rapf", copy, resume=True)
-    assert digest(copy) == digest(whole)
+def test_a_damaged_stage_is_trained_again(runner: Runner, stopped: Path, whole: Path) -> None:
+    overwrite(stages(stopped)[0])
+    runner.run("rapf", stopped, resume=True)
+    assert digest(stopped) == digest(whole)
 
 
-def test_with_every_checkpoint_damaged_it_starts_from_the_beginning(runner: Runner, copy: Path, whole: Path) -> None:
-    for path in (copy / "checkpoint").rglob("*.safetensors"):
+def test_with_every_checkpoint_damaged_it_starts_from_the_beginning(runner: Runner, stopped: Path, whole: Path) -> None:
+    for path in (stopped / "checkpoint").rglob("*.safetensors"):
         path.write_bytes(b"?")
-    runner.run("rapf", copy, resume=True)
-    assert digest(copy) == digest(whole)
+    runner.run("rapf", stopped, resume=True)
+    assert digest(stopped) == digest(whole)
 
 
 def test_a_stage_before_one_that_is_kept_can_be_trained_again(runner: Runner, tmp_path: Path) -> None:
@@ -105,45 +82,45 @@ def test_a_stage_before_one_that_is_kept_can_be_trained_again(runner: Runner, tm
     ],
 )
 def test_a_checkpoint_of_another_run_is_refused_with_the_difference(
-    method: str, changes: dict[str, str], difference: str, runner: Runner, copy: Path, tmp_path: Path
+    method: str, changes: dict[str, str], difference: str, runner: Runner, stopped: Path, tmp_path: Path
 ) -> None:
     with pytest.raises(Killed), pytest.MonkeyPatch.context() as patch:
         stop_after(patch, 2 if method == "simplecil" else 4)
         runner.run(method, tmp_path / "other", **changes)
-    find(copy, "task-0002").unlink()
-    shutil.copy(find(tmp_path / "other", "task-0002"), copy / "checkpoint")
-    before = digest(copy, ("config.toml", "steps.jsonl"))
+    find(stopped, "task-0002").unlink()
+    shutil.copy(find(tmp_path / "other", "task-0002"), stopped / "checkpoint")
+    before = digest(stopped, ("config.toml", "steps.jsonl"))
     with pytest.raises(UserError, match=difference) as caught:
-        runner.run("rapf", copy, resume=True)
+        runner.run("rapf", stopped, resume=True)
     assert "belongs to another run" in str(caught.value)
-    assert digest(copy, ("config.toml", "steps.jsonl")) == before
+    assert digest(stopped, ("config.toml", "steps.jsonl")) == before
 
 
 @pytest.mark.parametrize("key", ["backbone", "dataset"])
-def test_other_weights_or_other_pictures_are_refused(key: str, runner: Runner, copy: Path) -> None:
-    tensors, facts = read_entry(find(copy, "task-0002"))
+def test_other_weights_or_other_pictures_are_refused(key: str, runner: Runner, stopped: Path) -> None:
+    tensors, facts = read_entry(find(stopped, "task-0002"))
     other = "other" if key == "backbone" else {**facts["belongs"]["dataset"], "train": "other"}
     facts["belongs"][key] = other
-    TensorStore(copy / "checkpoint").save("task-0002", tensors, facts)
+    TensorStore(stopped / "checkpoint").save("task-0002", tensors, facts)
     with pytest.raises(UserError, match=f"its {key}.* is other"):
-        runner.run("rapf", copy, resume=True)
+        runner.run("rapf", stopped, resume=True)
 
 
-def test_a_renamed_checkpoint_is_refused(runner: Runner, copy: Path) -> None:
-    path = find(copy, "task-0002")
+def test_a_renamed_checkpoint_is_refused(runner: Runner, stopped: Path) -> None:
+    path = find(stopped, "task-0002")
     path.rename(path.with_name(path.name.replace("task-0002", "task-0003")))
     with pytest.raises(UserError, match="is not the checkpoint after task"):
-        runner.run("rapf", copy, resume=True)
+        runner.run("rapf", stopped, resume=True)
 
 
-def test_a_stage_of_another_run_is_not_taken(runner: Runner, copy: Path, whole: Path, tmp_path: Path) -> None:
+def test_a_stage_of_another_run_is_not_taken(runner: Runner, stopped: Path, whole: Path, tmp_path: Path) -> None:
     with pytest.raises(Killed), pytest.MonkeyPatch.context() as patch:
         stop_after(patch, 5)
         runner.run("rapf", tmp_path / "other", seed=1)
-    stages(copy)[0].unlink()
-    shutil.copy(stages(tmp_path / "other")[0], copy / "checkpoint" / "stages")
-    runner.run("rapf", copy, resume=True)
-    assert digest(copy) == digest(whole)
+    stages(stopped)[0].unlink()
+    shutil.copy(stages(tmp_path / "other")[0], stopped / "checkpoint" / "stages")
+    runner.run("rapf", stopped, resume=True)
+    assert digest(stopped) == digest(whole)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
@@ -151,12 +128,6 @@ def test_a_checkpoint_never_holds_a_nan(value: float, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="training diverged: 'w' holds a NaN or an infinity"):
         TensorStore(tmp_path).save("x", {"w": torch.tensor([1.0, value])})
     assert list(tmp_path.iterdir()) == []
-
-
-def test_tensors_and_facts_are_read_back(tmp_path: Path) -> None:
-    path = TensorStore(tmp_path).save("x", {"w": torch.arange(3.0), "n": torch.tensor(2)}, {"tasks": 1})
-    tensors, facts = read_entry(path)
-    assert facts == {"tasks": 1} and torch.equal(tensors["w"], torch.arange(3.0)) and tensors["n"].shape == ()
 
 
 def test_nothing_a_run_writes_is_ever_unpickled() -> None:

@@ -20,27 +20,12 @@ from clipcil.classifier.predict import Prediction
 from clipcil.cli import main
 from clipcil.commands import text
 from clipcil.data.cache import PixelStore
-from clipcil.data.names import same_name
 from clipcil.errors import UserError, printable
 from clipcil.experiment.monitor import Display, PlainDisplay
 from clipcil.signals import stops_once
-from clipcil.storage import cache_folder
 from support.lessons import plain, refused, week
 from support.processes import files_of_at_most
 from support.short_runs import tree
-
-
-@pytest.mark.parametrize(
-    ("one", "other"),
-    [
-        ("green apple", "Green_Apple"),
-        ("caf\u00e9", "cafe\u0301"),
-        ("STRASSE", "straße"),
-        ("cat", "c\u00ada\u200bt\ufeff"),
-    ],
-)
-def test_names_that_mean_one_class(one: str, other: str) -> None:
-    assert same_name(one) == same_name(other)
 
 
 def test_a_renamed_class_is_found_again_by_its_folder(made: clipcil.Classifier, tmp_path: Path) -> None:
@@ -81,14 +66,6 @@ def test_a_model_is_read_while_another_replaces_it(saved: Path, monkeypatch: pyt
 # -- tracebacks -------------------------------------------------------------------------------------------------------
 
 
-def test_no_home_is_needed_where_a_cache_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("CLIPCIL_CACHE", raising=False)
-    monkeypatch.setenv("XDG_CACHE_HOME", "/x")
-    assert cache_folder() == Path("/x/clipcil")
-    monkeypatch.setenv("CLIPCIL_CACHE", "/y")
-    assert cache_folder() == Path("/y")
-
-
 def test_names_reach_the_terminal_harmless(capsys: pytest.CaptureFixture[str]) -> None:
     assert printable("m[red]x\x1b[2J\x9b\u202e\n") == "m[red]x\\x1b[2J\\x9b\\u202e\\n"
     assert printable("größe 👩\u200d👩 鳥") == "größe 👩\u200d👩 鳥"
@@ -97,13 +74,6 @@ def test_names_reach_the_terminal_harmless(capsys: pytest.CaptureFixture[str]) -
         line(Path("a\x1b[2J\x9b.png"), Prediction(["x\x1b"], [1.0]))
     out = capsys.readouterr().out
     assert "m[red]x" in out and "\x1b" not in out and "\x9b" not in out
-
-
-PROGRAM = """
-import sys
-from clipcil.cli import main
-main(sys.argv[1:])
-"""
 
 
 def test_any_name_can_be_printed(saved: Path, tmp_path: Path) -> None:
@@ -115,7 +85,7 @@ def test_any_name_can_be_printed(saved: Path, tmp_path: Path) -> None:
     files = [os.fsencode(tmp_path) + b"/" + name for name in names]
     for encoding in ("utf-8:strict", "latin-1:strict"):
         done = subprocess.run(
-            [sys.executable, "-c", PROGRAM, "predict", str(saved), *files],
+            [sys.executable, "-m", "clipcil", "predict", str(saved), *files],
             env={**os.environ, "PYTHONIOENCODING": encoding, "OMP_NUM_THREADS": "1"},
             capture_output=True,
             check=False,
@@ -123,13 +93,6 @@ def test_any_name_can_be_printed(saved: Path, tmp_path: Path) -> None:
         assert done.returncode == 0 and not done.stderr, done.stderr
         assert b"\\udcff.png: " in done.stdout
         assert ("Ā" if encoding.startswith("utf") else "\\u0100").encode() + b".png: " in done.stdout
-
-
-def test_a_long_prompt_is_blamed_on_its_length(mini: clipcil.CLIP) -> None:
-    from clipcil.prompts.text import PromptTexts
-
-    with pytest.raises(UserError, match="take fewer"):
-        PromptTexts(mini, [""], 100)
 
 
 def test_another_number_of_threads_is_said(tmp_path: Path) -> None:
