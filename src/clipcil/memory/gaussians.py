@@ -48,12 +48,13 @@ class GaussianMemory(SizedByState):
     matrices: Annotated[Tensor, "P d d", torch.float64]  # M of every older space
     offsets: Annotated[Tensor, "P d", torch.float64]  # c of every older space
     tasks: Annotated[Tensor, "", torch.int64]  # calls of `add` so far
+    _sampler: Sampler | None
+    _means: Tensor | None
+    _squared: tuple[int, Tensor] | None  # a space and its M Mᵀ
 
     def __init__(self) -> None:
         super().__init__()
-        self._samplers: dict[torch.dtype, Sampler] = {}
-        self._means: Tensor | None = None
-        self._squared: tuple[int, Tensor] | None = None
+        self._forget_derived()
 
     def __len__(self) -> int:
         return len(self.origin_means)
@@ -93,11 +94,7 @@ class GaussianMemory(SizedByState):
 
     @torch.no_grad()
     def shift(self, offsets: Tensor) -> None:
-        """Move the mean of each class by its own offset (C, d); covariances stay.
-
-        Raises:
-            ValueError: The memory was transported by maps.
-        """
+        """Move the mean of each class by its own offset (C, d); covariances stay. Not after a transport by maps."""
         if len(self.matrices):
             raise ValueError("a memory that was transported by maps cannot be shifted class by class")
         self.origin_means = self.origin_means + offsets.to(self.origin_means)
@@ -147,20 +144,27 @@ class GaussianMemory(SizedByState):
             self._means = carried
         return self._means
 
-    def sample(self, classes: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+    def sample(self, classes: Tensor) -> Tensor:
         """Draw from class Gaussians with torch's global generator (see `Sampler.draw`).
 
         Args:
             classes: (N,) class of each draw, any order and repetition; on the host, so that a GPU need not wait.
-            dtype: Of the result.
 
         Returns:
-            (N, d) in the current space, on the memory's device.
+            (N, d) float32 in the current space, on the memory's device.
         """
-        compute = dtype if dtype in (torch.float32, torch.float64) else torch.float32
-        if compute not in self._samplers:
-            self._samplers[compute] = self._sampler(compute)
-        return self._samplers[compute].draw(classes).to(dtype)
+        if self._sampler is None:
+            weights = (1 - self.shrinkages).sqrt().float().repeat_interleave(self.ranks)  # (R,)
+            self._sampler = Sampler(
+                rows=self.rows.float() * weights[:, None],
+                starts=torch.cat([torch.zeros(1, dtype=torch.int64), self.ranks.cpu().cumsum(0)]),
+                deviations=self.noises.sqrt().float()[:, None],
+                means=self.means().float(),
+                matrices=self.matrices.float(),
+                spaces=self.space_of.cpu(),
+                rank=self.space_of.cpu().argsort(stable=True).argsort(),
+            )
+        return self._sampler.draw(classes)
 
     @torch.no_grad()
     def merge(self, index: int, features: Tensor) -> None:
@@ -245,22 +249,9 @@ class GaussianMemory(SizedByState):
         level = rows.square().sum() / self._dim
         return Summary(mean, rows, level, self.shrinkages[index], int(self.counts[index]))
 
-    def _sampler(self, dtype: torch.dtype) -> Sampler:
-        weights = (1 - self.shrinkages).sqrt().to(dtype).repeat_interleave(self.ranks)  # (R,)
-        return Sampler(
-            rows=self.rows.to(dtype) * weights[:, None],
-            starts=torch.cat([torch.zeros(1, dtype=torch.int64), self.ranks.cpu().cumsum(0)]),
-            deviations=self.noises.sqrt().to(dtype)[:, None],
-            means=self.means().to(dtype),
-            matrices=self.matrices.to(dtype),
-            spaces=self.space_of.cpu(),
-            rank=self.space_of.cpu().argsort(stable=True).argsort(),
-        )
-
     def _forget_derived(self) -> None:
         """Drop what was computed from the state."""
-        self._means = self._squared = None
-        self._samplers.clear()
+        self._sampler = self._means = self._squared = None
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> GaussianMemory:
         """Follow the module to another device, but never to another dtype: `half()` must not round the statistics."""

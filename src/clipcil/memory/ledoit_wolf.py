@@ -42,11 +42,7 @@ class Summary:
 
 
 def summarise(features: Tensor) -> Summary:
-    """Statistics of one class from its features (n, d), n ≥ 1.
-
-    Raises:
-        UserError: There is no picture, or a feature is not finite.
-    """
+    """Statistics of one class from its features (n, d), which must be finite, n ≥ 1."""
     if features.ndim != 2 or not features.numel():
         raise UserError(f"features of a class have shape {tuple(features.shape)}: give at least one picture, as (n, d)")
     features = features.detach().double()

@@ -13,7 +13,7 @@ MANY = 8
 
 
 class Sampler(NamedTuple):
-    """The class Gaussians prepared for sampling: in the dtype of the draws, shrunk; indices on the host."""
+    """The class Gaussians prepared for sampling: shrunk, in float32; indices on the host."""
 
     rows: Tensor  # (R, d): √(1−ρ) B of all classes, one class after another
     starts: Tensor  # (C + 1,): class c owns rows starts[c] : starts[c + 1]
@@ -30,8 +30,8 @@ class Sampler(NamedTuple):
             z = (Mμ + c) + M (√(1−ρ) Bᵀε₁ + √s ε₂),    ε₁ ~ N(0, I_r), ε₂ ~ N(0, I_d)
 
         Draws are sorted by space and class, so that an older space is one product with its M. Rows are not copied or
-        padded, however different their numbers. Only the deviation from the mean passes M in the dtype of the draws;
-        the mean was carried in float64.
+        padded, however different their numbers. Only the deviation from the mean passes M in float32; the mean was
+        transported in float64.
         """
         device, dtype, dim = self.rows.device, self.rows.dtype, self.rows.shape[1]
         classes = classes.to("cpu", torch.int64)

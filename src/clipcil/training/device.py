@@ -36,19 +36,10 @@ def find_device(name: str) -> str:
 
 
 def make_fabric(device: str, precision: Precision, devices: int = 1, nodes: int = 1) -> Any:
-    """A launched Fabric.
+    """A launched Fabric: `devices` devices (cpu, cuda or auto) on each of `nodes` machines.
 
     With several devices Fabric starts the other processes itself, by running the same command again, unless torchrun or
-    Slurm has started them.
-
-    Args:
-        device: cpu, cuda or auto.
-        precision: Parameters are in single precision in each of the three.
-        devices: Number of devices of this machine.
-        nodes: Number of machines.
-
-    Raises:
-        UserError: There is no such device, or fewer devices, or another number of processes was started.
+    Slurm has started them. Parameters are in single precision in each of the three precisions.
     """
     from lightning_fabric import Fabric
     from lightning_fabric.strategies import DDPStrategy

@@ -147,6 +147,8 @@ class Trainer:
     ) -> None:
         """Train parameters by minibatches, or restore them where the stage was trained before.
 
+        Training that diverges stops with a UserError that names the stage and the step.
+
         Args:
             stage: Name of the stage.
             parameters: The parameters to train, or groups of them, each with its own `lr`.
@@ -159,9 +161,6 @@ class Trainer:
             each_epoch: Called before every epoch, to draw what stays the same during it.
             depends_on: Everything that the loss depends on beside the parameters and the random state. Where it is
                 given, the stage is shared with other runs through the cache.
-
-        Raises:
-            UserError: The loss or a parameter becomes NaN or infinite.
         """
         optimizer = _optimizer(parameters, how)
         peaks = [group["lr"] for group in optimizer.param_groups]
@@ -202,7 +201,7 @@ class Trainer:
                     scaler.update()
                 losses.append(value.detach())
                 if len(losses) % steps % CHECK_EVERY == 0:
-                    check_finite(losses, trained, stage, how, steps)
+                    _check_finite(losses, trained, stage, how, steps)
                 self._end_step(stage, how, steps, len(losses) - 1, losses[-1])
         for parameter in trained:
             parameter.requires_grad_(False)
@@ -256,18 +255,10 @@ class Trainer:
             raise UserError(f"the stage '{stage}' that is stored does not fit; delete checkpoint/stages") from error
 
 
-def check_finite(
+def _check_finite(
     losses: Sequence[Tensor], trained: Sequence[nn.Parameter], stage: str, how: Training, steps: int
 ) -> None:
-    """Stop a stage whose loss or parameters become NaN or infinite.
-
-    Args:
-        losses: Losses of all steps so far, 0-d; the last `CHECK_EVERY` are read.
-        trained: The parameters.
-        stage: Name of the stage.
-        how: Its training.
-        steps: Steps of an epoch.
-    """
+    """Stop a stage if one of the last `CHECK_EVERY` losses or a parameter is NaN or infinite; epochs have `steps`."""
     values = torch.stack([loss.float() for loss in losses[-CHECK_EVERY:]]).cpu()
     broken = torch.nonzero(~torch.isfinite(values)).flatten().tolist()
     place = len(losses) - len(values) + broken[0] if broken else len(losses) - 1
