@@ -22,24 +22,9 @@ from clipcil.commands.use import export, predict, show, test
 from clipcil.errors import LostProcessError, UserError, nearest, printable
 from clipcil.signals import stops_once
 
-COMMANDS: dict[str, Callable[..., Any]] = {
-    "learn": learn,
-    "predict": predict,
-    "serve": serve,
-    "test": test,
-    "show": show,
-    "forget": forget,
-    "rename": rename,
-    "undo": undo,
-    "export": export,
-    "run": run,
-    "bench": bench,
-    "sweep": sweep,
-    "report": report,
-    "methods": methods,
-    "datasets": datasets,
-    "describe": describe,
-}
+_MODELS = (learn, predict, serve, test, show, forget, rename, undo, export)
+_RUNS = (run, bench, sweep, report, methods, datasets, describe)
+COMMANDS: dict[str, Callable[..., Any]] = {command.__name__: command for command in (*_MODELS, *_RUNS)}
 DESCRIPTION = """Class-incremental learning with CLIP: DMC, DMC-OT and the methods they are compared with.
 
 Type `clipcil COMMAND --help` for the help of a command, and `clipcil --version` for the version."""
@@ -65,24 +50,27 @@ def _run(words: list[str]) -> None:
     try:
         _dispatch(words)
         sys.stdout.flush()
-    except LostProcessError as error:
-        _say(str(error))
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(2)  # an ordinary exit sometimes aborts: gloo's threads still wait for the process that is gone
     except UserError as error:
-        _fail(str(error))
+        _say(str(error))
+        if isinstance(error, LostProcessError):
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(2)  # an ordinary exit sometimes aborts: gloo's threads still wait for the process that is gone
+        sys.exit(2)
     except KeyboardInterrupt as stop:
-        _fail(str(stop) or "stopped", code=130)
+        _say(str(stop) or "stopped")
+        sys.exit(130)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)
     except (MemoryError, RuntimeError) as error:
         if isinstance(error, RuntimeError) and not any(said in str(error) for said in OUT_OF_MEMORY):
             raise
-        _fail("there is not enough memory for this")
+        _say("there is not enough memory for this")
+        sys.exit(2)
     except OSError as error:  # a file that vanished, a full disk: where no other code handles it
-        _fail(f"{error.filename or 'a file'} cannot be read or written: {error.strerror or error}")
+        _say(f"{error.filename or 'a file'} cannot be read or written: {error.strerror or error}")
+        sys.exit(2)
 
 
 def _dispatch(words: list[str]) -> None:
@@ -116,11 +104,6 @@ def _help_text(command: Callable[..., Any]) -> str:
     """The docstring of a command above its arguments, each paragraph in one line; examples keep their lines."""
     text = inspect.cleandoc(command.__doc__ or "").partition("\n\nArgs:")[0]
     return "\n\n".join(part if "\n  " in part else " ".join(part.split("\n")) for part in text.split("\n\n"))
-
-
-def _fail(line: str, code: int = 2) -> None:
-    _say(line)
-    sys.exit(code)
 
 
 def _say(line: str) -> None:

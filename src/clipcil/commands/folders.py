@@ -44,31 +44,26 @@ class Sorter:
         refuse_links(folder)
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            for number in range(1, 1_000_000):
-                place = folder / (picture.name if number == 1 else f"{picture.stem}-{number}{picture.suffix}")
-                if self._is(place, picture):
-                    return place
-                if not os.path.lexists(place):
-                    return self._place(picture, place)
+            place, number = folder / picture.name, 1
+            while os.path.lexists(place) and not self._is(place, picture):
+                number += 1
+                place = folder / f"{picture.stem}-{number}{picture.suffix}"
+            if os.path.lexists(place):
+                return place
+            if self.by == "link":
+                place.symlink_to(picture.resolve())
+            else:
+                with whole_file(place) as part:
+                    shutil.copy2(picture, part)
+            return place
         except OSError as error:
             raise UserError(f"cannot sort {picture} into {folder}: {error.strerror or error}") from error
-        raise UserError(f"{folder} has a million pictures called {picture.name}")
-
-    def _place(self, picture: Path, place: Path) -> Path:
-        if self.by == "link":
-            place.symlink_to(picture.resolve())
-        else:
-            with whole_file(place) as part:
-                shutil.copy2(picture, part)
-        return place
 
     def _is(self, place: Path, picture: Path) -> bool:
         """Whether `place` already is this picture, from a run before."""
         if place.is_symlink():
             return place.resolve() == picture.resolve()
-        if not place.is_file() or self.by == "link":
-            return False
-        return filecmp.cmp(place, picture, shallow=False)
+        return place.is_file() and self.by == "copy" and filecmp.cmp(place, picture, shallow=False)
 
 
 def folder_names(classes: Sequence[str]) -> dict[str, str]:
@@ -102,15 +97,7 @@ def watch(
     """Yield the pictures that are new in the folders, again and again, those that are there at the start first.
 
     A file counts as new when its size and time of change are the same in two looks, so that a picture still being
-    copied is left for later; a file that is changed afterwards is new again.
-
-    Args:
-        folders: What to watch, with everything below.
-        should_stop: Asked before every look.
-        pause: Seconds between two looks.
-
-    Raises:
-        UserError: There is no such folder.
+    copied is left for later; a file that is changed afterwards is new again. `should_stop` is asked before every look.
     """
     for folder in folders:
         if not folder.is_dir():
