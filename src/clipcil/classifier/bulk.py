@@ -14,6 +14,7 @@ import json
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import tee
 from pathlib import Path
 from typing import Any
 
@@ -126,10 +127,11 @@ class _Predictor:
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
         for number, file, group in zip(batch["number"], batch["file"], batch["group"], strict=True):
-            part, names = Part(int(number), str(file), int(group)), list[str]()
-            pictures = (names.append(name) or picture for name, picture in read_part(part))  # type: ignore[func-returns-value]
-            found = (prediction for _, prediction in self.classifier.predict_stream(pictures, self.top))
-            write_answers(self.out / part.name, ((names[row], each) for row, each in enumerate(found)))
+            part = Part(int(number), str(file), int(group))
+            named, pictures = tee(read_part(part))
+            found = self.classifier.predict_stream((picture for _, picture in pictures), self.top)
+            answers = ((name, answer) for (name, _), (_, answer) in zip(named, found, strict=True))
+            write_answers(self.out / part.name, answers)
         return {"number": batch["number"]}
 
 

@@ -9,6 +9,7 @@ from cyclopts import Parameter
 
 from clipcil.commands.types import File, Flag
 from clipcil.errors import UserError
+from clipcil.network import allow_downloads
 
 if TYPE_CHECKING:
     from clipcil.classifier.classifier import Classifier
@@ -48,7 +49,6 @@ def report(
     from clipcil.classifier.folder import MODEL
     from clipcil.classifier.load import load
     from clipcil.commands import text
-    from clipcil.network import allow_downloads
     from clipcil.report.compare import group_runs
     from clipcil.report.page import write_report
     from clipcil.report.runs import find_runs

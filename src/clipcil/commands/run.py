@@ -8,6 +8,7 @@ from typing import Any
 
 from clipcil.commands.types import Download, Flag, Folder, Words, takes
 from clipcil.errors import UserError, printable, quoted
+from clipcil.network import allow_downloads
 
 
 @takes("RunSpec")
@@ -45,7 +46,6 @@ def run(
     from clipcil.experiment.experiment import Experiment
     from clipcil.experiment.folder import finished_run, fresh_folder
     from clipcil.experiment.monitor import open_display
-    from clipcil.network import allow_downloads
     from clipcil.settings import parse_words
     from clipcil.training.cpu import prepare_process
 

@@ -11,6 +11,7 @@ from cyclopts import Parameter
 
 from clipcil.commands.types import Backbone, Device, Download, Flag, Model, Name, NewBackbone, Number, Pictures, Words
 from clipcil.errors import UserError, quoted
+from clipcil.network import allow_downloads
 
 if TYPE_CHECKING:
     from clipcil.classifier.classifier import Classifier
@@ -64,7 +65,6 @@ def learn(
     from clipcil.classifier.sources import check_swapped, read_source
     from clipcil.commands import text
     from clipcil.data.pictures import BrokenPictureError
-    from clipcil.network import allow_downloads
     from clipcil.settings import parse_words
 
     check_swapped(model, folder, "clipcil learn")
@@ -79,7 +79,7 @@ def learn(
                 found = classifier.preview(dataset, on_progress=on_progress)
             text.preview(found, skip_broken)
             return
-        with _changing(model, **choices, device=device) as classifier:
+        with _changing(model, new=True, **choices, device=device) as classifier:
             if not quiet:
                 text.plan(classifier, dataset, folder)
             with text.progress_bar(quiet) as on_progress:
@@ -107,7 +107,7 @@ def forget(model: Model, name: ClassName, /, *, backbone: Backbone = None, allow
     from clipcil.commands import text
 
     # The previous model would still contain the class.
-    with _existing(model, backbone, allow_download, keep_previous=False) as classifier:
+    with allow_downloads(allow_download), _changing(model, keep_previous=False, backbone=backbone) as classifier:
         classifier.forget(name)
     text.say(f"{quoted(model)} has forgotten '{name}'")
 
@@ -133,7 +133,7 @@ def rename(
     """
     from clipcil.commands import text
 
-    with _existing(model, backbone, allow_download) as classifier:
+    with allow_downloads(allow_download), _changing(model, backbone=backbone) as classifier:
         classifier.rename(old, new)
     text.say(f"'{old}' of {quoted(model)} is called '{new}' now")
 
@@ -189,7 +189,6 @@ def serve(
         open: Open the page in a browser.
         method: Method of a new model; `clipcil methods` lists them.
     """
-    from clipcil.network import allow_downloads
     from clipcil.serve.server import serve_model
 
     with allow_downloads(allow_download):
@@ -197,28 +196,17 @@ def serve(
 
 
 @contextmanager
-def _changing(folder: Path, keep_previous: bool = True, **choices: Any) -> Iterator[Classifier]:
-    """The model in a folder, which stays locked, or a new one; written back after the block."""
-    from clipcil.classifier.folder import hold_model
+def _changing(folder: Path, keep_previous: bool = True, new: bool = False, **choices: Any) -> Iterator[Classifier]:
+    """The model in a folder, which stays locked; written back after the block. With `new` it need not exist yet."""
+    from clipcil.classifier.folder import hold_model, read_model
     from clipcil.classifier.load import load_or_new
     from clipcil.classifier.small_pictures import SmallPictures
 
+    if not new:
+        read_model(folder)  # says what is wrong before a lock is made in a folder that holds no model
     with hold_model(folder):
         model = load_or_new(folder, **choices)
         before = model.class_facts
         yield model
         model.write(folder, keep_previous=keep_previous)
         SmallPictures(folder).follow(before)
-
-
-@contextmanager
-def _existing(
-    folder: Path, backbone: str | None, allow_download: bool, keep_previous: bool = True
-) -> Iterator[Classifier]:
-    """As `_changing`, for a model that must be there already."""
-    from clipcil.classifier.folder import read_model
-    from clipcil.network import allow_downloads
-
-    read_model(folder)
-    with allow_downloads(allow_download), _changing(folder, keep_previous, backbone=backbone) as model:
-        yield model
