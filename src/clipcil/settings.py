@@ -88,10 +88,7 @@ def typed(value: Any, kind: Any, where: str = "") -> Any:
 def _refusal(error: ValidationError, what: str = "", known: Sequence[str] = (), where: str = "") -> UserError:
     """The first value that pydantic refused and what it should be, in one line."""
     first = error.errors(include_url=False)[0]
-    place, shown = first["loc"], printable(first["input"])
-    if place and isinstance(place[0], int) and place[0] < len(known):  # given by position
-        place = (known[place[0]], *place[1:])
-    name = ".".join(map(str, (where, *place) if where else place))
+    name, shown = ".".join(map(str, (where, *first["loc"]) if where else first["loc"])), printable(first["input"])
     if first["type"] == "missing":
         return UserError(f"{what}'{name}' is missing")
     if first["type"] == "unexpected_keyword_argument":

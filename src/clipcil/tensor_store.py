@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import re
 import time
 from collections.abc import Iterable
 from contextlib import suppress
@@ -43,6 +42,8 @@ CHECKS = 64
 """The size of a store is checked after each 1/64 of its limit that a process has written."""
 ABANDONED = 3600
 """Seconds after which a half-written file has no writer any more."""
+ANY_SHA256 = "?" * 64
+"""A pattern for the end of a file's name."""
 DTYPES = {torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.bool, torch.uint8}
 DTYPES |= {torch.int64, torch.int32, torch.int16, torch.int8}
 Input = Tensor | str
@@ -113,11 +114,11 @@ class TensorStore:
 
     def paths(self, key: str) -> list[Path]:
         """The files saved under `key`."""
-        return [path for path in self.folder.glob(f"{key}-*.safetensors") if key_of(path) == key]
+        return list(self.folder.glob(f"{key}-{ANY_SHA256}.safetensors"))
 
     def all_keys(self) -> list[str]:
         """The keys of all entries, sorted."""
-        return sorted({key for path in self.folder.glob("*.safetensors") if (key := key_of(path))})
+        return sorted({path.stem[:-65] for path in self.paths("*")})
 
     def drop(self, key: str) -> None:
         """Delete the entry of `key`."""
@@ -131,7 +132,7 @@ class TensorStore:
                 if time.time() - path.stat().st_mtime > ABANDONED:
                     path.unlink()
         found = []
-        for path in self.folder.glob("*-*.safetensors"):
+        for path in self.paths("*"):
             with suppress(OSError):
                 found.append((path.stat().st_mtime, path.stat().st_size, path))
         spare = self.most_bytes - sum(size for _, size, _ in found)
@@ -143,33 +144,20 @@ class TensorStore:
             spare += size
 
 
-def key_of(path: Path) -> str:
-    """The key in the name of an entry; empty where the name is not one of an entry."""
-    found = re.fullmatch(r"(.+)-[0-9a-f]{64}", path.stem)
-    return found[1] if found else ""
-
-
 def read_entry(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Tensors and facts of an entry of a store; a `UserError` names a damaged file."""
-    data = _checked_bytes(path, path.stem.rpartition("-")[2])
-    header = parse_json(data[8 : 8 + int.from_bytes(data[:8], "little")], str(path))
-    facts = header.get("__metadata__", {}).get("facts", "{}")
-    return _tensors(path, data), parse_json(facts, str(path))
+    return _read(path, path.stem[-64:])
 
 
 def read_tensors(path: Path, sha256: str) -> dict[str, Tensor]:
     """The tensors of a safetensors file with this checksum: known number types, every float finite."""
-    return _tensors(path, _checked_bytes(path, sha256))
+    return _read(path, sha256)[0]
 
 
-def _checked_bytes(path: Path, sha256: str) -> bytes:
+def _read(path: Path, sha256: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
     data = read_bytes(path, MOST_TENSORS)
     if hashlib.sha256(data).hexdigest() != sha256:
         raise UserError(f"{path} does not match its checksum")
-    return data
-
-
-def _tensors(path: Path, data: bytes) -> dict[str, Tensor]:
     try:
         tensors = load(data)
     except (SafetensorError, KeyError, ValueError, TypeError, RuntimeError) as error:
@@ -179,7 +167,8 @@ def _tensors(path: Path, data: bytes) -> dict[str, Tensor]:
             raise UserError(f"{path}: '{key[:80]}' holds {value.dtype}, which is not used here")
         if value.is_floating_point() and not bool(torch.isfinite(value).all()):
             raise UserError(f"{path}: '{key[:80]}' holds a NaN or an infinity")
-    return tensors
+    header = parse_json(data[8 : 8 + int.from_bytes(data[:8], "little")], str(path))
+    return tensors, parse_json(header.get("__metadata__", {}).get("facts", "{}"), str(path))
 
 
 def content_key(inputs: Iterable[Input]) -> str:
