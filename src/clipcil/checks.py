@@ -20,9 +20,20 @@ from clipcil.data.dataset import Dataset, open_dataset
 from clipcil.data.pictures import PictureSet
 from clipcil.data.reader import Reader, TensorBatch
 from clipcil.data.tasks import TaskStream
+from clipcil.memory.exemplars import ExemplarMemory
+from clipcil.memory.rows import FeatureRows
 from clipcil.methods.base import Method, method_state, restore_method
 from clipcil.tensor_store import TensorStore, read_entry
 from clipcil.training.trainer import Trainer, Training
+
+SETTINGS: tuple[tuple[str, Callable[[], Any], Callable[[Any], Any]], ...] = (
+    ("the default dtype", torch.get_default_dtype, torch.set_default_dtype),
+    ("whether gradients are computed", torch.is_grad_enabled, torch.set_grad_enabled),
+    ("the number of threads", torch.get_num_threads, torch.set_num_threads),
+    ("the choice of algorithms", torch.are_deterministic_algorithms_enabled, torch.use_deterministic_algorithms),
+    ("the seed", torch.initial_seed, torch.manual_seed),
+)
+"""Settings of torch that concern more than one method: name, how to read it, how to restore it."""
 
 
 def briefly(config: Any) -> Any:
@@ -54,14 +65,22 @@ class RecordingReader(Reader):
         return super().encoded(pictures, rows, levels)
 
 
-@dataclasses.dataclass
 class Fixture:
-    """A method on a small stream of tasks, ready to learn."""
+    """A method on a small stream of tasks, ready to learn, with stages of one epoch and a backbone of its own."""
 
-    method: Method
-    stream: TaskStream
-    reader: RecordingReader
-    clip: CLIP
+    def __init__(
+        self, kind: type[Method], clip: CLIP, data: Dataset, sizes: Sequence[int], cache: Path, seed: int = 0
+    ) -> None:
+        self.given = (kind, clip, data, sizes, cache, seed)
+        own = clip.with_own_vision_tower()  # also for a method that should not change it: a check sees whether it does
+        self.reader = RecordingReader(own, cache)
+        self.stream = TaskStream(data, self.reader, range(len(data.classes)), sizes)
+        torch.manual_seed(seed)
+        self.method = kind(briefly(kind.Config()), own, Trainer(), data.templates)
+
+    def again(self) -> Fixture:
+        """The same method before it has learnt anything."""
+        return Fixture(*self.given)
 
     def learn(self, start: int = 0, end: int | None = None) -> None:
         """Learn the tasks from `start` on, up to `end` and without it."""
@@ -72,19 +91,32 @@ class Fixture:
 
     @torch.no_grad()
     def scores(self, tasks: int, size: int = 64) -> Tensor:
-        parts = [self.method.logits(b) for i in range(tasks) for b in self.stream.test(i).batches(size)]
-        return torch.cat(parts)
+        """Scores of the test pictures of the first tasks, in batches of `size`."""
+        batches = [batch for task in range(tasks) for batch in self.stream.test(task).batches(size)]
+        return torch.cat([self.method.logits(batch) for batch in batches])
 
 
-def set_up(kind: type[Method], clip: CLIP, data: Dataset, sizes: Sequence[int], cache: Path, seed: int = 0) -> Fixture:
-    own = clip.with_own_vision_tower()  # every method gets a copy, so that a test can see which ones change it
-    reader = RecordingReader(own, cache)
-    stream = TaskStream(data, reader, range(len(data.classes)), sizes)
-    torch.manual_seed(seed)
-    return Fixture(kind(briefly(kind.Config()), own, Trainer(), data.templates), stream, reader, own)
+def check_surroundings(fixture: Fixture) -> None:
+    """Learning leaves the settings of torch as they were; scoring draws no random numbers, which would change what is
+    learnt next."""
+    torch.manual_seed(65537)  # not one that a method would set by itself
+    before = [get() for _, get, _ in SETTINGS]
+    try:
+        for task in fixture.stream.tasks():
+            fixture.method.learn(task)
+            for (what, get, _), value in zip(SETTINGS, before, strict=True):
+                assert get() == value, f"learning changed {what} from {value} to {get()}"
+            drawn = torch.get_rng_state()
+            with torch.no_grad():
+                fixture.method.logits(fixture.stream.test(task.index))
+            assert torch.equal(torch.get_rng_state(), drawn), "scoring changes the state of torch's random numbers"
+    finally:  # a method that fails here must not spoil what runs after it
+        for (_, _, restore), value in zip(SETTINGS, before, strict=True):
+            restore(value)
 
 
 def check_columns(fixture: Fixture) -> None:
+    """One column of finite scores for each class seen."""
     for task in fixture.stream.tasks():
         fixture.method.learn(task)
         seen = sum(fixture.stream.sizes[: task.index + 1])
@@ -95,81 +127,43 @@ def check_columns(fixture: Fixture) -> None:
         assert torch.isfinite(scores).all()
 
 
+@torch.no_grad()
 def check_batch_independence(fixture: Fixture) -> None:
-    """The rows of any batching, and of a shuffled batch, are the same to 1e-5 of the largest score; those of one batch
-    of all tasks, which holds pixels and no labels, to 1e-4, because the tower encodes it in another batch size."""
-    fixture.learn()
-    pictures = fixture.stream.test(0)
-    with torch.no_grad():
-        whole = fixture.method.logits(pictures)
-        tolerance = 1e-5 * max(1.0, float(whole.abs().max()))
-        for size in (1, 7, 64):
-            parts = torch.cat([fixture.method.logits(batch) for batch in pictures.batches(size)])
-            assert torch.allclose(parts, whole, atol=tolerance, rtol=0), f"batches of {size} give other scores"
-            assert torch.equal(parts.argmax(1), whole.argmax(1)), (
-                f"batches of {size} give other answers: the scores of two classes are equal to rounding"
-            )
-        order = torch.randperm(len(pictures), generator=torch.Generator().manual_seed(1))
-        shuffled = fixture.method.logits(pictures[order])
-        assert torch.allclose(shuffled, whole[order], atol=tolerance, rtol=0), "the order of the batch changes scores"
-        alone = fixture.scores(len(fixture.stream), size=1)
-        pixels = torch.cat([fixture.stream.test(task).pixels for task in range(len(fixture.stream))])
-        mixed = fixture.method.logits(TensorBatch(fixture.clip, pixels))
-        tolerance = 1e-4 * max(1.0, float(alone.abs().max()))
-        assert torch.allclose(mixed, alone, atol=tolerance, rtol=0), "a batch of all tasks gives other scores"
-
-
-def surroundings() -> dict[str, Any]:
-    """Settings of torch that concern more than one method."""
-    return {
-        "the default dtype": torch.get_default_dtype(),
-        "whether gradients are computed": torch.is_grad_enabled(),
-        "the number of threads": torch.get_num_threads(),
-        "whether algorithms are deterministic": torch.are_deterministic_algorithms_enabled(),
-        "the seed": torch.initial_seed(),
-    }
-
-
-def check_surroundings(fixture: Fixture) -> None:
-    """Learning leaves the settings of torch as they were; scoring draws no random numbers, which would change what is
-    learnt next."""
-    torch.manual_seed(65537)  # not one that a method would set by itself
-    before = surroundings()
-    try:
-        for task in fixture.stream.tasks():
-            fixture.method.learn(task)
-            for what, value in surroundings().items():
-                assert value == before[what], f"learning changed {what} from {before[what]} to {value}"
-            drawn = torch.get_rng_state()
-            with torch.no_grad():
-                fixture.method.logits(fixture.stream.test(task.index))
-            assert torch.equal(torch.get_rng_state(), drawn), "scoring changes the state of torch's random numbers"
-    finally:  # a method that fails here must not spoil what runs after it
-        torch.set_default_dtype(before["the default dtype"])
-        torch.set_grad_enabled(before["whether gradients are computed"])
-        torch.set_num_threads(before["the number of threads"])
-        torch.use_deterministic_algorithms(before["whether algorithms are deterministic"])
+    """Scores are the same to 1e-5 of the largest in any batching and order; in one batch of all tasks, which holds
+    pixels and no labels, to 1e-4, because the tower encodes it in another batch size."""
+    with torch.enable_grad():
+        fixture.learn()
+    method, pictures = fixture.method, fixture.stream.test(0)
+    whole = method.logits(pictures)
+    tolerance = 1e-5 * max(1.0, float(whole.abs().max()))
+    for size in (1, 7, 64):
+        parts = torch.cat([method.logits(batch) for batch in pictures.batches(size)])
+        assert torch.allclose(parts, whole, atol=tolerance, rtol=0), f"batches of {size} give other scores"
+        same = torch.equal(parts.argmax(1), whole.argmax(1))
+        assert same, f"batches of {size} give other answers: the scores of two classes are equal to rounding"
+    order = torch.randperm(len(pictures), generator=torch.Generator().manual_seed(1))
+    shuffled = method.logits(pictures[order])
+    assert torch.allclose(shuffled, whole[order], atol=tolerance, rtol=0), "the order of the batch changes scores"
+    alone = fixture.scores(len(fixture.stream), size=1)
+    pixels = torch.cat([fixture.stream.test(task).pixels for task in range(len(fixture.stream))])
+    mixed = method.logits(TensorBatch(fixture.method.clip, pixels))
+    tolerance = 1e-4 * max(1.0, float(alone.abs().max()))
+    assert torch.allclose(mixed, alone, atol=tolerance, rtol=0), "a batch of all tasks gives other scores"
 
 
 def check_frozen(fixture: Fixture) -> None:
     """Only a method that tunes the tower changes it, and marks it as changed: else cached features would be stale."""
-    before = {name: value.clone() for name, value in fixture.clip.state_dict().items()}
+    clip, tunes = fixture.method.clip, fixture.method.tunes_tower
+    before = {name: value.clone() for name, value in clip.state_dict().items()}
     for index in range(len(fixture.stream)):
-        earlier, version = [value.clone() for value in fixture.clip.vision.parameters()], fixture.clip.version
+        earlier, version = [value.clone() for value in clip.vision.parameters()], clip.version
         fixture.learn(index, index + 1)
-        same = all(map(torch.equal, earlier, fixture.clip.vision.parameters()))
-        assert same or fixture.clip.version != version, "the tower has moved and was not marked by clip.touch()"
-    for name, value in fixture.clip.state_dict().items():
-        if not (fixture.method.tunes_tower and name.startswith("vision.")):
-            assert torch.equal(value, before[name]), f"{name} was changed"
-    if fixture.method.tunes_tower:
-        moved = [
-            name
-            for name, value in fixture.clip.vision.named_parameters()
-            if not torch.equal(value, before[f"vision.{name}"])
-        ]
-        assert moved, "it says that it tunes the tower but the tower has not moved"
-    assert not any(parameter.requires_grad for parameter in fixture.clip.parameters())
+        same = all(map(torch.equal, earlier, clip.vision.parameters()))
+        assert same or clip.version != version, "the tower has moved and was not marked by clip.touch()"
+    changed = [name for name, value in clip.state_dict().items() if not torch.equal(value, before[name])]
+    assert bool(changed) == tunes, f"tunes_tower is {tunes}, and of the backbone were changed: {changed}"
+    assert all(name.startswith("vision.") for name in changed), f"{changed} were changed"
+    assert not any(parameter.requires_grad for parameter in clip.parameters())
 
 
 def check_isolation(fixture: Fixture) -> None:
@@ -184,9 +178,6 @@ def check_isolation(fixture: Fixture) -> None:
 
 def check_budget(fixture: Fixture) -> None:
     """What an exemplar method keeps never exceeds its budget; a method that keeps features of pictures says so."""
-    from clipcil.memory.exemplars import ExemplarMemory
-    from clipcil.memory.rows import FeatureRows
-
     modules = list(fixture.method.modules())
     memories = [module for module in modules if isinstance(module, ExemplarMemory)]
     keeps = bool(memories) or any(isinstance(module, FeatureRows) for module in modules)
@@ -198,30 +189,29 @@ def check_budget(fixture: Fixture) -> None:
             assert 0 < len(memory) <= most, f"it keeps {len(memory)} exemplars, and may keep 1 to {most}"
 
 
-def reload(kind: type[Method], fixture: Fixture, folder: Path) -> Fixture:
+def reload(fixture: Fixture) -> Fixture:
     """Save the method and load it into a fresh one on a fresh tower."""
-    tensors, facts = read_entry(TensorStore(folder).save("state", *method_state(fixture.method)))
+    with tempfile.TemporaryDirectory(prefix="clipcil-") as folder:
+        tensors, facts = read_entry(TensorStore(Path(folder)).save("state", *method_state(fixture.method)))
     assert facts["names"] == fixture.method.names
-    clip = fixture.clip.with_own_vision_tower()
-    if kind.tunes_tower:
-        for parameter in clip.vision.parameters():
+    fresh = fixture.again()
+    if fresh.method.tunes_tower:
+        for parameter in fresh.method.clip.vision.parameters():
             parameter.data.zero_()  # the checkpoint itself must bring the tower
-    fresh = kind(fixture.method.config, clip, Trainer(), fixture.method.templates)
-    restore_method(fresh, tensors, facts)
-    fresh.eval()
-    clip.touch()
-    reader, data = RecordingReader(clip, fixture.reader.cache), fixture.stream.dataset
-    return Fixture(fresh, TaskStream(data, reader, range(len(data.classes)), fixture.stream.sizes), reader, clip)
+    restore_method(fresh.method, tensors, facts)
+    fresh.method.eval()
+    fresh.method.clip.touch()
+    return fresh
 
 
-def check_round_trip(kind: type[Method], fixture: Fixture, folder: Path) -> None:
+def check_round_trip(fixture: Fixture) -> None:
     """Saved and loaded before its last task, it scores the same, learns the last task to the same bits, and so again.
 
     Tensors lie in memory as loading lays them: otherwise some CPUs would round what is learnt next differently.
     """
     last = len(fixture.stream) - 1
     fixture.learn(end=last)
-    again = reload(kind, fixture, folder)
+    again = reload(fixture)
     if last:
         assert torch.equal(again.scores(last), fixture.scores(last)), "saved and loaded, it scores otherwise"
     for each in (fixture, again):
@@ -231,17 +221,30 @@ def check_round_trip(kind: type[Method], fixture: Fixture, folder: Path) -> None
     assert torch.equal(again.scores(last + 1), wanted), "saved and loaded, it learns the next task otherwise"
     for name, value in fixture.method.state_dict().items():
         assert value.is_contiguous(), f"{name} is not contiguous; a run that is resumed would not have the same bits"
-    again = reload(kind, fixture, folder)
-    assert torch.equal(again.scores(last + 1), wanted), "saved and loaded, it scores otherwise"
+    assert torch.equal(reload(fixture).scores(last + 1), wanted), "saved and loaded, it scores otherwise"
 
 
-def check_same_seed(make: Callable[[], Fixture]) -> None:
+def check_same_seed(fixture: Fixture) -> None:
+    """The same seed gives the same scores."""
     scores = []
     for _ in range(2):
-        fixture = make()  # seeds, builds
+        fixture = fixture.again()  # seeds and builds
         fixture.learn()
         scores.append(fixture.scores(len(fixture.stream)))
     assert torch.equal(*scores), "the same seed gives other scores the second time"
+
+
+CHECKS: tuple[Callable[[Fixture], None], ...] = (
+    check_surroundings,
+    check_columns,
+    check_batch_independence,
+    check_frozen,
+    check_isolation,
+    check_budget,
+    check_round_trip,
+    check_same_seed,
+)
+"""The contract."""
 
 
 def some_classes(count: int) -> Dataset:
@@ -256,10 +259,8 @@ def check_method(
 ) -> None:
     """Run every check on a method class; it need not be registered.
 
-    The checks: torch's settings unchanged; one column of finite scores per class seen; scores that do not depend on the
-    other pictures of a batch or on labels; frozen weights unchanged to the bit, and a tuned tower marked as changed; no
-    training picture read after its task has ended; exemplars within their budget; the same scores after saving and
-    loading, also when the next task is learnt after loading; the same scores from the same seed.
+    They are the functions in `CHECKS`: scores of a picture that depend on that picture alone, frozen weights unchanged,
+    no old picture read, the same scores after saving and loading and from the same seed, and a few more.
 
     Args:
         kind: The method class. Each of its `Training` options is cut to one epoch.
@@ -277,12 +278,5 @@ def check_method(
     clip = clip or load_clip("mini")
     data = data or some_classes(sum(sizes))
     with tempfile.TemporaryDirectory(prefix="clipcil-") as folder:
-
-        def make() -> Fixture:
-            return set_up(kind, clip, data, sizes, Path(folder) / "cache")
-
-        check_surroundings(make())
-        for check in (check_columns, check_batch_independence, check_frozen, check_isolation, check_budget):
-            check(make())
-        check_round_trip(kind, make(), Path(folder) / "state")
-        check_same_seed(make)
+        for check in CHECKS:
+            check(Fixture(kind, clip, data, sizes, Path(folder)))

@@ -84,7 +84,7 @@ def test_a_method_that_mixes_is_caught(tiny_clip: CLIP, cache: Path) -> None:
 @pytest.mark.parametrize("kind", [torch.bfloat16, torch.float16], ids=["bf16", "fp16"])
 @pytest.mark.parametrize("name", ALL)
 def test_half_precision_trains_and_predicts(name: str, kind: torch.dtype, tiny_clip: CLIP, cache: Path) -> None:
-    fixture = checks.set_up(methods()[name], tiny_clip, checks.some_classes(5), (3, 2), cache)
+    fixture = checks.Fixture(methods()[name], tiny_clip, checks.some_classes(5), (3, 2), cache)
     fixture.method._outside = (fixture.method.clip, OnDevice(torch.device("cpu"), kind))
     fixture.learn()
     scores = fixture.scores(2)

@@ -23,7 +23,7 @@ def main(rank: int, world: int, folder: Path, names: list[str]) -> None:
         dist.init_process_group("gloo", f"file://{folder / 'rendezvous'}", rank=rank, world_size=world)
     clip, data = load_clip("mini"), checks.some_classes(5)
     for name in names:
-        fixture = checks.set_up(methods()[name], clip, data, (3, 2), folder / "cache")
+        fixture = checks.Fixture(methods()[name], clip, data, (3, 2), folder / "cache")
         fixture.learn()
         with torch.no_grad():
             guesses = torch.cat([predict(fixture.method, fixture.stream.test(index))[0] for index in range(2)])

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import clipcil
-from clipcil.checks import set_up
+from clipcil.checks import Fixture
 from clipcil.clip import CLIP
 from clipcil.data.dataset import open_dataset
 from clipcil.experiment.evaluate import class_drift, copy_memory, measure_drift
@@ -52,7 +52,7 @@ def test_against_training_pictures_and_only_as_many_as_asked_for(mini: CLIP, tmp
     data = open_dataset("emoji")
     train, test = (part.subset(torch.nonzero(part.labels < 6).flatten()) for part in (data.train, data.test))
     data = replace(data, classes=data.classes[:6], train=train, test=test)
-    fixture = set_up(DMCOT, mini, data, (4, 2), tmp_path)
+    fixture = Fixture(DMCOT, mini, data, (4, 2), tmp_path)
     tasks = fixture.stream.tasks()
     fixture.method.learn(next(tasks))
     before = copy_memory(fixture.method)

@@ -58,4 +58,4 @@ def test_a_method_that_looks_at_its_batch_is_caught(example: type[registry.Metho
 
     data = checks.some_classes(3)
     with pytest.raises(AssertionError, match="give other scores"):
-        checks.check_batch_independence(checks.set_up(Leaky, mini, data, (2, 1), tmp_path))
+        checks.check_batch_independence(checks.Fixture(Leaky, mini, data, (2, 1), tmp_path))

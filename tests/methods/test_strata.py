@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from clipcil.checks import Fixture, set_up
+from clipcil.checks import Fixture
 from clipcil.clip import CLIP
 from clipcil.data.dataset import Dataset, open_dataset
 from clipcil.data.tasks import Task
@@ -35,7 +35,7 @@ def data() -> Dataset:
 
 
 def learnt(clip: CLIP, data: Dataset, cache: Path) -> Fixture:
-    fixture = set_up(Strata, clip, data, SIZES, cache)
+    fixture = Fixture(Strata, clip, data, SIZES, cache)
     fixture.learn()
     return fixture
 
@@ -51,7 +51,7 @@ def assert_same(one: torch.nn.Module, other: torch.nn.Module) -> None:
 
 
 def test_two_lessons_are_one_to_the_bit(mini: CLIP, data: Dataset, cache: Path) -> None:
-    whole, parts = (set_up(Strata, mini, data, SIZES, cache) for _ in range(2))
+    whole, parts = (Fixture(Strata, mini, data, SIZES, cache) for _ in range(2))
     whole.learn(end=1)
     stream = parts.stream.tasks()  # held, because a stream that is let go closes its task
     task = next(stream)
@@ -125,7 +125,7 @@ def _level(features: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
 
 def test_fewer_bytes_than_dmc_ot(mini: CLIP, data: Dataset, cache: Path) -> None:
     """The memories alone, for fewer pictures than dimensions; and the cap for more."""
-    ours, theirs = learnt(mini, data, cache).method, set_up(DMCOT, mini, data, SIZES, cache)
+    ours, theirs = learnt(mini, data, cache).method, Fixture(DMCOT, mini, data, SIZES, cache)
     theirs.learn()
 
     def size(module: torch.nn.Module, prefix: str) -> int:
@@ -151,7 +151,7 @@ def test_with_one_picture_a_class_every_head_has_its_say(cache: Path) -> None:
 
 def test_unknown_pictures_are_stranger(mini: CLIP, cache: Path) -> None:
     data = open_dataset("emoji")
-    fixture = set_up(Strata, mini, data, (60, 40), cache)
+    fixture = Fixture(Strata, mini, data, (60, 40), cache)
     fixture.learn(end=1)
     known, unknown = (fixture.method.novelty(fixture.stream.test(i)) for i in range(2))
     assert known is not None and unknown is not None
