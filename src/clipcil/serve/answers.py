@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import errno
 from dataclasses import dataclass
 from typing import Literal
 
 from pydantic import BaseModel, BeforeValidator, StrictBool, StrictStr
 from pydantic_core import from_json
+from starlette.exceptions import HTTPException
 
 from clipcil.classifier.scoring import Confusion
-from clipcil.errors import UserError
+from clipcil.errors import UserError, printable
 
 MB = 2**20
+NO_ADDRESS = "there is no such address, or it does not take this method; /docs lists what there is"
 
 
 @dataclass(frozen=True)
@@ -57,6 +60,24 @@ class Error(BaseModel):
     """Why a request was refused or failed, in one line."""
 
     error: str
+
+
+def explain(error: BaseException) -> tuple[int, str]:
+    """The HTTP status of an error, and a line about it for people."""
+    if isinstance(error, HTTPException):
+        return error.status_code, NO_ADDRESS if error.detail in ("Not Found", "Method Not Allowed") else error.detail
+    if is_full(error):
+        return 507, "the disk of the machine that runs clipcil is full; make room on it and try again"
+    if isinstance(error, UserError):
+        return 400, printable(" ".join(str(error).split()))
+    return 500, f"unexpected error ({type(error).__name__}); the terminal has the details"
+
+
+def is_full(error: BaseException | None) -> bool:
+    """Whether an error was caused by a full disk or an exceeded quota."""
+    while error is not None and not isinstance(error, OSError):
+        error = error.__cause__
+    return error is not None and error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 class Empty(BaseModel):

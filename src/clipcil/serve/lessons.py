@@ -12,8 +12,8 @@ from fastapi import HTTPException
 
 from clipcil.classifier.lesson import LessonStoppedError
 from clipcil.classifier.small_pictures import MOST
-from clipcil.errors import UserError, printable
-from clipcil.serve.answers import LessonResult, LessonState, accuracy
+from clipcil.errors import UserError
+from clipcil.serve.answers import LessonResult, LessonState, accuracy, explain
 from clipcil.serve.model import ServedModel
 from clipcil.serve.staging import Staging, Waiting, by_class, discard
 
@@ -71,12 +71,9 @@ class Lessons:
             self._staging.put_back(taken)
             if isinstance(error, LessonStoppedError):
                 self._tell(state="cancelled")
-            elif isinstance(error, (UserError, HTTPException)):
-                line = _with_titles([str(getattr(error, "detail", error))], taken)[0]
-                self._tell(state="failed", error=printable(line))  # the line may name a folder that is not UTF-8
             else:
-                line = f"unexpected error ({type(error).__name__}); the terminal has the details"
-                self._tell(state="failed", error=line)
+                self._tell(state="failed", error=_with_titles([explain(error)[1]], taken)[0])
+            if not isinstance(error, (UserError, HTTPException)):
                 raise
         else:
             discard(taken)

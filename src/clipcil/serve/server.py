@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import hmac
 import ipaddress
 import secrets
@@ -30,14 +29,13 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 import clipcil
 from clipcil.classifier.folder import hold_model
 from clipcil.errors import UserError, printable
-from clipcil.serve.answers import Error, Limits
+from clipcil.serve.answers import Error, Limits, explain, is_full
 from clipcil.serve.api import Service, router
 from clipcil.serve.model import ServedModel
 from clipcil.serve.staging import open_staging
 
 STATIC = Path(__file__).parent / "static"
 ABOUT = 'Teach a model classes of pictures and ask it what pictures show. Errors are JSON: {"error": "one line"}.'
-NO_ADDRESS = "there is no such address, or it does not take this method; /docs lists what there is"
 HEADERS = {
     "Content-Security-Policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob:; connect-src 'self';"
@@ -151,35 +149,19 @@ def build_app(service: Service, port: int, token: str | None) -> ASGIApp:
 
 async def _explain(request: Request, error: Exception) -> Response:
     """An error as JSON in one line."""
-    status, headers = 400, None
-    if isinstance(error, HTTPException):
-        status, headers, line = error.status_code, error.headers, error.detail
-        line = NO_ADDRESS if line in ("Not Found", "Method Not Allowed") else line
-    elif isinstance(error, RequestValidationError):
+    status, line = explain(error)
+    if isinstance(error, RequestValidationError):
         found = error.errors()[0]
-        line = f"{' '.join(map(str, found['loc'][:2]))}: {found['msg']}"
-    elif _is_full(error):
-        status, line = 507, "the disk of the machine that runs clipcil is full; make room on it and try again"
-    elif isinstance(error, UserError):
-        line = printable(" ".join(str(error).split()))
+        status, line = 400, f"{' '.join(map(str, found['loc'][:2]))}: {found['msg']}"
     elif isinstance(error, ClientDisconnect):
-        line = "the request stopped in the middle"  # nobody reads it
-    else:
-        status, line = 500, f"unexpected error ({type(error).__name__}); the terminal has the details"
-    return JSONResponse({"error": line}, status, headers)
+        status, line = 400, "the request stopped in the middle"  # nobody reads it
+    return _error(status, line, getattr(error, "headers", None))
 
 
 async def _explain_disk(request: Request, error: Exception) -> Response:
-    if not _is_full(error):
+    if not is_full(error):
         raise error
     return await _explain(request, error)
-
-
-def _is_full(error: BaseException | None) -> bool:
-    """Whether an error was caused by a full disk or an exceeded quota."""
-    while error is not None and not isinstance(error, OSError):
-        error = error.__cause__
-    return error is not None and error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 def is_loopback(host: str) -> bool:
