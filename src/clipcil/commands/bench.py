@@ -28,8 +28,7 @@ def bench(table: str | None = None, /, *, quiet: Flag = False, dry_run: Flag = F
     fails is reported while the others go on. TABLE is a table of the paper: table1 (10 tasks), table2 (20 tasks),
     table3 (two stages), table4 (optimal transport), table5 (task prompt) or sensitivity (M, β, λ); or claims, the runs
     that test the claims of the paper, in three class orders. It sets the backbone, the class orders and the number of
-    tasks
-    where they are not given.
+    tasks where they are not given.
 
     For example:
       clipcil bench table1 --data-root DIR --seeds 3
@@ -169,12 +168,13 @@ def _folders(finished: list[RunOutcome], grid: Grid) -> list[Path]:
 
 
 def _close(finished: list[RunOutcome], grid: Grid, quiet: bool, lines: list[str]) -> None:
-    from clipcil.errors import UserError, printable
+    from clipcil.commands.text import say
+    from clipcil.errors import UserError
     from clipcil.experiment.bench import RESULTS
 
     if count := grid.run.get("hold_out"):
         lines = [f"Measured on {count} held-out training pictures per class, not on the test pictures.", *lines]
     if not quiet:
-        print(*map(printable, lines), sep="\n")
+        say(*lines)
     if failed := sum(each.result is None for each in finished):
         raise UserError(f"{failed} of {len(finished)} runs failed; see the reasons above and in {grid.out / RESULTS}")

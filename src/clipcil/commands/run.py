@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from clipcil.commands.types import Download, Flag, Folder, Words, takes
-from clipcil.errors import UserError, printable, quoted
+from clipcil.errors import UserError, quoted
 from clipcil.network import allow_downloads
 
 
@@ -42,6 +40,7 @@ def run(
         resume: Continue the stopped run in this folder with its own options; --data-root says where its data is now.
         quiet: Print only the closing lines.
     """
+    from clipcil.commands import text
     from clipcil.distributed import from_first, rank
     from clipcil.experiment.experiment import Experiment
     from clipcil.experiment.folder import finished_run, fresh_folder
@@ -58,8 +57,8 @@ def run(
     if resume is not None:
         experiment, folder = Experiment.resume(resume, chosen), resume
         if (done := finished_run(folder, experiment.table)) is not None:
-            print(printable(f"{folder} is complete; nothing is left to do"))
-            close(done.values, folder)
+            text.say(f"{folder} is complete; nothing is left to do")
+            text.results(done.values, folder)
             return
     else:
         experiment = Experiment(**chosen, preset=preset)
@@ -73,20 +72,4 @@ def run(
             raise KeyboardInterrupt("stopped before anything was learnt") from stop
         raise KeyboardInterrupt(f"stopped; continue with: clipcil run --resume {quoted(folder)}") from stop
     if rank() == 0:
-        close(results.as_dict(), folder)
-
-
-def close(results: Mapping[str, Any], folder: Path) -> None:
-    """Print the paper's two numbers, and where the rest is. `results` is what `results.json` holds."""
-    print("A_B {last:.2f} %   Ā {average:.2f} %   (over pictures: {last_weighted:.2f} %)".format(**results))
-    print("forgetting {forgetting:.2f}   backward transfer {backward_transfer:.2f}".format(**results))
-    drift = (results.get("drift") or [None])[-1] or {}
-    if {"cosine_before", "cosine_after", "cosine_floor"} <= drift.keys():  # a file of another version may lack them
-        print(
-            "drift of the stored means (1 − cosine) after the last task:"
-            f" {drift['cosine_before']:.4f} before calibration, {drift['cosine_after']:.4f} after,"
-            f" {drift['cosine_floor']:.4f} if it were perfect"
-        )
-    for note in results["notes"]:
-        print(printable(f"note: {note}"))
-    print(printable(f"results in {folder}; clipcil report {quoted(folder)} makes a page of them"))
+        text.results(results.as_dict(), folder)

@@ -1,4 +1,4 @@
-"""What the commands say about a model: sentences for people, and the same as JSON and CSV."""
+"""What the commands say: sentences and tables for people, and the same as JSON and CSV."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 import shutil
 import sys
 import textwrap
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TextIO
@@ -134,7 +134,6 @@ def lesson(model: Classifier, lesson: Lesson, folder: Path) -> None:
 
 
 def _repeated(lesson: Lesson, what: str) -> list[str]:
-
     if not lesson.repeated:
         return []
     return [f"{what}, because taught before: {counted(len(lesson.repeated), 'picture')} ({lesson.repeated[0]}, …)"]
@@ -146,7 +145,6 @@ def _notes(lesson: Lesson) -> list[str]:
 
 def accuracy(found: Evaluation, classes: int, how: str) -> str:
     """`accuracy over all 5 classes: 93.3 % (95% interval 79% to 98%), measured on 30 pictures held out`."""
-
     (low, high), measured = found.interval, len(found.classes)
     over = "" if classes == 1 else "all " if how or measured == classes else f"{measured} of "
     return (
@@ -322,3 +320,20 @@ def csv_printer(top: int) -> Callable[[Path, Prediction], None]:
         writer.writerow(texts + [""] * (4 + 2 * top - len(texts)))
 
     return print_row
+
+
+# A run.
+
+
+def results(values: Mapping[str, Any], folder: Path) -> None:
+    """Print the paper's two numbers of a run, and where the rest is. `values` is what `results.json` holds."""
+    say("A_B {last:.2f} %   Ā {average:.2f} %   (over pictures: {last_weighted:.2f} %)".format(**values))
+    say("forgetting {forgetting:.2f}   backward transfer {backward_transfer:.2f}".format(**values))
+    drift = (values.get("drift") or [None])[-1] or {}
+    if {"cosine_before", "cosine_after", "cosine_floor"} <= drift.keys():  # a file of another version may lack them
+        say(
+            "drift of the stored means (1 − cosine) after the last task: {cosine_before:.4f} before calibration,"
+            " {cosine_after:.4f} after, {cosine_floor:.4f} if it were perfect".format(**drift)
+        )
+    say(*(f"note: {note}" for note in values["notes"]))
+    say(f"results in {folder}; clipcil report {quoted(folder)} makes a page of them")
