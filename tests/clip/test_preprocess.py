@@ -9,7 +9,7 @@ from PIL import Image
 from safetensors.torch import load_file
 
 from clipcil.clip import CLIP
-from clipcil.clip.preprocess import OPENAI_MEAN, OPENAI_STD, Preprocess, Steps
+from clipcil.clip.preprocess import Preprocess, Steps
 from clipcil.clip.trunk import Trunk
 from support.towers import REFERENCE
 
@@ -49,19 +49,6 @@ def test_the_trunk_pads_as_tensorflow_does() -> None:
         source = picture[0, 0, 2 if size == 4 else 1]
         expected = torch.stack([torch.tensor(0.0) if column is None else source[column] for column in columns])
         torch.testing.assert_close(trunk(picture)[0, 0, row], expected)
-
-
-def test_whatever_the_mode_a_picture_becomes_rgb() -> None:
-    preprocess = Preprocess(Steps.plain(8))
-    colour = Image.new("RGB", (8, 8), (10, 200, 30))
-    clear = Image.new("RGBA", (8, 8), (9, 9, 9, 0))
-    modes = [colour, colour.convert("RGBA"), colour.convert("P", palette=Image.Palette.ADAPTIVE)]
-    white = [clear, clear.quantize(), Image.new("L", (8, 8), 255), Image.new("1", (8, 8), 1)]
-    for image, shown in [*((each, (10, 200, 30)) for each in modes), *((each, (255, 255, 255)) for each in white)]:
-        out = preprocess.picture(image)
-        assert (out.shape, out.dtype, out.is_contiguous()) == ((3, 8, 8), torch.float32, True)
-        expected = (torch.tensor(shown) / 255 - torch.tensor(OPENAI_MEAN)) / torch.tensor(OPENAI_STD)
-        torch.testing.assert_close(out[:, 4, 4], expected, atol=1e-5, rtol=0)
 
 
 def test_threads_share_it_and_the_input_is_left_alone(mini: CLIP) -> None:

@@ -114,18 +114,13 @@ def test_the_stream_hands_out_each_class_once_with_labels_in_order(tiny_clip: CL
 
 
 @pytest.mark.parametrize(
-    ("train", "test", "sizes", "said"),
-    [
-        ([0, 2, 3], [0, 1, 2, 3], [2, 2], "'name 1'"),
-        ([0, 1, 2, 3], [0, 1], [2, 2], "task 2"),
-        ([0, 1, 2, 3], [0, 1, 2, 3], [2, 1], "do not cover"),
-    ],
+    ("train", "test", "said"), [([0, 2, 3], [0, 1, 2, 3], "'name 1'"), ([0, 1, 2, 3], [0, 1], "task 2")]
 )
 def test_the_stream_refuses_what_cannot_be_learnt_or_measured(
-    tiny_clip: CLIP, train: list[int], test: list[int], sizes: list[int], said: str
+    tiny_clip: CLIP, train: list[int], test: list[int], said: str
 ) -> None:
     with pytest.raises(UserError, match=said):
-        TaskStream(dataset(train, test), Reader(tiny_clip, None), [0, 1, 2, 3], sizes)
+        TaskStream(dataset(train, test), Reader(tiny_clip, None), [0, 1, 2, 3], [2, 2])
 
 
 def test_held_out_pictures_take_the_place_of_the_test_pictures() -> None:
@@ -137,14 +132,11 @@ def test_held_out_pictures_take_the_place_of_the_test_pictures() -> None:
     assert data.test.identity == whole.train.identity  # training pictures, not test pictures
     assert torch.equal(whole.hold_out(2, seed=1).test.rows, data.test.rows)
     assert not torch.equal(whole.hold_out(2, seed=2).test.rows, data.test.rows)
-    for count, said in ((3, "'name 1' of made has 3"), (0, "hold_out is 0")):
-        with pytest.raises(UserError, match=said):
-            whole.hold_out(count, seed=1)
+    with pytest.raises(UserError, match="'name 1' of made has 3"):
+        whole.hold_out(3, seed=1)
 
 
 def test_shots_keep_that_many_and_the_whole_test_set() -> None:
     data = dataset([0] * 5 + [1] * 2 + [2] * 3 + [3], [0, 1, 2, 3]).shrink(2, seed=1)
     assert torch.bincount(data.train.labels).tolist() == [2, 2, 2, 1]
     assert len(data.test) == 4
-    with pytest.raises(UserError, match="shots is 0"):
-        data.shrink(0, seed=1)

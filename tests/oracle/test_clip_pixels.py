@@ -44,7 +44,7 @@ def test_plain_clip_on_odd_sizes(side: int) -> None:
 
 
 @pytest.mark.parametrize("mode", ["L", "P", "RGBA", "LA", "CMYK", "1"])
-def test_modes(mode: str) -> None:
+def test_pictures_of_every_mode(mode: str) -> None:
     image = picture(61, 47)
     if mode in ("RGBA", "LA"):
         image.putalpha(Image.fromarray(np.tile(np.arange(47, dtype=np.uint8) * 5, (61, 1))))

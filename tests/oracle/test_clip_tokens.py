@@ -55,6 +55,7 @@ def test_tokens(kind: str, tmp_path: Path) -> None:
         write_openai_vocabulary(tmp_path)
         oracle = CLIPTokenizer.from_pretrained(tmp_path)
     ours = Tokenizer.from_folder(tmp_path, 10_000)
+    assert (ours.bos, ours.eos) == ((0, 1) if kind == "tokenizer.json" else (8190, 8191))
     texts = strings()
     assert len(set(texts)) > 1_000
     ids, ends = ours(texts)

@@ -94,8 +94,6 @@ class Dataset:
 
     def shrink(self, per_class: int, seed: int) -> Dataset:
         """The same dataset with at most `per_class` training pictures of each class, drawn by the seed."""
-        if per_class < 1:
-            raise UserError(f"shots is {per_class}; give at least 1 training picture per class")
         chosen = self._draw(np.random.default_rng(seed), per_class)
         return replace(self, train=self.train.subset(torch.from_numpy(chosen)))
 
@@ -110,10 +108,8 @@ class Dataset:
             seed: Seed that decides which pictures are drawn.
 
         Raises:
-            UserError: `per_class` is below 1, or a class would have no picture left to learn from.
+            UserError: A class would have no picture left to learn from.
         """
-        if per_class < 1:
-            raise UserError(f"hold_out is {per_class}; give at least 1 training picture per class")
         counts = np.bincount(self.train.labels.numpy(), minlength=len(self.classes))
         fewest = int(counts.argmin())
         if counts[fewest] <= per_class:
