@@ -11,7 +11,8 @@ import math
 import os
 import tempfile
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -57,7 +58,7 @@ class PixelStore:
             self._advice = "free some room, or set TMPDIR to a folder that has some"
         self._path = folder / "pixels" / f"{pictures.identity}-{pixels_key(preprocess)}.rows"
         self._size = CHECKSUM + 2 * math.prod(preprocess.shape)
-        try:
+        with self._named_errors():
             self._path.parent.mkdir(parents=True, exist_ok=True)
             try:
                 handle = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
@@ -67,8 +68,6 @@ class PixelStore:
             size = len(pictures.pictures) * self._size
             if os.fstat(self._file.fileno()).st_size < size:
                 os.truncate(self._file.fileno(), size)
-        except OSError as error:
-            raise self._cannot_use(error) from error
 
     def read(self, pictures: PictureSet, rows: Tensor, on_progress: Callable[[int, int], None]) -> Tensor:
         """(B, C, H, W) float32: the pictures at `rows` of `pictures` (a subset of this store's set)."""
@@ -86,21 +85,17 @@ class PixelStore:
 
     def _row(self, place: int) -> np.ndarray | None:
         """The picture at `place`, None where it was never written or is damaged."""
-        try:
+        with self._named_errors():
             row = os.pread(self._file.fileno(), self._size, place * self._size)
-        except OSError as error:
-            raise self._cannot_use(error) from error
         if row[:CHECKSUM] != _checksum(row[CHECKSUM:]):
             return None
         return np.frombuffer(row, dtype=np.float16, offset=CHECKSUM).reshape(self.preprocess.shape)
 
     def _write(self, place: int, pixels: np.ndarray) -> None:
         data = pixels.tobytes()
-        try:
+        with self._named_errors():
             if os.pwrite(self._file.fileno(), _checksum(data) + data, place * self._size) != self._size:
                 raise OSError("the disk is full")
-        except OSError as error:
-            raise self._cannot_use(error) from error
 
     def _fill(
         self, pictures: PictureSet, places: list[int], on_progress: Callable[[int, int], None]
@@ -128,9 +123,13 @@ class PixelStore:
                 on_progress(number + 1, len(chunks))
         return made
 
-    def _cannot_use(self, error: OSError) -> UserError:
-        reason = error.strerror or error
-        return UserError(f"the picture cache {self._path.parent} cannot be used ({reason}); {self._advice}")
+    @contextmanager
+    def _named_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            what = f"the picture cache {self._path.parent} cannot be used ({error.strerror or error})"
+            raise UserError(f"{what}; {self._advice}") from error
 
 
 def _checksum(data: bytes) -> bytes:
