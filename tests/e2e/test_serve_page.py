@@ -21,6 +21,7 @@ pytestmark = pytest.mark.skipif(not (CHROMIUM and DRIVER), reason=MISSING)
 
 TAB, ENTER, ESCAPE, SHIFT = "\ue004", "\ue007", "\ue00c", "\ue008"
 EVIL = "<img src=x onerror=\"document.title='taken over'\">"
+LONG = "averyveryverylongnamewithoutanyblanksthatgoesonandon" * 3
 READY = "'ready' in document.documentElement.dataset"
 CARDS = "[...document.querySelectorAll('.class-name')].map(each => each.textContent).sort()"
 FOCUS = "return document.activeElement.getAttribute('aria-label') || document.activeElement.textContent.trim()"
@@ -232,9 +233,14 @@ def test_by_keyboard_alone(browser: Browser, server: Server) -> None:
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [1440, 900, 375])
 def test_every_width_in_light_and_dark(browser: Browser, server: Server, folder: Path, width: int, scheme: str) -> None:
+    server.add(LONG, [("0.png", (folder / "new" / "fox" / "0.png").read_bytes()), (f"{LONG}.png", b"x")])
     show(browser, server, width, scheme)
     verdict(browser, folder / "new" / "owl" / "0.png")
+    browser.wait("document.querySelector('.broken')")
     assert browser.run("return document.documentElement.scrollWidth") <= width
+    cut = "[...document.querySelectorAll('.class-words p, .note, .broken')].filter(e => e.scrollWidth > e.clientWidth)"
+    assert browser.run(f"return {cut}.map(e => e.className)") == [], "a long name is broken, not cut off"
+    server.call("DELETE", "/api/waiting", name=LONG)
     places = "[...document.querySelectorAll('.column')].map(each => Math.round(each.getBoundingClientRect().x))"
     assert browser.run(f"return new Set({places}).size") == {1440: 3, 900: 2, 375: 1}[width]
     red = "Number(getComputedStyle(document.body).backgroundColor.match(/\\d+/)[0])"

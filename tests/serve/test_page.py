@@ -1,4 +1,4 @@
-"""Parts of the page without a server: its scripts run by Node.js, its styles laid out by Chromium."""
+"""What the page takes for one class, for a picture and for a day: its scripts, run by Node.js without a server."""
 
 from __future__ import annotations
 
@@ -7,17 +7,14 @@ import re
 import shutil
 import subprocess
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from clipcil.data import reader
 from clipcil.data.names import same_name
 from clipcil.data.sources import SUFFIXES
 from clipcil.serve.server import STATIC
 
 NODE = shutil.which("node")
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 NAMES = """
 import { readFileSync } from "node:fs";
 import { allClasses, cleaned, loadModel, same, store } from "./store.js";
@@ -34,28 +31,6 @@ await loadModel();
 said.renamed = allClasses().map((each) => each.name);
 console.log(JSON.stringify(said));
 """
-LONG = "averyveryverylongnamewithoutanyblanksthatgoesonandon" * 3
-LAYOUT = f"""<!doctype html><meta charset="utf-8">
-<link rel="stylesheet" href="style.css"><link rel="stylesheet" href="parts.css">
-<body style="width: 330px">
-<ul class="broken"><li><span>{LONG}: is not a picture that can be read; replace or remove it</span>
-<button class="link-button">Dismiss</button></li></ul>
-<div class="class-head"><span class="dot"></span><div class="class-words" style="flex: none; width: 110px">
-<p>12 pictures · Nov 17 · <span class="together">18 of 20 classified correctly</span></p></div></div>
-<ul class="confused"><li><strong>{LONG}</strong><span class="quiet">mistaken for</span><strong>fox</strong></li></ul>
-<p class="note">{LONG}</p>
-<dialog open style="width: 300px"><form><h2>Forget {LONG}?</h2><p>{LONG}</p>
-<div class="row end"><button class="button">Cancel</button>
-<button class="button danger">Yes, forget {LONG}</button></div></form></dialog>
-<pre id="said"></pre><script>
-const lines = (element) => Math.round(element.clientHeight / parseFloat(getComputedStyle(element).lineHeight));
-const parts = ".class-words p, .confused li, .note, .broken, dialog, dialog h2, dialog .button";
-const cut = [...document.querySelectorAll(parts)].filter((each) => each.scrollWidth > each.clientWidth);
-document.getElementById("said").textContent = JSON.stringify({{
-  cut: cut.map((each) => each.className),
-  dismiss: lines(document.querySelector(".link-button")),
-  fox: lines(document.querySelectorAll(".confused strong")[1]) }});
-</script>"""
 
 
 def source(name: str) -> str:
@@ -105,31 +80,7 @@ def test_what_learning_takes_for_pictures_the_page_takes_too() -> None:
     assert [ending for ending in (*SUFFIXES, ".heic") if not re.search(endings[1], f"a{ending}")] == []
 
 
-def test_every_stage_of_reading_has_words() -> None:
-    """The stages that readers of pictures report are told in words on the page."""
-    found = set(re.findall(r'on_progress\("(\w+)"', Path(str(reader.__file__)).read_text(encoding="utf-8")))
-    assert found == {"preprocess", "encode"}
-    for stage in found:
-        assert re.search(rf"\b{stage}: \"", source("teach.js")), stage
-
-
 def test_small_pictures_have_another_address_after_every_lesson() -> None:
     """Else the page goes on to show those that a lesson has replaced: an element whose address is the same is kept."""
     address = re.search(r"/api/classes/picture\?\$\{new URLSearchParams\(\{(.*?)\}\)", source("classes.js"))
     assert address is not None and "revision: store.model.revision" in address[1]
-
-
-@pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
-def test_long_names_in_a_narrow_column(tmp_path: Path) -> None:
-    for name in ("style.css", "parts.css"):
-        shutil.copy(STATIC / name, tmp_path)
-    (tmp_path / "page.html").write_text(LAYOUT, encoding="utf-8")
-    flags = ["--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"]
-    flags += ["--disable-component-update", "--disable-sync", f"--user-data-dir={tmp_path / 'profile'}", "--dump-dom"]
-    command = [str(CHROMIUM), *flags, (tmp_path / "page.html").as_uri()]
-    shown = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
-    said = re.search(r'<pre id="said">(.*?)</pre>', shown, re.DOTALL)
-    assert said is not None, shown[-500:]
-    found: dict[str, Any] = json.loads(said[1])
-    assert found["cut"] == []
-    assert found["dismiss"] == found["fox"] == 1, "a word is not broken up to make room for others"

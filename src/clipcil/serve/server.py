@@ -141,8 +141,8 @@ def build_app(service: Service, port: int, token: str | None) -> ASGIApp:
     )
     app.state.service = service
     app.include_router(router)
-    app.add_api_route("/", lambda: FileResponse(STATIC / "index.html"), include_in_schema=False)
-    app.add_api_route("/docs", lambda: FileResponse(STATIC / "docs.html"), include_in_schema=False)
+    app.add_route("/", lambda request: FileResponse(STATIC / "index.html"), include_in_schema=False)
+    app.add_route("/docs", lambda request: FileResponse(STATIC / "docs.html"), include_in_schema=False)
     app.mount("/static", StaticFiles(directory=STATIC))
     return Guard(app, port, token, service.limits)
 
