@@ -23,7 +23,6 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import replace
-from itertools import permutations
 from pathlib import Path
 from typing import Any
 
@@ -60,9 +59,7 @@ def clip() -> CLIP:
 def two_tasks(clip: CLIP, tmp_path: Path) -> tuple[ENGINE, Recorder, Any, Any]:
     """Two tasks of 3 and 2 classes with random adapters, and the second task, still open."""
     path = tmp_path / "marks.json"
-    table: dict[str, dict[str, list[str]]] = {name: {} for name in NAMES}
-    for a, b in permutations(NAMES, 2):
-        table[a][b] = [phrase(a, b)]
+    table = {a: {b: [phrase(a, b)] for b in NAMES if b != a} for a in NAMES}
     path.write_text(json.dumps(table), encoding="utf-8")
     session, source = Recorder(), stream(clip)
     source.names = NAMES
@@ -172,28 +169,7 @@ def test_presets_are_the_authors(name: str, data: str, values: tuple[float, ...]
 
 QUICK = ENGINEConfig(adapters=replace(FAST, epochs=6), views=2)
 
-ANIMALS = {
-    "lynx": {
-        "wolf": ["tufts on the ears", "a short tail"],
-        "crow": ["four legs", "spotted fur"],
-        "hen": ["four legs", "sharp teeth"],
-    },
-    "wolf": {
-        "lynx": ["a long muzzle", "a bushy tail"],
-        "crow": ["four legs", "grey fur"],
-        "hen": ["four legs"],
-    },
-    "crow": {
-        "lynx": ["black feathers", "two wings"],
-        "wolf": ["black feathers", "a beak"],
-        "hen": ["black feathers", "a slim body"],
-    },
-    "hen": {
-        "lynx": ["brown feathers", "a red comb"],
-        "wolf": ["two legs", "a red comb"],
-        "crow": ["a red comb", "a round body"],
-    },
-}
+ANIMALS = {a: {b: [phrase(a, b), f"nothing of a {b}"] for b in NAMES[:4] if b != a} for a in NAMES[:4]}
 
 
 def renamed(source: TaskStream) -> TaskStream:
