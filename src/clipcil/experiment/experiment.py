@@ -30,7 +30,7 @@ from clipcil.experiment.spec import (
 )
 from clipcil.memory.gaussians import GaussianMemory
 from clipcil.methods.base import Method, build_method
-from clipcil.methods.registry import check_method, find_method
+from clipcil.methods.registry import find_method, method_class
 from clipcil.network import on_behalf_of_a_folder
 from clipcil.settings import build, merge, nested, to_dict
 from clipcil.storage import cache_folder
@@ -104,7 +104,7 @@ class Experiment:
         cache: LoadCache | None = None,
         **options: Any,
     ) -> None:
-        self._kind = kind = find_method(method) if isinstance(method, str) else check_method(method)
+        self._kind = kind = find_method(method) if isinstance(method, str) else method_class(method)
         if not isinstance(data, str | Path | Dataset):
             raise UserError(f"data is of type {type(data).__name__}; give a name, a folder or a clipcil.Dataset")
         choices, own = split_options(options, kind)

@@ -52,7 +52,7 @@ def _import_all() -> None:
     for point, kind in plugins("clipcil.methods"):
         try:
             if isinstance(kind, type):
-                register(check_method(kind))
+                register(method_class(kind))
         except (ValueError, UserError) as error:  # a name that is taken, or a class that is not a method
             warn(point, error)
 
@@ -67,7 +67,7 @@ def find_method(name: str) -> type[Method]:
     return known[name]
 
 
-def check_method(kind: object) -> type[Method]:
+def method_class(kind: object) -> type[Method]:
     """A class that a caller gave as a method.
 
     Raises:
