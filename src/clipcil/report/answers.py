@@ -40,11 +40,7 @@ class TestAnswer(NamedTuple):
 
 
 def read_predictions(folder: Path) -> list[TestAnswer]:
-    """The predictions of the run in `folder`, from `predictions.csv`, or from evidence where it is part of that.
-
-    Raises:
-        UserError: There are no predictions, or they cannot be read.
-    """
+    """The predictions of the run in `folder`, from `predictions.csv` or from evidence; missing ones are refused."""
     path = folder / "predictions.csv"
     try:
         if (evidence := find_evidence(folder)) is not None:
@@ -64,7 +60,7 @@ def read_predictions(folder: Path) -> list[TestAnswer]:
                 raise ValueError("a number is out of bounds")
             found.append(answer)
         if not found:
-            raise ValueError("there is no line")
+            raise ValueError("no predictions")
         return found
     except MissingFileError as error:
         raise UserError(f"{folder} holds no predictions.csv") from error

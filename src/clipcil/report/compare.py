@@ -90,7 +90,7 @@ class Group:
 
 
 def group_runs(runs: Sequence[RunRecord]) -> list[Group]:
-    """Groups in the order of the paper's table. A run that stands in two folders counts once."""
+    """Groups in the order of the paper's table. A run found in two folders counts once."""
     by_key: dict[str, dict[tuple[str, int], RunRecord]] = {}
     for run in runs:
         by_key.setdefault(run.key, {}).setdefault((run.order, run.seed), run)

@@ -301,8 +301,8 @@ class Curve:
 def save_sweep(curves: Sequence[Curve], title: str, key: str, path: Path) -> None:
     """Draw A_B solid and Ā dashed, ± a standard deviation where there are several runs.
 
-    Numbers stand in order of size at equal distances: the values of a sweep usually grow by factors, and often
-    include zero, which a logarithmic axis cannot show.
+    Values are in order of size at equal distances: the values of a sweep usually grow by factors, and often include
+    zero, which a logarithmic axis cannot show.
     """
     values = list(dict.fromkeys(value for curve in curves for value, _, _ in curve.points))
     values.sort(key=_size)
@@ -326,15 +326,13 @@ def save_sweep(curves: Sequence[Curve], title: str, key: str, path: Path) -> Non
 
 
 def check_plot(path: Path) -> None:
-    """Refuse a file that no curve can be written to.
-
-    Raises:
-        UserError: Its ending is not one of `FORMATS`, or it is not the curve of an earlier sweep.
-    """
+    """Refuse a file whose ending is not one of `FORMATS`, or that is not the curve of an earlier sweep."""
     if path.suffix[1:].lower() not in FORMATS:
-        raise UserError(f"{path} is no name for a curve; it ends in {', '.join(f'.{name}' for name in FORMATS)}")
+        raise UserError(
+            f"{path} cannot be a curve; name a file that ends in {', '.join(f'.{name}' for name in FORMATS)}"
+        )
     if os.path.lexists(path) and (not path.is_file() or MADE_BY.encode() not in read_bytes(path, 2**26)):
-        raise UserError(f"{path} is there already and is no curve of clipcil; name another file with --plot")
+        raise UserError(f"{path} exists and is not a curve of clipcil; name another file with --plot")
 
 
 def _size(value: str) -> tuple[int, float]:

@@ -55,7 +55,7 @@ class Report:
             streams.setdefault(group.stream, []).append(group)
         named = zip(stream_titles(list(streams)), streams.values(), strict=True)
         return {
-            "count": sum(len(group.runs) for group in self.groups),  # a run that stands in two folders counts once
+            "count": sum(len(group.runs) for group in self.groups),  # a run found in two folders counts once
             "days": sorted({run.finished for run in self.runs} - {""}),
             "paper_backbone": BACKBONE,
             "most": figures.MOST,
@@ -134,7 +134,7 @@ class Report:
 
 
 def write_report(runs: Sequence[RunRecord], out: Path, more: str = "") -> list[str]:
-    """Write `out` and the folder of its figures; a report replaces an earlier report and its figures.
+    """Write a page about finished runs and the folder of its figures; only an earlier report is replaced.
 
     Args:
         runs: Finished runs.
@@ -143,9 +143,6 @@ def write_report(runs: Sequence[RunRecord], out: Path, more: str = "") -> list[s
 
     Returns:
         The names of the figures.
-
-    Raises:
-        UserError: There is no run, or a file of the user is in the place of the page or its figures.
     """
     if not runs:
         raise UserError("there is no finished run to report on")

@@ -170,8 +170,7 @@ class RunRecord(_Strict):
     def stream(self) -> tuple[str, int, str, str]:
         """Data, number of tasks, backbone, and all other options of the stream of tasks as JSON.
 
-        Runs with equal streams can be compared. Class order and seed are no part of it: runs that differ only in these
-        are repetitions.
+        Runs with equal streams can be compared. Runs that differ only in class order and seed are repetitions.
         """
         ignored = ["method", "data", "backbone", "tasks", "seed", "order", "device", "precision"]
         ignored += [] if self.data in ANYTHING else ["data_root"]
@@ -189,11 +188,7 @@ class RunRecord(_Strict):
 
 
 def read_run(folder: Path) -> RunRecord:
-    """The finished run in `folder`.
-
-    Raises:
-        UserError: There is no `results.json`, or it is damaged.
-    """
+    """The finished run in `folder`; missing or damaged results are refused."""
     try:
         record = _read(folder / "results.json", "results", RunRecord)
     except MissingFileError as error:

@@ -61,7 +61,7 @@ class Bootstrap:
         for start in range(0, self.draws, DRAWS_AT_ONCE):
             # Poisson(1) counts: resampling with replacement where the number of pictures is large.
             counts = random.poisson(1.0, (min(DRAWS_AT_ONCE, self.draws - start), len(weights))).astype(np.float64)
-            counts[~counts.any(1)] = 1  # of one to three pictures a draw may hold none: it is no accuracy of 0
+            counts[~counts.any(1)] = 1  # a draw from one to three pictures may be empty, which is not an accuracy of 0
             parts.append(counts @ hits / (counts @ weights))
         return 100 * np.concatenate(parts)
 

@@ -40,7 +40,7 @@ class Look(NamedTuple):
 
 
 # Hues of Okabe & Ito and of Tol, which people with any kind of colour blindness can tell apart, darkened for the white
-# page and lightened for the dark one where the original would not stand out.
+# page and lightened for the dark one where the contrast of the original is too low.
 LOOKS: dict[str, Look] = {
     "dmc-ot": Look("#d55e00", "#ff8533", "o"),
     "dmc": Look("#0072b2", "#4fb0ee", "s"),
@@ -59,13 +59,9 @@ MARKERS = ("o", "s", "^", "D", "v", "P", "X", "d", "H", "<", ">", "p", "*", "h")
 
 
 def assign_looks(names: Sequence[str]) -> list[Look]:
-    """A look for each of these, no colour twice: a method's own for the first that bears its name, new ones for others.
+    """A look for each name, no colour twice; the same list always gives the same looks.
 
-    Args:
-        names: Methods, or anything else; the same name may stand there several times (variants of a method).
-
-    Returns:
-        One look per name, the same for the same list today and in a year.
+    The first with the name of a method in `LOOKS` has its look; variants of it, and other names, get new ones.
     """
     looks: list[Look] = []
     kept = [LOOKS[name] for name in dict.fromkeys(names) if name in LOOKS]
@@ -76,7 +72,7 @@ def assign_looks(names: Sequence[str]) -> list[Look]:
 
 
 def series_looks(count: int) -> list[Look]:
-    """Looks for what is not a method, such as the datasets of a sweep or the phases of a run."""
+    """Looks for series that are not methods, such as the datasets of a sweep or the phases of a run."""
     lent = list(LOOKS.values())[:count]
     return lent + assign_looks([f"series {index}" for index in range(count - len(lent))])
 
