@@ -14,16 +14,7 @@ from PIL import Image
 from clipcil.cli import COMMANDS, main
 from clipcil.clip.loading import MINI
 from clipcil.commands.types import Words
-
-
-def fail(capsys: pytest.CaptureFixture[str], *words: str) -> str:
-    with pytest.raises(SystemExit) as stop:
-        main(words)
-    assert stop.value.code == 2
-    lines = capsys.readouterr().err.splitlines()
-    assert len(lines) == 1, lines
-    assert lines[0].startswith("clipcil: ")
-    return lines[0]
+from support.lessons import refused
 
 
 @pytest.mark.parametrize(
@@ -83,7 +74,7 @@ def test_a_wrong_word_is_named_and_nothing_is_left_behind(
     words: str, named: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    line = fail(capsys, *words.split())
+    line = refused(capsys, *words.split())
     assert all(each in line for each in named), line
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
 
@@ -104,7 +95,7 @@ def test_damaged_settings_of_a_run_are_named(
     text: str, named: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     (tmp_path / "config.toml").write_text(text)
-    assert named in fail(capsys, "run", "--resume", str(tmp_path))
+    assert named in refused(capsys, "run", "--resume", str(tmp_path))
     assert [path.name for path in tmp_path.iterdir()] == ["config.toml"]
 
 
@@ -112,7 +103,7 @@ def test_damaged_weights_are_named(capsys: pytest.CaptureFixture[str], tmp_path:
     folder = tmp_path / "backbone"
     shutil.copytree(MINI, folder)
     (folder / "model.safetensors").write_bytes((MINI / "model.safetensors").read_bytes()[:9000])
-    line = fail(capsys, "run", "simplecil", "--backbone", str(folder), "--out", str(tmp_path / "out"))
+    line = refused(capsys, "run", "simplecil", "--backbone", str(folder), "--out", str(tmp_path / "out"))
     assert "model.safetensors" in line and not (tmp_path / "out").exists()
 
 
@@ -135,10 +126,10 @@ def test_a_finished_run_that_is_resumed_says_so_and_prints_its_numbers(
     main(["run", "--resume", out])  # as another version may have written it
     assert capsys.readouterr().out.endswith(first)
     # What is given is told apart from what is left out, also where it is the default.
-    assert "its run.seed is 1, not 0" in fail(capsys, "run", "--resume", out, "--seed", "0")
-    assert "its run.method is zero-shot, not dmc-ot" in fail(capsys, "run", "dmc-ot", "--resume", out)
-    assert "its run.tasks is 2, not 10" in fail(capsys, "run", "--resume", out, "--tasks", "10")
-    assert "its run.increment is None, not 50" in fail(capsys, "run", "--resume", out, "--increment", "50")
+    assert "its run.seed is 1, not 0" in refused(capsys, "run", "--resume", out, "--seed", "0")
+    assert "its run.method is zero-shot, not dmc-ot" in refused(capsys, "run", "dmc-ot", "--resume", out)
+    assert "its run.tasks is 2, not 10" in refused(capsys, "run", "--resume", out, "--tasks", "10")
+    assert "its run.increment is None, not 50" in refused(capsys, "run", "--resume", out, "--increment", "50")
 
 
 @pytest.mark.parametrize(
@@ -214,7 +205,7 @@ def test_a_run_is_resumed_from_another_folder_with_the_place_of_its_pictures(
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
     results.unlink()
-    assert " data" in fail(capsys, "run", "--resume", "../run")
-    assert "belongs to another run" in fail(capsys, "run", "--resume", "../run", "--data-root", "../copies")
+    assert " data" in refused(capsys, "run", "--resume", "../run")
+    assert "belongs to another run" in refused(capsys, "run", "--resume", "../run", "--data-root", "../copies")
     main(["run", "--resume", "../run", "--data-root", "../data", "--quiet"])
     assert results.read_bytes() == whole and (tmp_path / "run" / "config.toml").read_bytes() == kept

@@ -165,8 +165,9 @@ class FinishedRuns:
         """The results of exactly these options and settings; None where the run is not finished, or cannot be run."""
         if planned.problem:
             return None
-        kept = None if inputs(planned.table) else self._kept.get(_options_key(planned.table))  # kept without inputs
-        return finished_run(planned.folder, planned.table) or kept
+        if (done := finished_run(planned.folder, planned.table)) is not None:
+            return done
+        return None if inputs(planned.table) else self._kept.get(_options_key(planned.table))  # kept without digests
 
     def other_device(self, planned: PlannedRun) -> str:
         """The device of a kept run that differs only in its device, where this run is not finished; else empty."""

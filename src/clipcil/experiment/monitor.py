@@ -1,6 +1,6 @@
 """Callbacks of a run: the seconds of its phases, the log of its steps, and the display of its progress.
 
-A display shows nothing, a line per task, a live table in a terminal, or a bar in a notebook.
+A display shows nothing, a line per task, in a terminal with progress bars below, or a bar in a notebook.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from clipcil.data.names import ANYTHING
 from clipcil.errors import UserError
@@ -55,12 +55,6 @@ class _Config(_Strict):
     method: dict[str, Any]
 
 
-def _config(table: dict[str, Any]) -> dict[str, Any]:
-    """Check the config and return the same object, so that no option is lost or moved."""
-    _Config.model_validate(table)
-    return table
-
-
 class Timing(_Strict):
     """The contents of `timing.json`."""
 
@@ -97,7 +91,7 @@ class RunRecord(_Strict):
     between_tasks: list[list[Count]]
     """[i][j]: test pictures of task i that were predicted as a class of task j at the end."""
     notes: list[Text]
-    config: Annotated[dict[str, Any], AfterValidator(_config)]
+    config: dict[str, Any]
     """Every option (`run`) and setting (`method`), as in `config.toml`."""
     timing: Timing = Field(default=Timing(), exclude=True)
     """The contents of `timing.json`; empty where unknown."""
@@ -105,7 +99,8 @@ class RunRecord(_Strict):
     """Where the run is; in evidence the path of its table with the id of the run behind it."""
 
     @model_validator(mode="after")
-    def _check_sizes(self) -> RunRecord:
+    def _check(self) -> RunRecord:
+        typed(self.config, _Config, "config")  # checked beside the table, so that no option is lost or moved
         tables: list[Any] = [self.after, self.matrix, *self.matrix, self.between_tasks, *self.between_tasks]
         if any(len(table) != self.tasks for table in [*tables, self.drift or self.sizes]):
             raise UserError(f"its tables are not all of {self.tasks} tasks")
