@@ -70,7 +70,7 @@ from support.lessons import refused
         ("predict model pictures --on ray --out answers --watch", ["--watch", "--on ray"]),
     ],
 )
-def test_a_wrong_word_is_named_and_nothing_is_left_behind(
+def test_a_wrong_word_is_named(
     words: str, named: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
