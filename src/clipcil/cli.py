@@ -76,7 +76,7 @@ def _run(words: list[str]) -> None:
 def _dispatch(words: list[str]) -> None:
     """Parse the words, and call the command; a parsing error becomes one line."""
     if any("\0" in word for word in words):
-        raise UserError("a word of the command holds a zero byte, which no file name can have")
+        raise UserError("an argument contains a NUL byte")
     if words and not words[0].startswith("-") and words[0] not in COMMANDS:
         raise UserError(f"there is no command '{words[0]}'{nearest(words[0], COMMANDS)}")
     app = App(

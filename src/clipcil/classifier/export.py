@@ -42,7 +42,7 @@ class Exported(nn.Module):
     def __init__(self, model: Classifier) -> None:
         super().__init__()
         self.method = model.learner.method
-        self.tower = self.method.clip.vision  # a frozen tower is no submodule of its method
+        self.tower = self.method.clip.vision  # a method does not register a frozen tower
         self.trunk = self.method.clip.preprocess.trunk
 
     def forward(self, pictures: Tensor) -> tuple[Tensor, Tensor]:

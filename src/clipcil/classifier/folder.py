@@ -83,7 +83,7 @@ def sweep(folder: Path) -> None:
 
 
 def _weights_left(folder: Path) -> list[Path]:
-    """Weights of ours that no model names; none where a file that cannot be read may name any of them."""
+    """Weights that no model names; an empty list if a damaged file may name any of them."""
     named = {_named_weights(folder / name) for name in (MODEL, PREVIOUS)}
     if None in named or not folder.is_dir():
         return []
@@ -91,7 +91,7 @@ def _weights_left(folder: Path) -> list[Path]:
 
 
 def _named_weights(path: Path) -> str | None:
-    """The weights that `model.toml` names: empty where there is no such file, None where it is not one of ours."""
+    """The weights that `model.toml` names: "" if the file is missing, None if clipcil did not write it."""
     try:
         table = read_toml(path)
     except MissingFileError:
@@ -166,7 +166,7 @@ def _card(facts: Facts) -> bytes:
 
 
 def read_model(folder: Path, name: str = MODEL) -> Facts:
-    """What `model.toml` says; a UserError where it cannot be used by this program."""
+    """The contents of `model.toml`, or of `previous.toml`; a `UserError` if this program cannot use them."""
     path = folder / name
     try:
         return parse_facts(read_toml(path))

@@ -21,7 +21,7 @@ from clipcil.methods.base import Method
 BATCH = 32
 """Pictures per pass."""
 AHEAD = 3
-"""Batches decoded ahead of the one being scored; what is in memory at any time is this many batches."""
+"""Batches decoded ahead of the one being scored, and so the number of batches in memory."""
 
 
 @dataclass(frozen=True)

@@ -93,7 +93,7 @@ class SmallPictures:
                 path.unlink(missing_ok=True)
 
     def _files(self) -> list[Path]:
-        """The files of all classes; other things that lie there, or behind a link, are not ours."""
+        """The files of all classes, without other files, and none if the folder is a link."""
         return [path for path in self.folder.iterdir() if _OWN.fullmatch(path.name)] if self.on else []
 
     def _file(self, name: str) -> Path:

@@ -92,7 +92,7 @@ def as_list(pictures: Any) -> tuple[list[Any] | Any, bool]:
             f" (number, height, width, 3), or a list{hint}"
         )
     if not isinstance(pictures, Iterable):
-        as_picture(pictures)  # says what it is, and what would be a picture
+        as_picture(pictures)  # raises, and names what would be a picture
     return pictures, False
 
 

@@ -143,7 +143,7 @@ class NewerFormatError(UserError):
 
 
 def parse_facts(table: dict[str, Any]) -> Facts:
-    """The contents of a `model.toml`, checked; a `UserError` says what is wrong, without the name of the file."""
+    """The contents of a `model.toml`, checked; the caller adds the name of the file to the `UserError`."""
     version = re.fullmatch(r"([0-9]{1,9})(\..*)?", typed(table.get("format"), Text, "format"))
     if version is None:
         raise UserError(f"'format' is '{table['format'][:60]}'; it must be a version")

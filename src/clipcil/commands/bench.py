@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from clipcil.experiment.spec import Grid
 
 OF_NO_GRID = ("run", "method", "seed", "devices", "nodes")
-"""Fields of `Grid` and `RunSpec` that are no options of a grid of runs."""
+"""Fields of `Grid` and `RunSpec` that a grid of runs does not take as options."""
 
 
 @takes("Grid", "RunSpec", without=OF_NO_GRID)

@@ -153,7 +153,7 @@ def undo(model: Model, /) -> None:
     from clipcil.classifier.small_pictures import SmallPictures
     from clipcil.commands import text
 
-    read_model(model)  # says what is wrong before a lock is made in a folder that holds no model
+    read_model(model)  # refuses other folders before a lock file is made in them
     with hold_model(model):
         before = read_model(model).known
         facts = restore_previous(model)
@@ -203,7 +203,7 @@ def _changing(folder: Path, keep_previous: bool = True, new: bool = False, **cho
     from clipcil.classifier.small_pictures import SmallPictures
 
     if not new:
-        read_model(folder)  # says what is wrong before a lock is made in a folder that holds no model
+        read_model(folder)  # refuses other folders before a lock file is made in them
     with hold_model(folder):
         model = load_or_new(folder, **choices)
         before = model.class_facts

@@ -47,7 +47,7 @@ def say(*lines: str) -> None:
 def print_table(
     heads: Sequence[str], rows: Iterable[Sequence[object]], left: int = 1, title: str | None = None
 ) -> None:
-    """Print a table with its cells as they are: `:dog:` in a name is no emoji, and a long one is not cut off.
+    """Print a table with its cells as they are: `:dog:` in a name stays text, and long names wrap.
 
     Args:
         heads: Headings of the columns.
@@ -271,7 +271,7 @@ def kept(summary: dict[str, Any]) -> str:
 
 
 def undone(folder: Path, facts: Facts) -> None:
-    """Print what a model is after `clipcil undo`."""
+    """Print the state of a model after `clipcil undo`."""
     lessons, classes = counted(facts.lessons, "lesson"), counted(len(facts.known), "class", "classes")
     say(f"{quoted(folder)} is again as it was after {lessons}: it knows {classes}")
 

@@ -44,7 +44,7 @@ def takes(*kinds: str, without: Collection[str] = ()) -> Callable[[Command], Com
 
     Args:
         kinds: Names of the dataclasses. The first of two fields with the same name counts.
-        without: Fields that are no options of the command.
+        without: Fields that the command does not take as options.
     """
 
     def keep(command: Command) -> Command:

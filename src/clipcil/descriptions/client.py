@@ -233,6 +233,6 @@ def ask_for_descriptions(
     if failed:
         raise UserError(
             f"{len(failed)} of {len(pairs)} pairs have no usable answer, the first {failed[0]};"
-            " what was answered is saved, run the same command again for the rest"
+            " the other answers are saved, run the same command again for the rest"
         )
     return len(missing)

@@ -1,4 +1,4 @@
-"""Descriptions of pairs of classes: what is seen in one and not in the other.
+"""Descriptions of pairs of classes: visual features of one that the other does not have.
 
 The file is JSON, D[a][b] = a list of short phrases about class a that tell it from class b, such as
 {"lynx": {"wolf": ["tufted ears", …]}, "wolf": {"lynx": […]}}. D[a][a] may hold phrases about a alone.
