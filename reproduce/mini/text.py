@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -14,7 +13,7 @@ from clipcil.clip.config import TextConfig
 from clipcil.clip.text import TextTower
 from clipcil.clip.tokenizer import Tokenizer
 from clipcil.errors import UserError
-from reproduce.mini.schedule import Average, optimiser, warm_cosine
+from reproduce.mini.fitting import fit
 from reproduce.mini.texts import TEMPLATES, Corpus
 
 CONFIG = TextConfig(192, 4, 3, 768, "gelu", vocab=8192, context=48, bos=0, eos=1, pad=1)
@@ -82,14 +81,10 @@ def _fits(tokenizer: Tokenizer, text: str) -> bool:
     return True
 
 
-def train(
-    tower: TextTower, tokenizer: Tokenizer, draw: Draw, steps: int, save: Path, say: Callable[[str], None] = print
-) -> TextTower:
-    """Train for `steps`; the averaged weights are saved every hundred steps and returned."""
-    optimise = optimiser(tower, RATE)
-    average = Average(tower, 0.998)
-    for step in range(steps):
-        warm_cosine(optimise, RATE, step, steps)
+def train(tower: TextTower, tokenizer: Tokenizer, draw: Draw, steps: int, save: Path) -> None:
+    """Train for `steps`; the averaged weights are saved and kept."""
+
+    def losses() -> dict[str, Tensor]:
         texts, targets = draw(BATCH)
         ids, ends = tokenizer(texts)
         order = torch.argsort(ends)
@@ -97,15 +92,6 @@ def train(
         for rows in order.chunk(4):  # batches of similar length need little padding
             length = int(ends[rows].max()) + 1
             features.append(tower(tower.embed(ids[rows, :length]), ends[rows]))
-        found = loss(torch.cat(features), targets[order])
-        optimise.zero_grad()
-        found.backward()
-        torch.nn.utils.clip_grad_norm_(tower.parameters(), 1.0)
-        optimise.step()
-        average.step()
-        if step % 100 == 99:
-            average.save(save)
-            say(f"text: step {step + 1} of {steps}, loss {float(found.detach()):.4f}")
-    average.save(save)
-    average.apply()
-    return tower
+        return {"loss": loss(torch.cat(features), targets[order])}
+
+    fit("text", tower, RATE, 0.998, steps, save, losses, {"loss": 1.0})

@@ -15,7 +15,7 @@ The losses, on unit-length features f:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,7 +25,7 @@ from torch import Tensor
 
 from clipcil.clip.config import VisionConfig
 from clipcil.clip.vision import VisionTower
-from reproduce.mini.schedule import Average, optimiser, warm_cosine
+from reproduce.mini.fitting import fit
 
 CONFIG = VisionConfig(384, 3, 6, 1024, "gelu", channels=384, image_size=4, patch_size=1)
 SCALE = 32.0
@@ -164,10 +164,6 @@ def lift(patches: Tensor) -> float:
     return patches[:512, 0].float().square().sum(1).mean().sqrt().item()
 
 
-def total(found: Mapping[str, Tensor], weights: Mapping[str, float]) -> Tensor:
-    return torch.stack([weights[name] * value for name, value in found.items()]).sum()
-
-
 def train(
     tower: VisionTower,
     lessons: Lessons,
@@ -179,9 +175,8 @@ def train(
     seed: int,
     batch: int = 256,
     measure: Callable[[VisionTower], str] = lambda _: "",
-    say: Callable[[str], None] = print,
-) -> VisionTower:
-    """Train the whole tower, or its class path alone, for `steps`; the averaged weights are saved and returned."""
+) -> None:
+    """Train the whole tower, or its class path alone, for `steps`; the averaged weights are saved and kept."""
     draw = torch.Generator().manual_seed(seed)
     rate, weights = (RATE_WHOLE, WHOLE_WEIGHTS) if whole else (RATE_PATH, PATH_WEIGHTS)
     if whole:
@@ -190,14 +185,11 @@ def train(
         mixed = _mixed(tower, lessons, rows)
         some = torch.randperm(len(rows), generator=draw)[:8192]
         align(tower, mixed[some, 0], place(lessons, rows[some]))
-    trained = [*tower.parameters()] if whole else _class_path_weights(tower)
     tower.requires_grad_(False)
-    for weight in trained:
+    for weight in [*tower.parameters()] if whole else _class_path_weights(tower):
         weight.requires_grad_(True)
-    optimise = optimiser(tower, rate)
-    average = Average(tower, 0.99 if whole else 0.998)
-    for step in range(steps):
-        warm_cosine(optimise, rate, step, steps)
+
+    def drawn() -> dict[str, Tensor]:
         picked = torch.randint(len(rows), (batch,), generator=draw)
         view = torch.randint(2, (batch,), generator=draw)
         if whole:
@@ -205,19 +197,11 @@ def train(
             features = _some_patches(tower, lessons.patches[rows[picked], view].float(), kept[: len(kept) // 2])
         else:
             features = class_path(tower, F.dropout(mixed[picked, view], 0.1))
-        found = losses(features, rows[picked], lessons)
-        optimise.zero_grad()
-        total(found, weights).backward()
-        torch.nn.utils.clip_grad_norm_(trained, 1.0)
-        optimise.step()
-        average.step()
-        if step % 50 == 49:
-            average.save(save)
-            parts = ", ".join(f"{name} {float(value.detach()):.3f}" for name, value in found.items())
-            say(f"vision, {'whole' if whole else 'class path'}: step {step + 1} of {steps}, {parts}; {measure(tower)}")
-    average.apply()
-    average.save(save)
-    return tower.requires_grad_(True)
+        return losses(features, rows[picked], lessons)
+
+    title, keep = ("vision, whole", 0.99) if whole else ("vision, class path", 0.998)
+    fit(title, tower, rate, keep, steps, save, drawn, weights, lambda: measure(tower))
+    tower.requires_grad_(True)
 
 
 def _mixed(tower: VisionTower, lessons: Lessons, rows: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ from clipcil.clip import load_clip
 from clipcil.clip.config import TextConfig, VisionConfig
 from clipcil.clip.loading import MINI
 from clipcil.clip.tokenizer import Tokenizer
-from reproduce.mini import cache, export, lessons, lite, pictures, text, texts, vision
+from reproduce.mini import cache, export, fitting, lessons, lite, pictures, text, texts, vision
 from reproduce.mini.wordnet import WordNet
 
 DIM = 24
@@ -156,7 +156,7 @@ def test_the_whole_recipe_in_seconds(tmp_path: Path, sets: Path, wordnet: WordNe
         with torch.no_grad():
             features = tower(learnt.patches.flatten(0, 1).float()).features
             found_losses = vision.losses(features, rows.repeat_interleave(2), learnt)
-            losses.append(float(vision.total(found_losses, vision.WHOLE_WEIGHTS)))
+            losses.append(float(fitting.total(found_losses, vision.WHOLE_WEIGHTS)))
     assert losses[0] > losses[1] > losses[2]
 
     folder = tmp_path / "mini"
