@@ -78,20 +78,17 @@ class Classifier:
     ) -> None:
         name = backbone_name(backbone)
         if state is None:
-            spec = build(
-                RunSpec, {"method": find_method(method).name, "data": "folder", "backbone": name, "seed": seed}
-            )
-            kind, config, seed = find_method(method), method_settings(spec, nested(settings)), spec.seed
+            kind = find_method(method)
+            spec = build(RunSpec, {"method": kind.name, "data": "folder", "backbone": name, "seed": seed})
+            config, seed = method_settings(spec, nested(settings)), spec.seed
         else:
             kind, seed = find_method(state.facts.method), state.facts.seed
             config = override(kind.Config(), state.facts.settings)
         clip = backbone if isinstance(backbone, CLIP) else load_clip(name)
         self._monitor = LearnMonitor()
         trainer = Trainer(make_fabric(device, "32-true") if device != "cpu" else None, [self._monitor])
-        self.learner = Learner(kind, config, clip, trainer, seed)
+        self.learner = Learner(kind, config, clip, trainer, seed, state)
         """The method with its classes, and what is kept of lessons."""
-        if state is not None:
-            self.learner.restore(state)
         self.saved: tuple[Path, Facts] | None = None
         """The folder that it was loaded from or written to, and what was there then."""
         self._previous: ModelState | None = None

@@ -42,16 +42,15 @@ share a seed."""
 class Learner:
     """A method, its classes, the pictures kept for evaluation, and the checksums of those taught."""
 
-    def __init__(self, kind: type[Method], config: Any, clip: CLIP, trainer: Trainer, seed: int) -> None:
+    def __init__(
+        self, kind: type[Method], config: Any, clip: CLIP, trainer: Trainer, seed: int, state: ModelState | None
+    ) -> None:
         self.kind, self.config, self.trainer, self.clip = kind, config, trainer, clip.to(trainer.device)
-        fingerprint = f"{clip.fingerprint}/{clip.preprocess.fingerprint}"
-        about: dict[str, Any] = {
-            "method": kind.name,
-            "settings": to_dict(config),
-            "backbone": clip.pinned,
-            "fingerprint": fingerprint,
-        }
-        self.restore(ModelState(Facts(**about, seed=seed, templates=(TEMPLATE,)), {}))
+        if state is None:
+            fingerprint = f"{clip.fingerprint}/{clip.preprocess.fingerprint}"
+            about: dict[str, Any] = {"method": kind.name, "settings": {}, "backbone": "", "fingerprint": fingerprint}
+            state = ModelState(Facts(**about, seed=seed, templates=(TEMPLATE,)), {})
+        self.restore(state)
 
     def restore(self, state: ModelState) -> None:
         """Take over `state`; the method is built again."""
