@@ -100,7 +100,7 @@ def test_learning_again_merges_exactly_and_trains_on(model: clipcil.Classifier, 
     more = pictures(["apple"], test=True)["apple"]
     method, index = model.learner.method, model.classes.index("apple")
     assert isinstance(method, DMC)
-    old = method.memory._carried(index)  # mean and S = rowsᵀ rows, in today's space
+    old = method.memory._transported(index)  # mean and S = rowsᵀ rows, in today's space
     reader = Reader(method.clip, None)
     features = normalize(reader.open(read_source({"apple": more}).train).features, dim=-1).double()
     reader.close()
@@ -108,7 +108,7 @@ def test_learning_again_merges_exactly_and_trains_on(model: clipcil.Classifier, 
     lesson = model.learn({"APPLE": more}, hold_out=False)
     assert lesson.again == {"APPLE": 2} and not lesson.new and model.classes == [*FIRST, *SECOND]
     assert method.sizes == [3, 2]
-    new, count, total = method.memory._carried(index), old.count, old.count + len(features)
+    new, count, total = method.memory._transported(index), old.count, old.count + len(features)
     mean = (count * old.mean + features.sum(0)) / total
     second = (count * (old.rows.T @ old.rows + torch.outer(old.mean, old.mean)) + features.T @ features) / total
     torch.testing.assert_close(new.mean, mean, atol=1e-12, rtol=0)

@@ -8,7 +8,7 @@ from torch.nn.functional import linear
 
 
 class GrowingHead(nn.Module):
-    """A linear classifier over all classes seen; each task adds its rows, and those of earlier tasks are frozen.
+    """A linear classifier over all classes seen; each task adds its rows, and the rows of earlier tasks are frozen.
 
     The cross-entropy of these methods is over the classes of the current task only, so earlier rows would get no
     gradient; as separate parameters they cannot change at all. Rows start at 0, as in the code of L2P and DualPrompt.

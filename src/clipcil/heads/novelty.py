@@ -20,7 +20,7 @@ from clipcil.heads.lda import LDA
 
 
 class Background(NamedTuple):
-    """Q of the formula above (C, C) float64, and s, the number of pictures less that of classes."""
+    """Q of the formula above, (C, C) float64, and s, the number of pictures minus the number of classes."""
 
     matrix: Tensor
     freedom: int

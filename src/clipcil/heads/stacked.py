@@ -110,7 +110,7 @@ def mix(scores: Sequence[Tensor], labels: Tensor) -> Tensor:
 
     def loss() -> Tensor:
         search.zero_grad()
-        # The small pull keeps the weights finite where the left-out pictures are told apart without a mistake.
+        # The small pull keeps the weights finite where all left-out pictures are classified correctly.
         value = cross_entropy(torch.einsum("g,grc->rc", logs.exp(), stacked), labels) + 1e-3 * logs.exp().square().sum()
         value.backward()  # type: ignore[no-untyped-call]
         return value

@@ -34,7 +34,7 @@ class AffineMap(NamedTuple):
 class GaussianMemory(SizedByState):
     """Class Gaussians that can be transported when the tower changes. Statistics and maps stay float64 under any cast.
 
-    C classes with R rows in all, P older spaces, d dimensions: those of the first features or of the state loaded.
+    It has C classes with R rows in all, and P older spaces. The first features or the loaded state set d.
     """
 
     origin_means: Annotated[Tensor, "C d", torch.float64]  # in the space of origin
@@ -123,7 +123,7 @@ class GaussianMemory(SizedByState):
 
     def moments(self, index: int) -> tuple[Tensor, Tensor]:
         """Mean (d,) and dense covariance (d, d) of a class in the current space, float64."""
-        summary = self._carried(index)
+        summary = self._transported(index)
         cov = (1 - self.shrinkages[index]) * (summary.rows.T @ summary.rows)
         space = int(self.space_of[index])
         if space == len(self.matrices):
@@ -137,11 +137,11 @@ class GaussianMemory(SizedByState):
     def means(self) -> Tensor:
         """Means of all classes in the current space: (C, d) float64. Kept until the next change: do not write to it."""
         if self._means is None:
-            carried = self.origin_means.clone()
+            means = self.origin_means.clone()
             for space in range(len(self.matrices)):
                 members = self.space_of == space
-                carried[members] = carried[members] @ self.matrices[space].T + self.offsets[space]
-            self._means = carried
+                means[members] = means[members] @ self.matrices[space].T + self.offsets[space]
+            self._means = means
         return self._means
 
     def sample(self, classes: Tensor) -> Tensor:
@@ -176,7 +176,7 @@ class GaussianMemory(SizedByState):
             index: Label of the class.
             features: (n, d) of its new pictures in the current space.
         """
-        merged = union(self._carried(index), features)
+        merged = union(self._transported(index), features)
         task = int(self.task_of[index])
         self.remove(index)
         self._insert(index, [merged], task)
@@ -240,7 +240,7 @@ class GaussianMemory(SizedByState):
         stored = stored[stored > SPREAD_FLOOR * self.origin_means.square().mean(1)]
         return stored.mean() if len(stored) else torch.stack([floor_level(s.mean) for s in summaries]).mean()
 
-    def _carried(self, index: int) -> Summary:
+    def _transported(self, index: int) -> Summary:
         """The unshrunk statistics of a class in the current space."""
         start, space = int(self.ranks[:index].sum()), int(self.space_of[index])
         mean, rows = self.origin_means[index], self.rows[start : start + int(self.ranks[index])]

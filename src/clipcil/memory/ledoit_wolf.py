@@ -62,8 +62,8 @@ def union(old: Summary, features: Tensor) -> Summary:
     """Statistics of the pictures behind `old` together with new `features` (n, d), as if all had been seen at once.
 
     Mean and S are exact. Where old.count < d, the old pictures follow from the rows, and ρ is exact too. Otherwise only
-    Σᵢ‖xᵢ‖⁴ of the old pictures is missing for ρ, which is of order 1/n by then; that of a Gaussian with the same S is
-    used, E‖x + δ‖⁴ = (Tr S + ‖δ‖²)² + 2‖S‖² + 4 δᵀSδ.
+    Σᵢ‖xᵢ‖⁴ of the old pictures is missing for ρ, which is of order 1/n by then; the fourth moment of a Gaussian with
+    the same S is used, E‖x + δ‖⁴ = (Tr S + ‖δ‖²)² + 2‖S‖² + 4 δᵀSδ.
     """
     features = features.detach().to(old.mean)
     dim = len(old.mean)

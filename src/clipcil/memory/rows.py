@@ -50,7 +50,7 @@ class SizedByState(nn.Module):
 
 
 def check_rows(rows: Tensor, counts: Tensor) -> None:
-    """Raise ValueError unless rows (R, …) are those of classes with `counts` (C,) rows."""
+    """Raise ValueError unless `counts` (C,), the rows of each class, add up to the number of `rows` (R, …)."""
     if bool((counts < 0).any()) or int(counts.sum()) != len(rows):
         raise ValueError(f"{len(rows)} rows for classes of {counts.tolist()[:10]} rows")
 
@@ -85,7 +85,7 @@ class FeatureRows(SizedByState):
         return torch.arange(len(self.counts), device=self.codes.device).repeat_interleave(self.counts)
 
     def rows(self) -> Tensor:
-        """(R, D) float32: what is kept, as numbers."""
+        """(R, D) float32: the stored features."""
         return self.codes.float() * self.steps.repeat_interleave(torch.tensor(self.sizes).to(self.codes.device), dim=1)
 
     def unit(self, features: Tensor) -> Tensor:

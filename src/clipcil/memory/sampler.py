@@ -18,7 +18,7 @@ class Sampler(NamedTuple):
     rows: Tensor  # (R, d): √(1−ρ) B of all classes, one class after another
     starts: Tensor  # (C + 1,): class c owns rows starts[c] : starts[c + 1]
     deviations: Tensor  # (C, 1): √s
-    means: Tensor  # (C, d): carried, Mμ + c
+    means: Tensor  # (C, d): transported, Mμ + c
     matrices: Tensor  # (P, d, d): M of the older spaces
     spaces: Tensor  # (C,): row of `matrices`, or P where M = I
     rank: Tensor  # (C,): the place of each class when sorted by space

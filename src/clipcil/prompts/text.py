@@ -43,9 +43,8 @@ class PromptTexts(nn.Module):
     ends: Tensor
     by_length: Tensor
     lengths: tuple[tuple[int, int], ...]
-    """Groups of texts, in the order of `by_length`: their number, and the tokens of the longest in `rest`. On a CPU
-    those of a group are equally long; elsewhere there is one group, because many small steps would take longer there
-    than padding."""
+    """Groups of texts, in the order of `by_length`: their number, and the tokens of the longest in `rest`. On a CPU the
+    texts of a group are equally long; elsewhere there is one group, because padding is faster than many small steps."""
 
     def __init__(self, clip: CLIP, names: Sequence[str], length: int, suffix: str = "") -> None:
         super().__init__()

@@ -55,7 +55,7 @@ def uniform(*shape: int, between: Sequence[float], device: torch.device) -> nn.P
 def existing(layers: Sequence[int], depth: int) -> list[int]:
     """Those of `layers` that a tower of `depth` layers has, in order, each once.
 
-    The layers of the papers are those of a ViT-B of 12; a shallower tower gets the prompts it has room for.
+    The papers name layers of a ViT-B with 12 layers; a shallower tower gets prompts at the layers it has.
     """
     return [layer for layer in dict.fromkeys(layers) if layer < depth]
 

@@ -1,4 +1,4 @@
-"""Flips and random crops of what a vision tower reads, for methods that train something inside the tower."""
+"""Flips and random crops of the input of a vision tower, for methods that train something inside the tower."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def augmented(pixels: Tensor, how: Augment) -> Tensor:
     the two is 0.81, and 0.86 without any flip.
 
     Args:
-        pixels: (B, C, H, W), what the tower reads.
+        pixels: (B, C, H, W), the input of the tower.
         how: See `TowerTraining.augment`.
 
     Returns:
@@ -60,10 +60,10 @@ def augmented(pixels: Tensor, how: Augment) -> Tensor:
 
 
 def training_inputs(tower: VisionTower, pixels: Tensor, features: Tensor, how: Augment) -> tuple[Tensor, Tensor]:
-    """What a method with prompts inside a frozen tower trains on: the pixels of a batch and their queries.
+    """The training inputs of a method with prompts inside a frozen tower: the pixels of a batch and their queries.
 
-    A query is the feature of the picture from the tower without prompts. Where pictures are augmented it is that of the
-    augmented picture, as in the codes of L2P, DualPrompt and CODA-Prompt, at the price of one more pass.
+    A query is the feature of the picture from the tower without prompts. An augmented picture has a query of its own,
+    as in the codes of L2P, DualPrompt and CODA-Prompt, at the price of one more pass.
 
     Args:
         tower: The frozen vision tower.

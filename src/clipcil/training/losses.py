@@ -89,7 +89,7 @@ def replay_loss(
 
     Args:
         scale: 0-d, exp(logit_scale).
-        texts: (C, dim) unit class vectors; those of the new classes are last.
+        texts: (C, dim) unit class vectors; the new classes are last.
         features: (B, dim) unit features of new pictures.
         labels: (B,) their classes.
         replay: Features of old classes, if there are any.

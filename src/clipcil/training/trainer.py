@@ -120,7 +120,7 @@ class Trainer:
         self._task, self._place = "", 0
 
     def begin_task(self, name: str) -> None:
-        """Learning of a task begins; `name` tells its stages from those of all other tasks and runs."""
+        """Learning of a task begins; `name` distinguishes its stages from those of other tasks and runs."""
         self._task, self._place = name, 0
 
     @contextmanager
