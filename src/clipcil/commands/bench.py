@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
 from dataclasses import fields
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -145,20 +147,14 @@ def _list(planned: list[PlannedRun], grid: Grid) -> None:
 
 
 def _do(planned: list[PlannedRun], grid: Grid, quiet: bool, about: str = "") -> list[RunOutcome]:
-    from rich.console import Console
-
-    from clipcil.errors import printable
+    from clipcil.commands.text import say
     from clipcil.experiment.bench import distinct, run_grid
     from clipcil.experiment.monitor import Display, open_display
 
-    console = Console(highlight=False, soft_wrap=True, quiet=quiet)
-
-    def tell(line: str) -> None:
-        console.print(printable(line), markup=False)
-
+    tell: Callable[[str], None] = (lambda line: None) if quiet else say
     tell(f"{len(distinct(planned))} runs, in {grid.out}{about}")
-    live = console.is_terminal and not quiet
-    return run_grid(planned, grid.out, tell, open_display if live else Display, grid)
+    display = open_display if sys.stdout.isatty() and not quiet else Display
+    return run_grid(planned, grid.out, tell, display, grid)
 
 
 def _folders(finished: list[RunOutcome], grid: Grid) -> list[Path]:

@@ -41,7 +41,7 @@ def say(*lines: str) -> None:
         if sys.stdout.isatty():
             width = max(20, shutil.get_terminal_size().columns)
             line = textwrap.fill(line, width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
-        print(line)
+        print(line, flush=True)
 
 
 def print_table(
