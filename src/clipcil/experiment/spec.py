@@ -9,8 +9,7 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import Field, PositiveInt, ValidationInfo, field_validator, model_validator
-from pydantic_core import ArgsKwargs
+from pydantic import Field, PositiveInt, ValidationInfo, field_validator
 
 from clipcil.errors import UserError, nearest
 from clipcil.settings import merge, options, override, to_dict
@@ -44,10 +43,10 @@ class RunSpec:
     """Options of the dataset, such as split=random; `clipcil datasets NAME` lists them."""
     skip_broken: bool = False
     """Leave out pictures that cannot be decoded, and list them, instead of stopping at the first."""
-    tasks: int | None = None
-    """Number of tasks. Default: 10, or one per class where there are fewer classes."""
     increment: int | None = None
     """Classes per task, instead of a number of tasks."""
+    tasks: int | None = None
+    """Number of tasks. Default: 10, or one per class where there are fewer classes."""
     base: int | None = None
     """Classes in the first task, where it is larger than the others."""
     order: str = "seed:1993"
@@ -73,14 +72,11 @@ class RunSpec:
     nodes: Processes = 1
     """Machines that work on the run together, started by torchrun or Slurm; the run folder is on storage they share."""
 
-    @model_validator(mode="before")
+    @field_validator("tasks")
     @classmethod
-    def _fill_tasks(cls, given: Any) -> Any:
+    def _fill_tasks(cls, tasks: int | None, info: ValidationInfo) -> int | None:
         """Giving the default number of tasks and leaving it out are the same setting."""
-        args, values = (given.args, given.kwargs or {}) if isinstance(given, ArgsKwargs) else ((), given)
-        if values.get("tasks") is None and values.get("increment") is None:
-            values = {**values, "tasks": TASKS}
-        return ArgsKwargs(args, values)
+        return TASKS if tasks is None and info.data.get("increment") is None else tasks
 
     def __post_init__(self) -> None:
         if self.tasks is not None and self.increment is not None:
