@@ -70,7 +70,7 @@ def flushes_denormals() -> bool:
 
 
 def quick_dropout(hidden: Tensor, share: float) -> Tensor:
-    """Numbers of `hidden` set to 0 with probability `share`, the others divided by the share that is kept on average."""
+    """Numbers of `hidden` set to 0 with probability `share`, the others divided by the average share kept."""
     mask = draw_kept(hidden.shape, share, hidden.device).to(hidden.dtype)
     return hidden * mask.mul_(1 / keep_share(share))
 
