@@ -13,6 +13,7 @@ from clipcil import checks
 from clipcil.clip import CLIP
 from clipcil.data.reader import Batch
 from clipcil.data.tasks import Task
+from clipcil.errors import UserError
 from clipcil.methods.base import Method
 
 
@@ -102,6 +103,15 @@ class Drawing(Means):
         return super().logits(batch)
 
 
+class Rereading(Means):
+    """The pictures of the first task are read in the second."""
+
+    def learn_task(self, task: Task) -> None:
+        self.first = getattr(self, "first", task.pictures)
+        self.first.features.mean()
+        super().learn_task(task)
+
+
 @pytest.fixture(autouse=True)
 def torch_as_it_was() -> Iterator[None]:
     yield
@@ -130,3 +140,8 @@ def test_a_method_that_breaks_it_is_caught(kind: type[Method], said: str, mini: 
     with pytest.raises(AssertionError, match=said):
         checks.check_method(kind, mini)
     assert torch.get_default_dtype() == torch.float32 and torch.is_grad_enabled()  # the next check is not spoilt
+
+
+def test_pictures_of_an_earlier_task_cannot_be_read(mini: CLIP) -> None:
+    with pytest.raises(UserError, match="a task that has ended"):
+        checks.check_method(Rereading, mini)

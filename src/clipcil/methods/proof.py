@@ -201,37 +201,34 @@ class PROOF(Method):
         check_sentences(self.clip, names, self.templates)
 
     def allocate(self, names: Sequence[str]) -> None:
-        dim, device = self.dim, self.device
         for projections in (self.image_projections, self.text_projections):
-            projections.append(nn.Linear(dim, dim).to(device).requires_grad_(False))
-        self.contexts.append(nn.Parameter(torch.randn(self.config.context, dim, device=device), requires_grad=False))
+            projections.append(nn.Linear(self.dim, self.dim).to(self.device).requires_grad_(False))
+        context = torch.randn(self.config.context, self.dim, device=self.device)
+        self.contexts.append(nn.Parameter(context, requires_grad=False))
         self.sentences[self.old :] = raw_sentences(self.clip, names, self.templates)
-        self.tokens = self.tokens.new_zeros(2 * self.seen + self.config.context * len(self.sizes), dim)
+        self.tokens = self.tokens.new_zeros(2 * self.seen + self.config.context * len(self.sizes), self.dim)
 
     def learn_task(self, task: Task) -> None:
         new, new_labels = task.pictures.features, task.pictures.labels
         groups = self.by_new_class(normalize(new, dim=-1), new_labels)
         self.prototypes[self.old :] = torch.stack([group.mean(0) for group in groups])
         features, labels = self.memory.join(new, new_labels)
+        texts = self.text_projections if self.config.train_old_text_projections else self.text_projections[-1:]
+        trained = [p for module in (self.image_projections[-1], *texts, self.fusion) for p in module.parameters()]
 
         def loss(rows: Tensor) -> Tensor:
             pictures = normalize(project(features[rows], self.image_projections), dim=-1)
             tokens = self.shared_tokens(self.sentences[:, :1])
             matching = clip_loss(self.logit_scale.exp() * pictures @ tokens[: self.seen].T, labels[rows])
-            by_text, by_prototype = self.fused_scores(pictures, tokens)
+            by_text, by_prototype = self.fusion(pictures, tokens, 2 * self.seen).split(self.seen, dim=1)
             return matching + cross_entropy(by_text, labels[rows]) + cross_entropy(by_prototype, labels[rows])
 
-        self.trainer.fit("train", self.trained(), len(labels), loss, self.config.train)
+        trained += [self.contexts[-1], self.logit_scale]
+        self.trainer.fit("train", trained, len(labels), loss, self.config.train)
         self.eval()  # the stored tokens are made without dropout
         with torch.no_grad():
             self.tokens = self.shared_tokens(self.sentences)
         self.memory.add(new, new_labels)
-
-    def trained(self) -> list[nn.Parameter]:
-        """The new projections and prompts, the fusion and the temperature."""
-        texts = self.text_projections if self.config.train_old_text_projections else self.text_projections[-1:]
-        modules = [self.image_projections[-1], *texts, self.fusion]
-        return [p for module in modules for p in module.parameters()] + [self.contexts[-1], self.logit_scale]
 
     def shared_tokens(self, sentences: Tensor) -> Tensor:
         """ŵ from sentences (C, T, dim): projected, normalised, averaged, normalised; then p̂, then the prompts."""
@@ -239,20 +236,16 @@ class PROOF(Method):
         prototypes = normalize(project(self.prototypes, self.image_projections), dim=-1)
         return torch.cat([texts, prototypes, *self.contexts])
 
-    def fused_scores(self, pictures: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """z̃·w̃ and z̃·p̃ of projected pictures (B, dim), each (B, C)."""
-        scores = self.fusion(pictures, tokens, 2 * self.seen)
-        return scores[:, : self.seen], scores[:, self.seen :]
-
     def logits(self, batch: Batch) -> Tensor:
         projected = project(batch.features, self.image_projections)
         size = max(1, LARGEST_TENSOR // self.tokens.numel())
-        return torch.cat([self._score(part) for part in torch.split(projected, size)])
+        return torch.cat([self.score(part) for part in torch.split(projected, size)])
 
-    def _score(self, projected: Tensor) -> Tensor:
+    def score(self, projected: Tensor) -> Tensor:
+        """Scores (B, C) of projected pictures (B, dim)."""
         inside = projected if self.config.raw_feature_at_test else normalize(projected, dim=-1)
-        by_text, by_prototype = self.fused_scores(inside, self.tokens)
-        return projected @ self.tokens[: self.seen].T + by_text + by_prototype
+        fused: Tensor = self.fusion(inside, self.tokens, 2 * self.seen)  # with texts, then with prototypes
+        return projected @ self.tokens[: self.seen].T + fused[:, : self.seen] + fused[:, self.seen :]
 
 
 def project(features: Tensor, projections: nn.ModuleList) -> Tensor:

@@ -99,7 +99,8 @@ class RAPF(Method):
         return self.clip.scale * normalize(self.adapter(features), dim=-1) @ self.texts.T
 
     def train_adapter(self, pictures: Pictures) -> None:
-        """Cross-entropy over all classes seen on the task's and the replayed features, plus the hinge on hard pairs."""
+        """Cross-entropy over all classes seen on the task's and the replayed features, plus the hinge on hard pairs,
+        mean max(0, m − cos(A x, t_i) + cos(A x, t_j)) over draws x of old classes i with a new class j near them."""
         features, labels, how, old = pictures.features, pictures.labels, self.config.adapter, self.old
         steps = -(-len(pictures) // how.batch_size)
         pairs = hard_pairs(self.texts, old, self.config.threshold)
@@ -112,7 +113,7 @@ class RAPF(Method):
         def draw() -> None:
             """What is replayed in one epoch: drawn at once, which is faster than step by step."""
             if old:
-                turns = round_robin(old, steps, each_step)
+                turns = torch.randperm(old)[torch.arange(steps * each_step) % old].view(steps, each_step)
                 classes = turns.repeat_interleave(self.config.replay_each, dim=1)  # (steps, R)
                 samples = self.replay(classes.flatten()).view(*classes.shape, -1)
                 drawn[:] = zip(samples, classes.to(labels.device), strict=True)
@@ -125,7 +126,8 @@ class RAPF(Method):
             value = cross_entropy(self.score(inputs), targets)
             if len(pairs):  # many draws each, so not kept for a whole epoch
                 turned = normalize(self.adapter(self.replay(paired)), dim=-1).view(len(pairs), -1, own.shape[1])
-                value = value + separation(turned, own, rival, self.config.margin)
+                lead = turned @ (own - rival)[:, :, None]  # cos(A x, t_i) − cos(A x, t_j), (P, n, 1)
+                value = value + torch.relu(self.config.margin - lead.squeeze(2)).mean()
             return value
 
         self.trainer.fit("adapter", list(self.adapter.parameters()), len(pictures), loss, how, each_epoch=draw)
@@ -138,26 +140,11 @@ class RAPF(Method):
         return samples
 
 
-def round_robin(old: int, steps: int, each: int) -> Tensor:
-    """(steps, each): classes 0…old−1 in turn, in one order drawn from torch's global generator."""
-    order = torch.randperm(old)
-    return order[torch.arange(steps * each) % old].view(steps, each)
-
-
 def hard_pairs(texts: Tensor, old: int, threshold: float) -> Tensor:
     """(P, 2) int64 on the host: every (old class, new class) with ‖t_i − t_j‖₂ < τ; texts (C, dim) of unit length."""
     distances = torch.cdist(texts[:old], texts[old:], compute_mode="donot_use_mm_for_euclid_dist")
     pairs = torch.nonzero(distances < threshold).cpu()
     return pairs + torch.tensor([0, old])
-
-
-def separation(turned: Tensor, own: Tensor, rival: Tensor, margin: float) -> Tensor:
-    """Mean of max(0, m − cos(A x, t_i) + cos(A x, t_j)) over all draws of all pairs.
-
-    turned: (P, n, dim) unit features A x of the old classes; own, rival: (P, dim), the unit texts t_i and t_j.
-    """
-    lead = (turned @ (own - rival)[:, :, None]).squeeze(2)  # (P, n)
-    return torch.relu(margin - lead).mean()
 
 
 def spread(covariance: Tensor) -> Tensor:

@@ -77,8 +77,9 @@ class Strata(Method):
         self.growing_buffer("texts", self.dim)
         self.growing_buffer("discriminant", 1 + levels)
         self.growing_buffer("ridge", 1 + levels + count)
-        for name, value in (("centre", torch.zeros(levels)), ("scale", torch.ones(levels)), ("weights", torch.ones(3))):
-            self.register_buffer(name, value.to(self.device))
+        self.register_buffer("centre", torch.zeros(levels, device=self.device))
+        self.register_buffer("scale", torch.ones(levels, device=self.device))
+        self.register_buffer("weights", torch.ones(3, device=self.device))
         self.register_buffer("penalties", torch.ones(2, dtype=torch.float64, device=self.device))
         self.register_buffer("background", torch.zeros(0, 0, device=self.device))
         # The same numbers wherever the method is built: the directions are no part of a checkpoint.
