@@ -36,7 +36,7 @@ def make_config(raw: Mapping[str, Any], tensors: Mapping[str, Tensor], name: str
     """
     model = raw.get("model_cfg") or {}
     for section, keys in _NOT_READ.items():
-        settings = {**model, **raw}.get(section) or {}
+        settings = (model if section in model else raw).get(section) or {}
         for key in keys:
             if settings.get(key) and settings[key] not in _READ.get(key, ()):
                 raise UserError(f"{section}.{key} = {settings[key]!r} is not CLIP's plain ViT; use another backbone")

@@ -70,8 +70,10 @@ def _pairs(path: Path) -> dict[str, str]:
     """Lines of `number value`; blank lines are skipped."""
     pairs: dict[str, str] = {}
     for line, text in enumerate(read_text(path, links=True).splitlines(), 1):
-        parts = text.split(maxsplit=1)
-        if parts and (len(parts) < 2 or not parts[0].isdecimal() or parts[0] in pairs):
+        if not text.strip():
+            continue
+        number, *value = text.split(maxsplit=1)
+        if not number.isdecimal() or not value or number in pairs:
             raise UserError(f"{path}, line {line}: '{text[:60]}' is not a number and a value that come once")
-        pairs |= {parts[0]: parts[1].strip()} if parts else {}
+        pairs[number] = value[0].strip()
     return pairs

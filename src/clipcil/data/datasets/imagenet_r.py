@@ -111,29 +111,28 @@ def _read_split(options: ImageNetROptions, keys: list[str]) -> tuple[torch.Tenso
     are not needed.
     """
     source = options.split_list or options.train_list
+    files = {"train": options.train_list, "test": options.test_list}
+    texts = {part: read_text(path, links=True) if path else "" for part, path in files.items()}
     if options.split_list is not None:
         before, *sections = _SECTION.split(read_text(options.split_list, links=True))
-        if _ENTRY.search(before):
-            raise UserError(f"{source}: '{_ENTRY.findall(before)[0]}' comes before any line 'train' or 'test'")
-        parts = [(name.lower() == "train", text) for name, text in zip(sections[::2], sections[1::2], strict=True)]
-    else:
-        files = [(True, options.train_list), (False, options.test_list)]
-        parts = [(train, read_text(path, links=True)) for train, path in files if path is not None]
+        if stray := _ENTRY.findall(before):
+            raise UserError(f"{source}: '{stray[0]}' comes before any line 'train' or 'test'")
+        for name, text in zip(sections[::2], sections[1::2], strict=True):
+            texts["train" if name.lower() == "train" else "test"] += text
     place = {key: row for row, key in enumerate(keys)}
-    rows: dict[bool, list[int]] = {}
+    rows: dict[str, list[int]] = {}
     notes: list[str] = []
-    for train in (True, False):
-        entries = sorted({entry for part, text in parts if part is train for entry in _ENTRY.findall(text)})
+    for part, text in texts.items():
+        entries = sorted(set(_ENTRY.findall(text)))
         stray = [entry for entry in entries if Path(entry).suffix.lower() not in SUFFIXES]
         notes += [f"{source}: skipped '{entry}', which is not a picture" for entry in stray]
         if missing := [entry for entry in entries if entry not in place and entry not in stray]:
-            raise UserError(f"{source}: {len(missing)} pictures are not there, the first is {missing[0]}")
-        rows[train] = sorted(place[entry] for entry in entries if entry in place)
-        if not rows[train]:
-            name = "train" if train else "test"
-            raise UserError(f"{source} names no {name} pictures; entries look like n01443537/art_0.jpg")
-    if both := set(rows[True]) & set(rows[False]):
+            raise UserError(f"{source}: {len(missing)} {part} pictures are not there, the first is {missing[0]}")
+        rows[part] = sorted(place[entry] for entry in entries if entry in place)
+        if not rows[part]:
+            raise UserError(f"{source} names no {part} pictures; entries look like n01443537/art_0.jpg")
+    if both := set(rows["train"]) & set(rows["test"]):
         raise UserError(f"{source}: {len(both)} pictures are in both parts, such as {keys[min(both)]}")
-    if left := len(keys) - len(rows[True]) - len(rows[False]):
+    if left := len(keys) - len(rows["train"]) - len(rows["test"]):
         notes.append(f"{source}: {left} pictures of the folder are in neither part and are not used")
-    return torch.tensor(rows[True]), torch.tensor(rows[False]), tuple(notes)
+    return torch.tensor(rows["train"]), torch.tensor(rows["test"]), tuple(notes)
