@@ -1,4 +1,4 @@
-"""Class texts: each sentence normalised, their mean, normalised again."""
+"""Class texts from sentences and from soft prompts."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ import torch
 from clipcil.clip import CLIP
 from clipcil.errors import UserError
 from clipcil.prompts.templates import check_sentences, encode_classes, encode_sentences, fill
+from clipcil.prompts.text import PromptTexts, encode_prompts, encode_shared
 
 TEMPLATES = ("a photo of a {}.", "{}", "a drawing of a {}.")
 
 
 def test_ensemble_by_hand(tiny_clip: CLIP) -> None:
+    """Each sentence normalised, their mean, normalised again."""
     names = ["dog", "fire engine"]
     expected = []
     for name in names:
@@ -22,12 +24,6 @@ def test_ensemble_by_hand(tiny_clip: CLIP) -> None:
             total += text / text.norm()
         expected.append(total / total.norm())
     assert torch.allclose(encode_classes(tiny_clip, names, TEMPLATES), torch.stack(expected), atol=1e-5)
-
-
-def test_one_template_is_the_normalised_text(tiny_clip: CLIP) -> None:
-    text = tiny_clip.encode_texts(["a photo of a cat."])
-    ours = encode_classes(tiny_clip, ["cat"], TEMPLATES[:1])
-    assert torch.allclose(ours, text / text.norm(), atol=1e-6)
 
 
 def test_sentences_are_unit_and_in_order(tiny_clip: CLIP) -> None:
@@ -47,3 +43,24 @@ def test_a_template_without_braces_is_refused(tiny_clip: CLIP) -> None:
         encode_classes(tiny_clip, ["dog"], ["a photo of a thing"])
     with pytest.raises(UserError, match="at least one"):
         check_sentences(tiny_clip, ["dog"], [])
+
+
+@pytest.mark.parametrize("together", [False, True])
+def test_a_beginning_computed_once_equals_encoding_each_prompt_and_has_the_same_gradient(
+    tiny_clip: CLIP, together: bool
+) -> None:
+    """In groups of equal lengths, as on a CPU, and all together, as elsewhere."""
+    texts = PromptTexts(tiny_clip, ["dog", "a very long name of a thing", "cat", "fire engine", "zebra"], 5, ".")
+    assert len(texts.lengths) > 2
+    if together:
+        texts.lengths = ((5, texts.rest.shape[1]),)
+    context = torch.randn(1, 5, tiny_clip.config.text.width, generator=torch.Generator().manual_seed(0))
+    alone, shared = context.clone().requires_grad_(), context.clone().requires_grad_()
+    expected = encode_prompts(tiny_clip, [texts(alone)])
+    ours = encode_shared(tiny_clip, texts, shared)
+    torch.testing.assert_close(ours, expected, atol=1e-4, rtol=1e-4)
+    weights = torch.randn(expected.shape, generator=torch.Generator().manual_seed(1))
+    (expected * weights).sum().backward()
+    (ours * weights).sum().backward()
+    assert alone.grad is not None and shared.grad is not None and float(alone.grad.abs().max()) > 1e-3
+    torch.testing.assert_close(shared.grad, alone.grad, atol=1e-3, rtol=1e-3)
