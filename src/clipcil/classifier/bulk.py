@@ -74,12 +74,13 @@ def predict_on_ray(
 ) -> dict[str, int]:
     """Predict every picture of `source` and write parquet files with the columns of `ANSWERS` to `out`.
 
-    The column `class` is empty where a picture is unknown or cannot be read; then `error` says why.
+    The column `class` is empty where a picture is unknown or cannot be read; then `error` says why. Every node of the
+    cluster must be able to read `model` and to write to `out`, where finished parts are kept.
 
     Args:
-        model: Folder of a taught model; every node of the cluster must be able to read it.
+        model: Folder of a taught model.
         source: A folder of pictures, a parquet file or a folder of them, or a text file with one path per line.
-        out: Folder for the answers, on storage that every node can write to. Given again, finished parts are kept.
+        out: Folder for the answers.
         top: Number of classes named for each picture.
         actors: Models working at the same time.
         gpus: GPUs of each; 0: the CPU.
@@ -89,9 +90,6 @@ def predict_on_ray(
 
     Returns:
         Numbers of `pictures`, `errors` and `parts` in `out`.
-
-    Raises:
-        UserError: Ray is missing, the source has no pictures, or `out` holds another job.
     """
     with run_lock(out):
         parts = _prepare(model, source, out, top)

@@ -54,18 +54,10 @@ class Exported(nn.Module):
 
 
 def export(model: Classifier, out: Path, form: Format = "pt2") -> Path:
-    """Write a model for other programs.
+    """Write a model for other programs; returns the file of the network.
 
-    Args:
-        model: A model that was taught.
-        out: A folder that is new, empty or holds an export, which is replaced.
-        form: pt2 for `torch.export.load`, or onnx.
-
-    Returns:
-        The file of the network.
-
-    Raises:
-        UserError: `out` holds something else, or the method cannot be exported in this form.
+    `out` must be new, empty or hold an export, which is replaced. A `UserError` is raised where `out` holds something
+    else, or where the method cannot be exported in this form.
     """
     if not model.classes:
         raise UserError("the model has learnt nothing yet; teach it first")

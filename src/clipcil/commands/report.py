@@ -79,14 +79,7 @@ def write_model_page(model: Classifier, out: Path) -> None:
 
 
 def write_test_page(model: Classifier, found: Evaluation, source: str, out: Path) -> None:
-    """Write a page about a test: accuracy, each class, confused pairs, and the mistakes, the most confident first.
-
-    Args:
-        model: The model that was tested.
-        found: What `model.test` returned.
-        source: The folder of the test pictures, as the page is to call it.
-        out: The file.
-    """
+    """Write a page about a test: accuracy, each class, confused pairs, and the mistakes, the most confident first."""
     from clipcil.report.html import write_page
 
     mistakes = [_mistake(answer) for answer in found.mistakes[:SHOWN]]

@@ -88,9 +88,7 @@ class Endpoint:
     async def ask(self, client: httpx.AsyncClient, first: str, second: str) -> tuple[list[str], list[str]]:
         """Features of `first` against `second`, and of `second` against `first`.
 
-        Raises:
-            AnswerError: No attempt gave a usable answer.
-            UserError: The server refuses, or cannot be reached.
+        An `AnswerError` is raised where no attempt gave a usable answer, a `UserError` where the server refuses.
         """
         retrying = AsyncRetrying(
             stop=stop_after_attempt(self.attempts),
@@ -145,11 +143,7 @@ class Endpoint:
 
 
 def parse_answer(text: str) -> tuple[list[str], list[str]]:
-    """The two lists of features in a chat completion; words or a code fence around the JSON do no harm.
-
-    Raises:
-        AnswerError: The lists are missing or empty.
-    """
+    """The two lists of features in a chat completion; words or a code fence around the JSON do no harm."""
     try:
         content = parse_json(text, "the answer")["choices"][0]["message"]["content"]
         found = parse_json(content[content.index("{") : content.rindex("}") + 1], "the answer")
@@ -178,20 +172,18 @@ def ask_for_descriptions(
 ) -> int:
     """Fill the file `out` with D[a][b] for all pairs of `classes`.
 
-    The file keeps all answers however the function ends. A pair without a usable answer is left out.
+    The file keeps all answers however the function ends, and an existing file is continued. Pairs without a usable
+    answer are left out and named in a `UserError`.
 
     Args:
         classes: Two or more different names.
         endpoint: The language model.
-        out: File of descriptions; an existing one is continued.
+        out: File of descriptions.
         jobs: Number of questions asked at the same time.
         on_progress: Called with the number of answered pairs and of all pairs.
 
     Returns:
         The number of questions that were answered now.
-
-    Raises:
-        UserError: The server refuses or cannot be reached, or pairs have no usable answer.
     """
     if len(set(classes)) < max(2, len(classes)):
         raise UserError(f"descriptions need at least two different class names, each once; given: {', '.join(classes)}")
