@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import platform
 import signal
 import threading
 import time
@@ -195,7 +196,7 @@ def _attempt_on_ray(planned: PlannedRun, here: str, mark: Path) -> str:
     """A run, in a worker of Ray; returns why it failed. A machine that does not share the grid's folder is refused."""
     if not (Path(here).is_dir() and mark.exists()):
         raise UserError(
-            f"machine {os.uname().nodename} of the cluster cannot be used: {mark.parent} is not the folder that it is"
+            f"machine {platform.node()} of the cluster cannot be used: {mark.parent} is not the folder that it is"
             " here; --out must be a folder that all machines share and may write to"
         )
     os.chdir(here)
