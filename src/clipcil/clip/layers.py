@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from clipcil.clip.config import TowerConfig
 
 Prefix = tuple[Tensor, Tensor]
 """Keys and values, each (B or 1, L, width), that a layer puts in front of its own."""
@@ -17,12 +17,8 @@ def quick_gelu(hidden: Tensor) -> Tensor:
     return F.silu(1.702 * hidden) / 1.702
 
 
-ACTIVATION: dict[str, Callable[[Tensor], Tensor]] = {"quick_gelu": quick_gelu, "gelu": F.gelu}
-
-
 def embedding(count: int, width: int) -> nn.Embedding:
-    """A table of zeros: weights always come from a file, and drawing random ones first (on the meta device through
-    torch's compiler) would take longer than loading."""
+    """A table of zeros: weights come from a file, and drawing random ones first would take longer than loading."""
     table: nn.Embedding = nn.Embedding.from_pretrained(torch.zeros(count, width), freeze=False)  # type: ignore[no-untyped-call]
     return table
 
@@ -76,11 +72,11 @@ class Attention(nn.Module):
 
 
 class MLP(nn.Module):
-    def __init__(self, width: int, hidden: int, activation: str) -> None:
+    def __init__(self, config: TowerConfig) -> None:
         super().__init__()
-        self.fc1 = nn.Linear(width, hidden)
-        self.fc2 = nn.Linear(hidden, width)
-        self.activation = ACTIVATION[activation]
+        self.fc1 = nn.Linear(config.width, config.mlp)
+        self.fc2 = nn.Linear(config.mlp, config.width)
+        self.activation = quick_gelu if config.activation == "quick_gelu" else F.gelu
 
     def forward(self, hidden: Tensor) -> Tensor:
         out: Tensor = self.fc2(self.activation(self.fc1(hidden)))
@@ -90,12 +86,12 @@ class MLP(nn.Module):
 class Block(nn.Module):
     """x ← x + Attention(LN x);  x ← x + MLP(LN x)."""
 
-    def __init__(self, width: int, heads: int, mlp: int, activation: str, eps: float) -> None:
+    def __init__(self, config: TowerConfig) -> None:
         super().__init__()
-        self.self_attn = Attention(width, heads)
-        self.layer_norm1 = nn.LayerNorm(width, eps=eps)
-        self.mlp = MLP(width, mlp, activation)
-        self.layer_norm2 = nn.LayerNorm(width, eps=eps)
+        self.self_attn = Attention(config.width, config.heads)
+        self.layer_norm1 = nn.LayerNorm(config.width, eps=config.eps)
+        self.mlp = MLP(config)
+        self.layer_norm2 = nn.LayerNorm(config.width, eps=config.eps)
 
     def forward(self, hidden: Tensor, prefix: Prefix | None = None, causal: bool = False) -> Tensor:
         """(B, T, width) → (B, T, width)."""
@@ -127,9 +123,9 @@ class Block(nn.Module):
 class Encoder(nn.Module):
     """The stack of blocks; a module of its own because Hugging Face names it so (`encoder.layers.<i>`)."""
 
-    def __init__(self, layers: int, width: int, heads: int, mlp: int, activation: str, eps: float) -> None:
+    def __init__(self, config: TowerConfig) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(Block(width, heads, mlp, activation, eps) for _ in range(layers))
+        self.layers = nn.ModuleList(Block(config) for _ in range(config.layers))
 
     def blocks(self) -> list[Block]:
         return [block for block in self.layers if isinstance(block, Block)]

@@ -28,7 +28,7 @@ class TextModel(nn.Module):
     def __init__(self, config: TextConfig) -> None:
         super().__init__()
         self.embeddings = TextEmbeddings(config)
-        self.encoder = Encoder(config.layers, config.width, config.heads, config.mlp, config.activation, config.eps)
+        self.encoder = Encoder(config)
         self.final_layer_norm = nn.LayerNorm(config.width, eps=config.eps)
 
 

@@ -73,7 +73,7 @@ class VisionModel(nn.Module):
         super().__init__()
         self.embeddings = VisionEmbeddings(config)
         self.pre_layrnorm = nn.LayerNorm(config.width, eps=config.eps)  # the spelling in the weight files
-        self.encoder = Encoder(config.layers, config.width, config.heads, config.mlp, config.activation, config.eps)
+        self.encoder = Encoder(config)
         self.post_layernorm = nn.LayerNorm(config.width, eps=config.eps)
 
 
