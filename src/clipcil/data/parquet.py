@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import torch
 
 from clipcil.data.names import clean_name
@@ -39,8 +41,6 @@ def read_parquet(
     files: Sequence[Path], *, image: str | None = None, label: str | None = None, name: str = "parquet"
 ) -> ParquetTable:
     """Read pictures and labels; the columns are found by type where they are not named."""
-    import pyarrow as pa
-
     try:
         # Not memory-mapped: a file taken away in mid-run must not take the process with it.
         # Chunks stay as they are: one array of bytes could not be longer than 2 GiB.
@@ -71,8 +71,6 @@ def read_parquet(
 
 
 def _read(file: Path) -> Any:
-    import pyarrow as pa
-
     with open_parquet(file) as reader:
         return pa.Table.from_batches(list(reader.iter_batches(ROWS)), reader.schema_arrow)
 
@@ -80,9 +78,6 @@ def _read(file: Path) -> Any:
 @contextmanager
 def open_parquet(file: Path) -> Iterator[Any]:
     """Open a parquet file as a `pyarrow.parquet.ParquetFile`; a damaged file is a `UserError`."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
     try:
         # ParquetFile, because read_table would take a folder such as split=train/ for a column.
         with open_regular(file, links=True) as raw, pq.ParquetFile(raw) as reader:
@@ -102,8 +97,6 @@ def _hub_features(metadata: dict[bytes, bytes] | None) -> dict[str, dict[str, An
 
 def holds_pictures(kind: Any) -> bool:
     """Whether a column of this Arrow type can hold encoded pictures: bytes, or Hugging Face's {bytes, path}."""
-    import pyarrow as pa
-
     if pa.types.is_struct(kind):
         inside = [field.type for field in kind if field.name == "bytes"]
         return len(inside) == 1 and not pa.types.is_struct(inside[0]) and holds_pictures(inside[0])
@@ -111,8 +104,6 @@ def holds_pictures(kind: Any) -> bool:
 
 
 def _label_columns(table: Any, features: dict[str, dict[str, Any]]) -> list[str]:
-    import pyarrow as pa
-
     named = [key for key in table.column_names if features.get(key, {}).get("_type") == "ClassLabel"]
     if "fine_label" in named:  # CIFAR-100 has coarse labels too
         return ["fine_label"]
@@ -133,8 +124,6 @@ def _pick(given: str | None, file: Path, what: str, found: list[str], columns: l
 
 
 def _is_text(kind: Any) -> bool:
-    import pyarrow as pa
-
     if pa.types.is_dictionary(kind):  # what pandas calls a category
         kind = kind.value_type
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
@@ -142,8 +131,6 @@ def _is_text(kind: Any) -> bool:
 
 def _labels(column: Any, names: list[str] | None) -> tuple[torch.Tensor, list[str] | None]:
     """Labels (N,) and class names; a `ValueError` says what the column holds instead."""
-    import pyarrow as pa
-
     if column.null_count:
         raise ValueError(f"has {column.null_count} empty labels")
     if _is_text(column.type):

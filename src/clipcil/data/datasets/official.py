@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
+from filelock import FileLock
 from pydantic import Field
 
 from clipcil.errors import UserError, first_line
@@ -73,8 +74,6 @@ def unpack(archive: Path) -> Path:
     Python's filter "data" refuses members and links that lead out of the folder, and devices. Files keep the archive's
     times, so that what is cached about a picture is found again after unpacking again.
     """
-    from filelock import FileLock
-
     try:
         status = archive.stat()
         mark = f"{archive.resolve()}|{status.st_size}|{status.st_mtime_ns}"
