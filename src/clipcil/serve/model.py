@@ -16,9 +16,9 @@ from pathlib import Path
 
 from fastapi import HTTPException
 
-from clipcil.classifier.classifier import DEFAULT_METHOD, Classifier
+from clipcil.classifier.classifier import Classifier
 from clipcil.classifier.folder import CARD, MODEL, read_previous, restore_previous
-from clipcil.classifier.load import load
+from clipcil.classifier.load import load, load_or_new
 from clipcil.classifier.predict import Prediction
 from clipcil.classifier.small_pictures import SmallPictures
 from clipcil.classifier.state import WEIGHTS, Facts
@@ -47,18 +47,14 @@ class ServedModel:
         self._lock = threading.Lock()
         self.revision = 0
         """Number of changes since the start."""
-        self.model = self.copy()
-        found = self.model.facts().method
-        if method not in (None, found):
-            raise UserError(f"{folder} has method '{found}', not '{method}'; leave --method out")
+        self.model = load_or_new(folder, method=method, backbone=backbone, device=device)
 
     def copy(self, folder: Path | None = None) -> Classifier:
         """Load the model from its folder, or from another one, which never chooses its own backbone."""
         if folder is not None:
             return load(folder, backbone=self._backbone or self.model.facts().backbone, device=self._device)
-        if (self.folder / MODEL).exists():
-            return load(self.folder, backbone=self._backbone, device=self._device)
-        return Classifier(self._method or DEFAULT_METHOD, self._backbone or "mini", device=self._device)
+        method = None if self.model.classes else self._method  # an uploaded model may have another one
+        return load_or_new(self.folder, method=method, backbone=self._backbone, device=self._device)
 
     @contextmanager
     def change(self, start: Path | None = None, keep_previous: bool = True) -> Iterator[Classifier]:
