@@ -55,10 +55,12 @@ def options(kind: type[T]) -> type[T]:
 
     @functools.wraps(checked)
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        names = [field.name for field in dataclasses.fields(made)]
+        by_name = dict(zip(names, args, strict=False))  # so that an error names the setting, not its position
         try:
-            checked(self, *args, **kwargs)
+            checked(self, *args[len(names) :], **by_name, **kwargs)
         except ValidationError as error:
-            raise _refusal(error, "setting ", [field.name for field in dataclasses.fields(made)]) from error
+            raise _refusal(error, "setting ", names) from error
 
     made.__init__ = init
     return cast(type[T], made)

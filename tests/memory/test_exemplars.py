@@ -72,7 +72,7 @@ def test_wrong_use_is_refused() -> None:
     with pytest.raises(ValueError, match="already has exemplars"):
         memory.add(*pictures([1, 2]))
     with pytest.raises(UserError, match="pictures"):
-        Budget(pictures=-1)
+        Budget(-1)
 
 
 def slow_herd(features: torch.Tensor, count: int) -> list[int]:
