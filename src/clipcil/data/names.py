@@ -5,6 +5,9 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections.abc import Sequence
+from typing import Annotated
+
+from pydantic import AfterValidator
 
 from clipcil.errors import UserError, printable
 
@@ -30,8 +33,10 @@ def clean_name(raw: str, *, camel: bool = False, hyphens: bool = False) -> str:
 
 
 def same_name(name: str) -> str:
-    """A key that is equal for names that mean one class: CLIP's tokenizer makes everything lower case, and underscores,
-    blanks, the form of accents and invisible letters make no difference to a reader.
+    """A key that is equal for names that mean one class.
+
+    Case, underscores, blanks, the form of accents and invisible letters make no difference: CLIP's tokenizer makes
+    everything lower case, and a reader sees no difference in the rest.
 
     >>> same_name("Green_Apple") == same_name("green  apple") == same_name("green apple\u200b")
     True
@@ -57,6 +62,10 @@ def check_template(template: str) -> str:
     if "{}" not in template or "{" in rest or "}" in rest:
         raise UserError(f"template '{shorten(template)}' must have {{}} once, for the class name, and no other brace")
     return template
+
+
+Template = Annotated[str, AfterValidator(check_template)]
+"""An option: a sentence with `{}` in the place of the class name."""
 
 
 def check_names(dataset: str, names: Sequence[str]) -> None:

@@ -23,13 +23,14 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize
 
 from clipcil.calibration import CalibrationName, calibrate
+from clipcil.data.names import Template
 from clipcil.data.reader import Batch, Pictures
 from clipcil.data.tasks import Task
 from clipcil.distributed import spread
 from clipcil.memory.gaussians import GaussianMemory
 from clipcil.methods.base import Method
 from clipcil.methods.registry import register
-from clipcil.prompts.templates import Template, check_sentences, encode_classes
+from clipcil.prompts.templates import check_sentences, encode_classes
 from clipcil.prompts.text import PromptTexts, encode_prompts, tokenize_names
 from clipcil.settings import options
 from clipcil.training import losses

@@ -19,12 +19,13 @@ from pydantic import NonNegativeFloat, NonNegativeInt, PositiveInt
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, normalize
 
+from clipcil.data.names import Template
 from clipcil.data.reader import Batch, Pictures
 from clipcil.data.tasks import Task
 from clipcil.memory.gaussians import GaussianMemory
 from clipcil.methods.base import Method
 from clipcil.methods.registry import register
-from clipcil.prompts.templates import Template, check_sentences, encode_classes
+from clipcil.prompts.templates import check_sentences, encode_classes
 from clipcil.settings import Share, options
 from clipcil.training.trainer import Training
 

@@ -21,11 +21,12 @@ from collections.abc import Sequence
 from torch import Tensor
 from torch.nn.functional import normalize
 
+from clipcil.data.names import Template
 from clipcil.data.reader import Batch
 from clipcil.data.tasks import Task
 from clipcil.methods.base import Method
 from clipcil.methods.registry import register
-from clipcil.prompts.templates import Template, check_sentences, encode_classes
+from clipcil.prompts.templates import check_sentences, encode_classes
 from clipcil.settings import options
 
 

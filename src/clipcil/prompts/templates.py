@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated
 
-from pydantic import AfterValidator
 from torch import Tensor
 from torch.nn.functional import normalize
 
 from clipcil.clip import CLIP
 from clipcil.data.names import check_template
 from clipcil.errors import UserError
-
-Template = Annotated[str, AfterValidator(check_template)]
-"""An option: a sentence with `{}` in the place of the class name."""
 
 
 def fill(template: str, name: str) -> str:

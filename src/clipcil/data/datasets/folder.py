@@ -9,7 +9,7 @@ import torch
 
 from clipcil.data.dataset import Dataset, register
 from clipcil.data.datasets.official import TestShare
-from clipcil.data.names import check_template, clean_name
+from clipcil.data.names import Template, clean_name
 from clipcil.data.pictures import PictureSet, identity_of_files
 from clipcil.data.sources import list_files, list_folders, no_pictures
 from clipcil.data.tasks import split_by_class
@@ -25,11 +25,8 @@ class FolderOptions:
     """Share of the pictures of each class used as test pictures, where the data has no test part."""
     split_seed: int = 0
     """Seed that decides which pictures those are."""
-    template: str = "a photo of a {}."
+    template: Template = "a photo of a {}."
     """The sentence about a class, {} standing for its name."""
-
-    def __post_init__(self) -> None:
-        check_template(self.template)
 
 
 @register(
