@@ -244,7 +244,7 @@ def since_then(group: Group, row: Row) -> dict[str, tuple[Any, Any]] | None:
 def _settings_today(method: str, chosen: str, data: str, backbone: str) -> dict[str, Any]:
     """Every setting that a run would have today, by its flat name. `chosen`: those of the row, as JSON."""
     settings = method_settings(RunSpec(method=method, data=data, backbone=backbone), json.loads(chosen))
-    return flatten(_plain(to_dict(settings)))
+    return flatten(to_dict(settings))
 
 
 def outdated(runs: Sequence[RunRecord]) -> list[str]:
@@ -269,10 +269,3 @@ def _deciding(method: str) -> frozenset[str]:
     """The settings by which the rows of a method differ."""
     rows = read_table("claims").all_rows()
     return frozenset(key for row in rows if row.method == method for key in row.decides)
-
-
-def _plain(value: Any) -> Any:
-    """As JSON gives it back: lists for tuples."""
-    if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
-    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value

@@ -10,11 +10,13 @@ import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from benchmarks.harness import speed_table
 from clipcil.errors import UserError
 from clipcil.paper import Row, read_table
 from clipcil.report.compare import Group, flatten, group_runs, method_title, show
 from clipcil.report.runs import RunRecord, find_runs
 from clipcil.storage import MissingFileError, read_text, write_text
+from reproduce import beyond, held_out
 from reproduce.claims import DASH, markdown, markdown_table, stream_namer
 from reproduce.judge import Claim, Judged, Stream, find_rows, judge_claims, read_claims
 from reproduce.keep import NOTES
@@ -99,20 +101,6 @@ def _verdict(claim: Claim, judged: Sequence[Judged]) -> str:
     return "; ".join(f"{verdict} ({tasks} tasks)" for tasks, verdict in said.items()) or DASH
 
 
-def beyond_table(runs: Sequence[RunRecord]) -> str:
-    """Strata beside every other method, paired by class order and seed."""
-    from reproduce.beyond import collect, table
-
-    return table(collect(runs), "strata")
-
-
-def held_out_table(folder: Path, what: str) -> str:
-    """What `python -m reproduce.held_out --keep` measured on held-out training pictures."""
-    from reproduce.held_out import combined, read_kept
-
-    return combined(read_kept(folder), what)
-
-
 def choice_table(runs: Sequence[RunRecord]) -> str:
     """Runs on held-out training pictures that differ in settings: a line for each choice, the best of a method last."""
     lines = []
@@ -126,22 +114,22 @@ def choice_table(runs: Sequence[RunRecord]) -> str:
     return markdown_table(["method", "settings", "folds", "accuracy"], lines)
 
 
-def speed_table(folder: Path, what: str) -> str:
-    """What `python -m benchmarks --json` measured; `ratios`: what has a goal and is compared with the peers' way."""
-    from benchmarks.harness import speed_table as table
-
-    return table(folder, compared=what == "ratios")
+def _of_runs(table: Callable[[Sequence[RunRecord]], str]) -> Callable[[Path], str]:
+    return lambda folder: table(find_runs([folder]))
 
 
-HELD_OUT = ("heads", "novelty")
-SPEED = ("speed", "ratios")
-TABLES: dict[str, Callable[[Sequence[RunRecord]], str]] = {
-    "methods": methods_table,
-    "ablations": ablations_table,
-    "claims": claims_table,
-    "beyond": beyond_table,
-    "choice": choice_table,
+TABLES: dict[str, Callable[[Path], str]] = {
+    "methods": _of_runs(methods_table),
+    "ablations": _of_runs(ablations_table),
+    "claims": _of_runs(claims_table),
+    "beyond": _of_runs(lambda runs: beyond.table(beyond.collect(runs), "strata")),
+    "choice": _of_runs(choice_table),
+    "heads": lambda folder: held_out.combined(held_out.read_kept(folder), "heads"),
+    "novelty": lambda folder: held_out.combined(held_out.read_kept(folder), "novelty"),
+    "speed": speed_table,
+    "ratios": lambda folder: speed_table(folder, compared=True),
 }
+"""Each table, made from the folder that its marker names."""
 
 
 def updated(text: str, root: Path) -> str:
@@ -152,17 +140,9 @@ def updated(text: str, root: Path) -> str:
     """
 
     def table(found: re.Match[str]) -> str:
-        folder = root / (found[2] or CLAIMS)
-        if found[1] in HELD_OUT:
-            made = held_out_table(folder, found[1])
-        elif found[1] in SPEED:
-            made = speed_table(folder, found[1])
-        elif found[1] in TABLES:
-            made = TABLES[found[1]](find_runs([folder]))
-        else:
-            known = ", ".join([*TABLES, *HELD_OUT, *SPEED])
-            raise UserError(f"there is no table '{found[1]}' of results; known: {known}")
-        return f"{found[0].splitlines()[0]}\n\n{made}\n\n<!-- /results -->"
+        if found[1] not in TABLES:
+            raise UserError(f"there is no table '{found[1]}' of results; known: {', '.join(TABLES)}")
+        return f"{found[0].splitlines()[0]}\n\n{TABLES[found[1]](root / (found[2] or CLAIMS))}\n\n<!-- /results -->"
 
     return MARKED.sub(table, text)
 
