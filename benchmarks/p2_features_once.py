@@ -146,8 +146,7 @@ class OneTask:
         if epochs is not None:
             config = self._with_epochs(config, epochs)
         torch.manual_seed(0)
-        self.method: Method = find_method(name)(config, clip, Trainer())
-        self.method.templates = dataset.templates
+        self.method: Method = find_method(name)(config, clip, Trainer(), dataset.templates)
         self._seen: list[tuple[PictureSet, Tensor]] = []
         stream = self.stream.tasks()
         self.method.config = self._with_epochs(config, 0)  # what came before needs to be there, not to be good
