@@ -16,6 +16,7 @@ import clipcil
 import clipcil.classifier.classifier
 from clipcil.classifier import learner as model_module
 from clipcil.classifier.sources import read_source
+from clipcil.data.dataset import Dataset
 from clipcil.data.reader import Reader
 from clipcil.errors import UserError
 from clipcil.methods.dmc import DMC
@@ -273,3 +274,14 @@ def test_a_class_called_as_a_renamed_one_was_is_noted(method: str, reads_names: 
     told = [line for line in lesson.warnings if "before it was renamed" in line]
     assert len(told) == 1 and "'Red' is learnt as a new class, but 'scarlet' had this name" in told[0]
     assert ("one text for both" in told[0]) == reads_names
+
+
+@pytest.mark.parametrize("method", ["proof", "engine", "clap4clip"])
+def test_a_model_takes_the_templates_of_its_first_lesson(method: str, tmp_path: Path) -> None:
+    """These methods keep a sentence of each class for each template."""
+    data = Dataset.from_pictures("mine", pictures(FIRST), pictures(FIRST), templates=("a {}.", "one {}.", "no {}."))
+    model = clipcil.Classifier(method)
+    model.learn(data)
+    assert model.facts().templates == data.templates
+    model.save(tmp_path / "model")
+    assert model.predict(data.train.pictures[0]) == clipcil.load(tmp_path / "model").predict(data.train.pictures[0])

@@ -81,9 +81,10 @@ class Learner:
 
     def teach(self, plan: LessonPlan, reader: Reader, lesson: Lesson, hold_out: bool) -> None:
         """Learn the pictures of a plan; evaluation, calibration and warnings go into `lesson`."""
+        if not self.facts.known and self.facts.templates != plan.templates:
+            self.facts.templates = plan.templates
+            self.restore(self.state())  # methods may need the number of templates when they are built
         method, facts, seen, labels = self.method, self.facts, self.method.seen, plan.pictures.labels
-        if not facts.known:
-            facts.templates = method.templates = plan.templates
         train, held = torch.arange(len(labels)), torch.empty(0, dtype=torch.int64)
         if hold_out and method.implements("leave_one_out"):
             held = choose_left_out(labels)
