@@ -24,7 +24,7 @@ def test_no_room_for_a_checkpoint_is_one_line_and_the_older_one_stays_whole(
         runner.run("rapf", stopped, resume=True)
     assert "\n" not in str(caught.value)
     assert older.items() <= tree(stopped / "checkpoint").items()
-    assert not list(stopped.rglob("*.part"))
+    assert not list(stopped.rglob(".tmp"))
     runner.run("rapf", stopped, resume=True)  # there is room again
     assert digest(stopped) == digest(whole)
 

@@ -27,7 +27,7 @@ def test_a_stopped_run_says_how_to_go_on(number: signal.Signals, tmp_path: Path)
     assert errors == "clipcil: stopped; continue with: clipcil run --resume 'my run'\n"
     assert child.returncode == 130
     assert (tmp_path / "my run" / "config.toml").is_file()
-    assert not list((tmp_path / "my run").rglob("*.part"))
+    assert not list((tmp_path / "my run").rglob(".tmp"))
 
 
 def test_runs_killed_at_random_moments_end_with_the_same_bytes(tmp_path: Path) -> None:
