@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import pickle
 import shutil
@@ -21,8 +20,7 @@ from torch import Tensor
 from clipcil.clip import CLIP, load_clip
 from clipcil.clip.config import CLIPConfig
 from clipcil.clip.loading import MINI
-from clipcil.errors import UserError
-from support.towers import REFERENCE
+from support.towers import REFERENCE, Bomb, refused
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 
@@ -33,15 +31,6 @@ def folder(tmp_path: Path) -> Path:
     copied = tmp_path / "copy"
     shutil.copytree(MINI, copied)
     return copied
-
-
-def refused(name: Path | str, *words: str) -> None:
-    with pytest.raises(UserError) as error:
-        load_clip(str(name))
-    message = str(error.value)
-    assert "\n" not in message
-    for word in words:
-        assert word in message, message
 
 
 def edit_weights(folder: Path, change: Callable[[dict[str, Tensor]], Any]) -> None:
@@ -146,17 +135,9 @@ def test_a_cut_file_is_named(file: str, keep: int, folder: Path) -> None:
     refused(folder, file)
 
 
-class Bomb:
-    def __reduce__(self) -> Any:
-        return (Path.touch, (Path("exploded"),))
-
-
 def test_something_else_renamed_to_safetensors(folder: Path, tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.chdir(tmp_path)
-    buffer = io.BytesIO()
-    torch.save({"weights": Bomb()}, buffer)
-    pointer = b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 1\n"
-    for content in (pickle.dumps(Bomb()), buffer.getvalue(), pointer, b"<html><body>Not found</body></html>"):
+    for content in (pickle.dumps(Bomb()), b"version https://git-lfs.github.com/spec/v1\n", b"<html>Not found</html>"):
         (folder / WEIGHTS).write_bytes(content)
         refused(folder, WEIGHTS, "not safetensors")
     assert not (tmp_path / "exploded").exists()
@@ -180,45 +161,24 @@ def test_a_trunk_with_impossible_or_other_strides_is_refused(stride: object, fol
     [
         {"image_mean": [0.5]},
         {"image_std": [0.2, 0.0, 0.2]},
-        {"image_mean": ["a", "b", "c"]},
         {"size": {"shortest_edge": 10**9}},
         {"size": {"longest_edge": 4}},
         {"size": "large"},
         {"crop_size": 5},
-        {"crop_size": {"height": 4}},
         {"resample": 99},
         {"rescale_factor": "x"},
     ],
 )
 def test_preprocessing_with_impossible_values(wrong: dict[str, Any], folder: Path) -> None:
     (folder / "trunk.json").unlink()  # without a trunk the file of the preprocessing is read
+    refused(folder, "384 channels", "trunk.json")
     (folder / "preprocessor_config.json").write_text(json.dumps({"crop_size": 4, "size": 4, **wrong}))
     refused(folder, "preprocessor_config.json")
 
 
-def test_a_missing_trunk_is_noticed(folder: Path) -> None:
-    (folder / "trunk.json").unlink()
-    refused(folder, "384 channels", "trunk.json")
-
-
-@pytest.mark.parametrize(
-    ("section", "key", "value", "words"),
-    [
-        ("vision_config", "num_hidden_layers", 2, ("layers.2",)),
-        ("text_config", "vocab_size", 100, ("8192 tokens", "100")),
-    ],
-)
-def test_a_config_that_does_not_fit_the_files(section: str, key: str, value: int, words: Any, folder: Path) -> None:
-    edit_json(folder / "config.json", lambda raw: raw[section].update({key: value}))
-    refused(folder, *words)
-
-
-@pytest.mark.parametrize("name", ["no-such-thing", "./no/such/folder/here", "/nowhere/ViT-B-16.pt", "models/x.pt", ""])
-def test_unknown_names(name: str) -> None:
-    refused(name, "no backbone")
-
-
-def test_folders_and_files_of_something_else(tmp_path: Path) -> None:
+def test_names_of_no_backbone(tmp_path: Path) -> None:
+    for name in ("no-such-thing", "./no/such/folder/here", "models/x.pt", ""):
+        refused(name, "no backbone")
     refused(tmp_path, "config.json", WEIGHTS, "tokenizer.json")
     (tmp_path / "x.bin").write_bytes(b"1")
     refused(tmp_path / "x.bin", ".safetensors or .pt")
@@ -232,7 +192,6 @@ def test_folders_and_files_of_something_else(tmp_path: Path) -> None:
         ({"vision_config": {"hidden_size": "768"}}, "vision_config.hidden_size"),
         ({"vision_config": {"num_attention_heads": 7}}, "7 heads"),
         ({"projection_dim": None}, "projection_dim"),
-        ({"vision_config": {"hidden_act": 1}}, "vision_config.hidden_act"),
         ({"vision_config": {"patch_size": 0}}, "vision_config.patch_size"),
         ({"text_config": {"hidden_size": 10**12}}, "text_config.hidden_size"),
         ({"text_config": {"num_hidden_layers": 10**5}}, "text_config.num_hidden_layers"),
@@ -242,6 +201,13 @@ def test_folders_and_files_of_something_else(tmp_path: Path) -> None:
 def test_errors_of_a_config_name_file_and_key(wrong: dict[str, Any], key: str, folder: Path) -> None:
     edit_json(folder / "config.json", lambda raw: raw.update(wrong))
     refused(folder, "config.json", key)
+
+
+def test_a_config_that_does_not_fit_the_files(folder: Path) -> None:
+    edit_json(folder / "config.json", lambda raw: raw["vision_config"].update(num_hidden_layers=2))
+    refused(folder, "layers.2")
+    edit_json(folder / "config.json", lambda raw: raw["text_config"].update(vocab_size=100))
+    refused(folder, "8192 tokens", "100")
 
 
 def test_config_defaults_and_old_sections() -> None:

@@ -9,7 +9,7 @@ import torch
 from clipcil.clip import CLIP
 from clipcil.clip.loading import MINI
 from clipcil.clip.tokenizer import Tokenizer
-from clipcil.errors import UserError
+from support.errors import one_line
 from support.towers import with_other_tokenizer, write_openai_vocabulary
 
 
@@ -32,9 +32,8 @@ def test_pads_to_the_longest_and_knows_the_ends(mini: CLIP) -> None:
 
 @pytest.mark.parametrize("text", ["xylophone " * 60, "odd <|endoftext|> name"])
 def test_a_text_that_is_too_long_or_has_an_end_inside_is_named(mini: CLIP, text: str) -> None:
-    with pytest.raises(UserError) as error:
+    with one_line(text[:60]):
         mini.tokenizer(["cat", text])
-    assert text[:60] in str(error.value) and "\n" not in str(error.value)
 
 
 def test_the_fingerprint_is_that_of_the_files(mini: CLIP, tmp_path: Path) -> None:
@@ -58,16 +57,15 @@ def test_truncation_inside_the_file_is_switched_off(tmp_path: Path) -> None:
 def test_a_missing_or_broken_tokenizer_is_one_line(content: str | None, tmp_path: Path) -> None:
     if content is not None:
         (tmp_path / "tokenizer.json").write_text(content)
-    with pytest.raises(UserError) as error:
+    with one_line(str(tmp_path)):
         Tokenizer.from_folder(tmp_path, 48)
-    assert str(tmp_path) in str(error.value) and "\n" not in str(error.value)
 
 
 def test_another_models_tokenizer_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="around a text"):
+    with one_line("<|startoftext|>"):
         edited(tmp_path, post_processor=None)
     (tmp_path / "tokenizer.json").unlink()
     (tmp_path / "vocab.json").write_text('{"a": 0, "b": 1}')
     (tmp_path / "merges.txt").write_text("#version: 0.2\n")
-    with pytest.raises(UserError, match=tmp_path.name):
+    with one_line(str(tmp_path)):
         Tokenizer.from_folder(tmp_path, 48)

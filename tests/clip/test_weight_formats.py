@@ -14,9 +14,8 @@ from torch import nn
 
 from clipcil.clip import CLIP, load_clip, openai
 from clipcil.clip.loading import MINI
-from clipcil.errors import UserError
 from clipcil.storage import sha256
-from support.towers import make_tiny_clip, to_openai_names, write_openai_vocabulary
+from support.towers import Bomb, make_tiny_clip, refused, to_openai_names, write_openai_vocabulary
 
 
 def wide(activation: str, heads: int = 2) -> CLIP:
@@ -24,18 +23,12 @@ def wide(activation: str, heads: int = 2) -> CLIP:
     return make_tiny_clip(3, activation, width=128, heads=heads, dim=40)
 
 
-def same_features(clip: CLIP, other: CLIP) -> None:
-    assert clip.config.vision == other.config.vision and clip.scale == other.scale
+def same_features(clip: CLIP, other: CLIP, off: float = 1e-6) -> None:
+    assert clip.config.vision == other.config.vision and abs(clip.scale - other.scale) <= off
     pixels = torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(0))
-    torch.testing.assert_close(clip.vision(pixels).features, other.vision(pixels).features, atol=1e-6, rtol=0)
+    torch.testing.assert_close(clip.vision(pixels).features, other.vision(pixels).features, atol=off, rtol=off)
     texts = ["a photo of a cat", "octopus"]
-    torch.testing.assert_close(clip.encode_texts(texts), other.encode_texts(texts), atol=1e-6, rtol=0)
-
-
-def refused(path: Path, *words: str) -> None:
-    with pytest.raises(UserError) as error:
-        load_clip(str(path))
-    assert "\n" not in str(error.value) and all(word in str(error.value) for word in words), error.value
+    torch.testing.assert_close(clip.encode_texts(texts), other.encode_texts(texts), atol=off, rtol=off)
 
 
 @pytest.fixture
@@ -46,23 +39,15 @@ def folder(tmp_path: Path) -> Path:
 
 def test_openai_state_dict(folder: Path) -> None:
     clip = wide("quick_gelu")
+    tensors = to_openai_names(clip)
     extra = {"input_resolution": torch.tensor(16), "context_length": torch.tensor(48), "vocab_size": torch.tensor(8192)}
-    torch.save(to_openai_names(clip) | extra, folder / "ViT-B-16.pt")
+    torch.save(tensors | extra, folder / "ViT-B-16.pt")
     for path in (folder / "ViT-B-16.pt", folder):
         loaded = load_clip(str(path))
         same_features(clip, loaded)
         assert loaded.fingerprint == clip.fingerprint
-
-
-def test_openai_half_precision(folder: Path) -> None:
-    clip = wide("quick_gelu")
-    halves = {name: tensor.half() for name, tensor in to_openai_names(clip).items()}
-    torch.save({"state_dict": halves}, folder / "x.pt")
-    loaded = load_clip(str(folder / "x.pt"))
-    assert all(parameter.dtype == torch.float32 for parameter in loaded.parameters())
-    pixels = torch.randn(2, 3, 16, 16)
-    cosine = nn.functional.cosine_similarity(clip.vision(pixels).features, loaded.vision(pixels).features)
-    assert cosine.min() > 0.999
+    torch.save({"state_dict": {name: tensor.half() for name, tensor in tensors.items()}}, folder / "x.pt")
+    same_features(clip, load_clip(str(folder / "x.pt")), 0.01)
 
 
 class Archive(nn.Module):
@@ -94,11 +79,6 @@ def test_torchscript_is_opened_only_when_openai_published_it(folder: Path, monke
     monkeypatch.setitem(openai.PUBLISHED, sha256(path), path.name)
     same_features(clip, load_clip(str(path)))
     assert opened
-
-
-class Bomb:
-    def __reduce__(self) -> Any:
-        return (Path.touch, (Path("exploded"),))
 
 
 def test_a_pt_file_with_code_or_cut_or_of_another_network_is_refused(folder: Path, monkeypatch: Any) -> None:
@@ -153,9 +133,8 @@ def test_an_open_clip_folder_in_both_activations(prefix: str, activation: str, f
 
 def test_open_clips_numbers_of_heads_come_from_the_config(folder: Path) -> None:
     clip = wide("gelu", heads=4)
-    same_features(
-        clip, load_clip(str(open_clip_folder(folder, clip, vision_cfg={"head_width": 32}, text_cfg={"heads": 4})))
-    )
+    open_clip_folder(folder, clip, vision_cfg={"head_width": 32}, text_cfg={"heads": 4})
+    same_features(clip, load_clip(str(folder)))
 
 
 def test_without_a_config_the_file_name_tells_the_activation(folder: Path) -> None:
@@ -170,7 +149,6 @@ def test_without_a_config_the_file_name_tells_the_activation(folder: Path) -> No
         ({"text_cfg": {"hf_model_name": "roberta-base"}}, "text_cfg.hf_model_name"),
         ({"vision_cfg": {"head_width": 0}}, "open_clip_config.json"),
         ({"vision_cfg": "ViT"}, "open_clip_config.json"),
-        ({"text_cfg": {"heads": "many"}}, "open_clip_config.json"),
         ({"text_cfg": {"heads": None}}, "open_clip_config.json"),
     ],
 )

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from clipcil.data.datasets.official import unpack
-from clipcil.errors import UserError
+from support.errors import one_line
 from support.made_up import make_tar
 
 
@@ -27,20 +27,13 @@ def test_unpacked_once_with_the_archives_times(tmp_path: Path, own_cache: Path) 
     assert not (folder.parent / ".tmp").exists()
 
 
-def member(kind: bytes) -> tarfile.TarInfo:
-    info = tarfile.TarInfo("evil")
-    info.type, info.linkname = kind, "/etc/passwd"
-    return info
-
-
-LINKS = [member(kind) for kind in (tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE)]
-
-
-@pytest.mark.parametrize("wrong", [("../evil", b"evil"), ("a/../../evil", b"evil"), *LINKS])
-def test_members_that_lead_out_are_refused(tmp_path: Path, wrong: tarfile.TarInfo | tuple[str, bytes]) -> None:
-    archive = make_tar(tmp_path / "a.tar.gz", [("good.txt", b"x"), wrong])
-    with pytest.raises(UserError, match=archive.name):
-        unpack(archive)
+def test_members_that_lead_out_are_refused(tmp_path: Path) -> None:
+    link = tarfile.TarInfo("evil")
+    link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
+    for wrong in (("../evil", b"evil"), link):
+        archive = make_tar(tmp_path / "a.tar.gz", [("good.txt", b"x"), wrong])
+        with one_line(archive.name):
+            unpack(archive)
     assert not any("evil" in path.name for path in tmp_path.rglob("*"))
 
 
@@ -52,13 +45,13 @@ def test_damaged_archives_are_named(tmp_path: Path, how: str) -> None:
     for number, content in enumerate((b"", b"not an archive", whole[:middle], changed)):
         path = tmp_path / f"cut{number}.tgz"
         path.write_bytes(content)
-        with pytest.raises(UserError, match=path.name):
+        with one_line(path.name):
             unpack(path)
 
 
 def test_a_cache_that_is_a_file(tmp_path: Path, own_cache: Path) -> None:
     own_cache.write_text("in the way")
-    with pytest.raises(UserError, match="CLIPCIL_CACHE"):
+    with one_line("CLIPCIL_CACHE"):
         unpack(make_tar(tmp_path / "a.tgz", [("a", b"x")]))
 
 

@@ -35,8 +35,7 @@ def test_folder_and_archive_layouts(tmp_path: Path) -> None:
 
 
 def test_what_is_wrong_is_named(tmp_path: Path) -> None:
-    for root in (tmp_path / "nowhere", tmp_path):
-        refused("cub200", "CUB_200_2011.tgz", root)
+    refused("cub200", "CUB_200_2011.tgz", tmp_path / "nowhere")
     home = cub_tree(tmp_path)
     refused("cub200", "3 classes and 15 pictures", home)
     whole = (home / "images.txt").read_text()
@@ -44,12 +43,9 @@ def test_what_is_wrong_is_named(tmp_path: Path) -> None:
         (home / "images.txt").write_text(whole + line)
         refused("cub200", words, home, check="no")
     (home / "images.txt").write_text(whole)
-    for label in ("9", "x"):
-        write_lines(home / "image_class_labels.txt", [f"{i} {label}" for i in range(1, 16)])
-        refused("cub200", str(home), home, check="no")
+    write_lines(home / "image_class_labels.txt", [f"{i} 9" for i in range(1, 16)])
+    refused("cub200", str(home), home, check="no")
     write_lines(home / "image_class_labels.txt", [f"{i} 1" for i in range(1, 16)])
     missing = next((home / "images").rglob("*.jpg"))
     missing.unlink()
     refused("cub200", missing.name, home, check="no")
-    (home / "train_test_split.txt").unlink()
-    refused("cub200", "train_test_split.txt", home, check="no")

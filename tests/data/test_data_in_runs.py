@@ -59,5 +59,3 @@ def test_options_come_back_from_the_config(tmp_path: Path) -> None:
     table = as_table(resolved(spec), config)
     again = build(RunSpec, table["run"])
     assert as_table(resolved(again), config) == table
-    with pytest.raises(UserError, match="'splt_seed'; did you mean 'split_seed'"):
-        resolved(spec_for(tmp_path, data_options={"splt_seed": "3"}))

@@ -61,7 +61,6 @@ def test_one_text_list_with_a_stray_line(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("lines", "said"),
     [
-        (["nothing here"], "no train pictures"),
         (["train", ALL[0]], "no test pictures"),
         ([ALL[0]], ALL[0]),
         (["train", ALL[0], "test", "n01443537/art_99.jpg"], "n01443537/art_99.jpg"),
@@ -74,14 +73,10 @@ def test_a_list_that_does_not_fit_is_refused(tmp_path: Path, lines: list[str], s
 
 
 def test_what_is_wrong_is_named(tmp_path: Path) -> None:
-    for root in (tmp_path / "nowhere", tmp_path):
-        refused("imagenet-r", "imagenet-r.tar", root)
+    refused("imagenet-r", "imagenet-r.tar", tmp_path)
     home = imagenet_r_tree(tmp_path)
     refused("imagenet-r", "3 classes and 15 pictures", home)
     refused("imagenet-r", "train_list and test_list", home, train_list="x")
     refused("imagenet-r", "split_list", home, train_list="x", test_list="y", split_list="z")
-    refused("imagenet-r", "none.txt", home, check="no", split_list=tmp_path / "none.txt")
     write_lines(home / "README.txt", ["n01443537 goldfish"])
     refused("imagenet-r", "n01484850", home, check="no")
-    (home / "README.txt").unlink()
-    refused("imagenet-r", "README.txt", home, check="no")

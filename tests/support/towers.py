@@ -9,12 +9,13 @@ import torch
 from tokenizers import pre_tokenizers
 from torch import nn
 
-from clipcil.clip import CLIP
+from clipcil.clip import CLIP, load_clip
 from clipcil.clip.config import CLIPConfig, TextConfig, VisionConfig
 from clipcil.clip.loading import MINI
 from clipcil.clip.preprocess import Preprocess, Steps
 from clipcil.clip.tokenizer import Tokenizer
 from clipcil.clip.vision import PatchEmbedding
+from support.errors import one_line
 
 REFERENCE = Path(__file__).parents[1] / "clip" / "data" / "reference.safetensors"
 
@@ -32,28 +33,11 @@ def make_tiny_clip(
 ) -> CLIP:
     """Our CLIP over 3 × `image_size`² pixels with the mini tokenizer; random weights, none of them zero."""
     tokenizer = Tokenizer.from_folder(MINI, context)
+    both = {"width": width, "layers": layers, "heads": heads, "mlp": 2 * width, "activation": activation}
+    special = {"bos": tokenizer.bos, "eos": tokenizer.eos, "pad": tokenizer.eos}
     config = CLIPConfig(
-        VisionConfig(
-            width=width,
-            layers=layers,
-            heads=heads,
-            mlp=2 * width,
-            activation=activation,
-            image_size=image_size,
-            patch_size=patch_size,
-        ),
-        TextConfig(
-            width=width,
-            layers=layers,
-            heads=heads,
-            mlp=2 * width,
-            activation=activation,
-            vocab=8192,
-            context=context,
-            bos=tokenizer.bos,
-            eos=tokenizer.eos,
-            pad=tokenizer.eos,
-        ),
+        VisionConfig(**both, image_size=image_size, patch_size=patch_size),
+        TextConfig(**both, vocab=8192, context=context, **special),
         dim,
     )
     with torch.random.fork_rng():
@@ -102,6 +86,19 @@ def write_openai_vocabulary(folder: Path) -> None:
     (folder / "merges.txt").write_text("\n".join(lines), encoding="utf-8")
 
 
+class Bomb:
+    """Unpickling it makes the file `exploded` in the working directory."""
+
+    def __reduce__(self) -> tuple[object, tuple[Path]]:
+        return Path.touch, (Path("exploded"),)
+
+
+def refused(name: Path | str, *words: str) -> None:
+    """Loading the backbone ends in an error of one line that has `words` in it."""
+    with one_line(*words):
+        load_clip(str(name))
+
+
 def to_openai_names(clip: CLIP) -> dict[str, torch.Tensor]:
     """The weights of `clip` under OpenAI's names and in OpenAI's layout."""
     ours = {**clip.vision.state_dict(), **clip.text.state_dict()}
@@ -124,9 +121,8 @@ def to_openai_names(clip: CLIP) -> dict[str, torch.Tensor]:
         for layer in range(clip.config.vision.layers):
             mine, theirs = f"{tower}.encoder.layers.{layer}", f"{prefix}.resblocks.{layer}"
             for kind in ("weight", "bias"):
-                renamed[f"{theirs}.attn.in_proj_{kind}"] = torch.cat(
-                    [ours[f"{mine}.self_attn.{part}_proj.{kind}"] for part in "qkv"]
-                )
+                fused = [ours[f"{mine}.self_attn.{part}_proj.{kind}"] for part in "qkv"]
+                renamed[f"{theirs}.attn.in_proj_{kind}"] = torch.cat(fused)
                 renamed[f"{theirs}.attn.out_proj.{kind}"] = ours[f"{mine}.self_attn.out_proj.{kind}"]
                 renamed[f"{theirs}.ln_1.{kind}"] = ours[f"{mine}.layer_norm1.{kind}"]
                 renamed[f"{theirs}.ln_2.{kind}"] = ours[f"{mine}.layer_norm2.{kind}"]

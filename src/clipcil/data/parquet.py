@@ -60,8 +60,6 @@ def read_parquet(
     try:
         labels, names = _labels(table[label], features.get(label, {}).get("names"))
         splits = table["split"].to_pylist() if "split" in table.column_names and _is_text(table["split"].type) else []
-    except UnicodeDecodeError as error:  # Arrow does not look at the text that it reads
-        raise UserError(f"{files[0]} holds text that is not UTF-8") from error
     except ValueError as error:
         raise UserError(f"{files[0]}: column '{label}' {error}") from error
     identity = hashlib.sha256(b"".join(bytes.fromhex(sha256(path)) for path in files)).hexdigest()[:24]
@@ -115,7 +113,7 @@ def _label_columns(table: Any, features: dict[str, dict[str, Any]]) -> list[str]
 def _pick(given: str | None, file: Path, what: str, found: list[str], columns: list[str]) -> str:
     if given is not None:
         found = [given] if given in columns else []
-    if len(found) != 1 or columns.count(found[0]) > 1:
+    if len(found) != 1:
         some = f"{len(found)} columns that could be" if found else "no such column for"
         raise UserError(
             f"{file} has {some} the {what}; name one with the data option {what}=NAME (columns: {', '.join(columns)})"
