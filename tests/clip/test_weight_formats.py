@@ -24,7 +24,8 @@ def wide(activation: str, heads: int = 2) -> CLIP:
 
 
 def same_features(clip: CLIP, other: CLIP, off: float = 1e-6) -> None:
-    assert clip.config.vision == other.config.vision and abs(clip.scale - other.scale) <= off
+    assert clip.config.vision == other.config.vision
+    torch.testing.assert_close(clip.scale, other.scale, atol=off, rtol=off)
     pixels = torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(0))
     torch.testing.assert_close(clip.vision(pixels).features, other.vision(pixels).features, atol=off, rtol=off)
     texts = ["a photo of a cat", "octopus"]

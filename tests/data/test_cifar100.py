@@ -36,7 +36,7 @@ def official(monkeypatch: pytest.MonkeyPatch) -> dict[str, bytes]:
 
 
 def write(folder: Path, contents: dict[str, bytes]) -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
+    folder.mkdir()
     for name, content in contents.items():
         (folder / name).write_bytes(content)
     return folder

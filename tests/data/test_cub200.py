@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import shutil
-import tarfile
 from pathlib import Path
 
 from clipcil.data.dataset import open_dataset
@@ -21,23 +19,15 @@ def test_the_real_archive_has_the_official_split(own_cache: Path) -> None:
     assert random.train.identity == data.train.identity, "both splits share what is cached"
 
 
-def test_folder_and_archive_layouts(tmp_path: Path) -> None:
-    home = cub_tree(tmp_path)
-    with tarfile.open(tmp_path / "CUB_200_2011.tgz", "w:gz") as tar:
-        tar.add(home, "CUB_200_2011")
-    for root in (home, tmp_path, tmp_path / "CUB_200_2011.tgz"):
-        data = open_dataset("cub200", root, {"check": "no"})
-        assert data.classes == ["Grey a tailed Bird", "Grey b tailed Bird", "Grey c tailed Bird"]
-        assert data.train.labels.tolist() == [0, 0, 1, 1, 2, 2]
-        assert len(data.test) == 9
-    shutil.rmtree(home)
-    assert len(open_dataset("cub200", tmp_path, {"check": "no"}).test) == 9, "the archive in the folder is found"
+def test_the_classes_and_the_official_split(tmp_path: Path) -> None:
+    cub_tree(tmp_path)
+    data = open_dataset("cub200", tmp_path, {"check": "no"})
+    assert data.classes == ["Grey a tailed Bird", "Grey b tailed Bird", "Grey c tailed Bird"]
+    assert data.train.labels.tolist() == [0, 0, 1, 1, 2, 2] and len(data.test) == 9
 
 
 def test_what_is_wrong_is_named(tmp_path: Path) -> None:
-    refused("cub200", "CUB_200_2011.tgz", tmp_path / "nowhere")
     home = cub_tree(tmp_path)
-    refused("cub200", "3 classes and 15 pictures", home)
     whole = (home / "images.txt").read_text()
     for line, words in (("no number", "line 16"), ("1 again.jpg", "line 16"), ("16 a/b.jpg", str(home))):
         (home / "images.txt").write_text(whole + line)

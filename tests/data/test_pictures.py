@@ -50,6 +50,11 @@ def near(picture: bytes | Image.Image, colour: tuple[int, int, int], off: int = 
     return bool(np.abs(np.asarray(decode(picture, "x"), dtype=int) - np.array(colour)).max() <= off)
 
 
+def animation(kind: str) -> bytes:
+    frames = [Image.new("RGB", (4, 4), colour) for colour in (RED, BLUE)]
+    return saved(frames[0], kind, save_all=True, append_images=frames[1:], lossless=True)
+
+
 CLEAR = palette(9, 9, 9, 200, 0, 0)
 CLEAR.info["transparency"] = 1
 MODES = [
@@ -64,6 +69,7 @@ MODES = [
     (saved(palette(9, 9, 9, 200, 0, 0), "PNG"), (200, 0, 0)),
     (saved(palette(9, 9, 9, 200, 0, 0), "PNG", transparency=1), WHITE),
     (Image.new("RGBA", (4, 4), (200, 0, 0, 0)).quantize(), WHITE),  # its palette has four numbers for a colour
+    *[(animation(kind), RED) for kind in ("GIF", "PNG", "WEBP")],  # its first frame
 ]
 
 
@@ -79,12 +85,6 @@ def test_sixteen_bits_and_floats_are_scaled_not_clipped() -> None:
         np.testing.assert_allclose(out[0, :, 0], ramp[0] / 257.0, atol=1)
     floats = Image.fromarray(np.array([[0.0, 0.5, 1.0, np.nan]], dtype=np.float32))
     assert np.asarray(decode(saved(floats, "TIFF"), "x"))[0, :, 0].tolist() == [0, 128, 255, 0]
-
-
-@pytest.mark.parametrize("kind", ["GIF", "PNG", "WEBP"])
-def test_an_animation_gives_its_first_frame(kind: str) -> None:
-    frames = [Image.new("RGB", (4, 4), colour) for colour in ("red", "lime", "blue")]
-    assert near(saved(frames[0], kind, save_all=True, append_images=frames[1:], lossless=True), (255, 0, 0))
 
 
 def test_exif_turns_the_picture_upright() -> None:
@@ -243,8 +243,7 @@ def test_a_picture_in_memory_that_cannot_be_decoded_is_named(tmp_path: Path) -> 
         data = Dataset.from_pictures("made", {"a": [photo(0), broken]}, {"a": [photo(2)]})
         with one_line("picture 1 of made train"):
             data.train.image(1)
-        whole, lines = drop_broken(data)
-        assert len(whole.train) == 1 and len(lines) == 1
+        assert len(drop_broken(data)[0].train) == 1
 
 
 def test_one_picture_in_memory_may_be_given_many_times(tmp_path: Path) -> None:

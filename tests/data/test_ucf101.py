@@ -31,18 +31,15 @@ def groups(data: Dataset, part: str) -> set[str]:
     return {Path(pictures.describe(i)).stem.split("_c")[0] for i in range(len(pictures))}
 
 
-def test_a_folder_of_frames_has_the_fields_classes(tree: Path) -> None:
+def test_a_folder_of_frames_has_the_fields_classes_and_groups(tree: Path) -> None:
     data = opened(tree, split="random")
     assert data.classes == ["Hammering", "Hammer Throw", "Handstand Pushups"], "official order and spelling, no YoYo"
     assert (len(data.train), len(data.test)) == (48, 12)
     assert data.templates[0] == "a photo of a person {}." and data.train.image(0).size == (8, 8)
     assert opened(tree, split="random", classes="101").classes[-1] == "Yo Yo"
-
-
-def test_groups_do_not_stand_on_both_sides(tree: Path) -> None:
-    data, by_clip = opened(tree, split="groups"), opened(tree, split="random")
-    assert len(data.test) == 12 and not groups(data, "train") & groups(data, "test")
-    assert groups(by_clip, "train") & groups(by_clip, "test")
+    by_group = opened(tree, split="groups")
+    assert len(by_group.test) == 12 and not groups(by_group, "train") & groups(by_group, "test")
+    assert groups(data, "train") & groups(data, "test")
 
 
 def test_official_lists(tree: Path) -> None:

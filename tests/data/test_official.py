@@ -1,15 +1,19 @@
+"""Official folders and archives: found where they are, unpacked once, refused when damaged."""
+
 from __future__ import annotations
 
 import multiprocessing
 import os
 import tarfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from clipcil.data.dataset import open_dataset
 from clipcil.data.datasets.official import unpack
 from support.errors import one_line
-from support.made_up import make_tar
+from support.made_up import cub_tree, imagenet_r_tree, make_tar, refused
 
 
 def test_unpacked_once_with_the_archives_times(tmp_path: Path, own_cache: Path) -> None:
@@ -61,3 +65,21 @@ def test_two_processes_unpack_at_once(tmp_path: Path) -> None:
         folders = pool.map(unpack, [archive] * 3)
     assert len(set(folders)) == 1
     assert [(folders[0] / "d" / str(i)).read_bytes() for i in range(200)] == [bytes([i]) * 2000 for i in range(200)]
+
+
+@pytest.mark.parametrize(
+    ("name", "tree", "archive"),
+    [("cub200", cub_tree, "CUB_200_2011.tgz"), ("imagenet-r", imagenet_r_tree, "imagenet-r.tar")],
+)
+def test_a_dataset_is_found_in_its_folder_and_its_archive(
+    tmp_path: Path, name: str, tree: Callable[[Path], Path], archive: str
+) -> None:
+    home = tree(tmp_path / "tree")
+    (tmp_path / "packed").mkdir()
+    with tarfile.open(tmp_path / "packed" / archive, "w:gz" if archive.endswith("gz") else "w") as tar:
+        tar.add(home, home.name)
+    found = [home, home.parent, tmp_path / "packed", tmp_path / "packed" / archive]
+    counts = {(len(data.train), len(data.test)) for data in (open_dataset(name, at, {"check": "no"}) for at in found)}
+    assert len(counts) == 1
+    refused(name, archive, tmp_path / "nowhere")
+    refused(name, "3 classes and 15 pictures", home)
