@@ -68,18 +68,6 @@ def test_sdc_moves_each_mean_by_its_neighbours(moved: tuple[GaussianMemory, list
     assert far.isfinite().all()  # every weight would round to zero without the softmax's care
 
 
-def test_what_is_drawn_after_a_shift_lies_around_the_shifted_means() -> None:
-    """Drawing keeps what it computed from the means until they change."""
-    memory = GaussianMemory()
-    memory.add([1e-6 * drawn(20, DIM), 1e-6 * drawn(20, DIM) + 1])
-    classes = torch.tensor([0, 1])
-    memory.sample(classes)
-    memory.shift(torch.full((2, DIM), 3.0))
-    expected = torch.tensor([3.0, 4.0])[:, None].expand(2, DIM)
-    torch.testing.assert_close(memory.sample(classes), expected, atol=1e-4, rtol=0)
-    torch.testing.assert_close(memory.means().float(), expected, atol=1e-4, rtol=0)
-
-
 def test_a_shift_is_refused_where_maps_are(moved: tuple[GaussianMemory, list[Tensor], list[Tensor]]) -> None:
     memory, before, after = moved
     calibrate("task", memory, before, after)

@@ -1,4 +1,4 @@
-"""Exemplars: chosen by herding (against iCaRL's loop), never more than the budget, the same after a checkpoint."""
+"""Exemplars: chosen by herding (against iCaRL's loop), never more than the budget."""
 
 from __future__ import annotations
 
@@ -54,18 +54,6 @@ def test_join_puts_the_exemplars_behind_the_task() -> None:
     assert every.tolist() == [2] * 9 + [0, 0, 1, 1]
 
 
-def test_a_fresh_memory_loads_any_other_and_a_state_taken_earlier_does_not_change() -> None:
-    memory, fresh = ExemplarMemory(6, Budget(10, "dataset")), ExemplarMemory(6, Budget(10, "dataset"))
-    memory.add(*pictures([0, 1]))
-    state = memory.state_dict()
-    fresh.load_state_dict(state)
-    for more in (memory, fresh):
-        more.add(*pictures([2, 3], seed=4))
-    assert torch.equal(memory.features, fresh.features) and torch.equal(memory.labels, fresh.labels)
-    assert int(fresh.classes) == 4 and len(fresh) == 8
-    assert int(state["classes"]) == 2 and len(state["labels"]) == 10
-
-
 def test_wrong_use_is_refused() -> None:
     memory = ExemplarMemory(6, Budget(2, "class"))
     memory.add(*pictures([0, 1]))
@@ -94,9 +82,5 @@ def test_herding_equals_the_loop(size: int, dim: int, count: int) -> None:
     chosen = herd(features, count)
     assert chosen.tolist() == slow_herd(features, count) and chosen.dtype == torch.int64
     assert torch.equal(herd(features, count // 2), chosen[: count // 2])  # a shorter memory is a prefix
-
-
-def test_identical_and_zero_rows_are_each_chosen_once() -> None:
-    features = torch.cat([torch.ones(3, 4), torch.zeros(2, 4)])
-    assert sorted(herd(features, 5).tolist()) == [0, 1, 2, 3, 4]
-    assert herd(features, 0).tolist() == []
+    copies = torch.cat([torch.ones(3, 4), torch.zeros(2, 4)])  # no direction, or one: each is chosen once
+    assert sorted(herd(copies, 5).tolist()) == [0, 1, 2, 3, 4] and not len(herd(copies, 0))

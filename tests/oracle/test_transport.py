@@ -20,12 +20,14 @@ def pair(seed: int, dim: int, rank: int | None = None, ridge: float = 0.1) -> tu
     generator = torch.Generator().manual_seed(seed)
     rank = 2 * dim if rank is None else rank
     means = torch.randn(2, dim, generator=generator, dtype=torch.float64)
-    return (
-        means[0],
-        covariance(generator, dim, rank, 1.5, ridge),
-        means[1],
-        covariance(generator, dim, rank, 0.7, ridge),
-    )
+    first, second = (covariance(generator, dim, rank, scale, ridge) for scale in (1.5, 0.7))
+    return means[0], first, means[1], second
+
+
+def gaussian_and_samples(count: int, dim: int) -> tuple[torch.Tensor, ...]:
+    """Mean and covariance of a Gaussian; mean, covariance and rows of some samples."""
+    features = torch.randn(count, dim, generator=torch.Generator().manual_seed(count), dtype=torch.float64) + 1
+    return *pair(count, dim)[:2], features.mean(0), torch.cov(features.T, correction=0).reshape(dim, dim), features
 
 
 def relative(got: torch.Tensor, want: torch.Tensor) -> float:
@@ -35,21 +37,14 @@ def relative(got: torch.Tensor, want: torch.Tensor) -> float:
 @pytest.mark.parametrize("dim", [1, 2, 7, 40, 128])
 def test_map_equals_pot(dim: int) -> None:
     mean_a, cov_a, mean_b, cov_b = pair(dim, dim)
+    matrix, offset = bures_map(mean_a.float(), cov_a.float(), mean_b.float(), cov_b.float())
+    assert matrix.dtype == offset.dtype == torch.float64
     matrix, offset = bures_map(mean_a, cov_a, mean_b, cov_b)
     want_matrix, want_offset = ot.gaussian.bures_wasserstein_mapping(
         mean_a.numpy(), mean_b.numpy(), cov_a.numpy(), cov_b.numpy()
     )
     assert relative(matrix, torch.from_numpy(want_matrix)) < 1e-10
     assert relative(offset, torch.from_numpy(want_offset).reshape(-1)) < 1e-10
-
-
-@pytest.mark.parametrize("dim", [1, 2, 7, 40, 128])
-def test_distance_equals_pot(dim: int) -> None:
-    mean, cov, _, _ = pair(dim + 1, dim)
-    features = torch.randn(2 * dim + 3, dim, generator=torch.Generator().manual_seed(dim), dtype=torch.float64) + 1
-    own = torch.cov(features.T, correction=0).reshape(dim, dim)
-    want = ot.gaussian.bures_wasserstein_distance(mean.numpy(), features.mean(0).numpy(), cov.numpy(), own.numpy())
-    assert float(wasserstein2_to_samples(mean, cov, features)) == pytest.approx(float(want) ** 2, rel=1e-6)
 
 
 @settings(max_examples=60, deadline=None)
@@ -92,11 +87,6 @@ def test_singular_covariances_stay_finite(seed: int, dim: int, rank: int) -> Non
     assert torch.allclose(matrix, torch.eye(dim, dtype=torch.float64), atol=0.1)
 
 
-def test_float32_input_is_computed_in_float64() -> None:
-    matrix, offset = bures_map(*(part.float() for part in pair(3, 12)))
-    assert matrix.dtype == offset.dtype == torch.float64
-
-
 def dense_distance(mean_a: torch.Tensor, cov_a: torch.Tensor, mean_b: torch.Tensor, cov_b: torch.Tensor) -> float:
     """W₂², Eq. (3), with the square roots written out."""
     values, basis = torch.linalg.eigh(cov_a)
@@ -105,17 +95,17 @@ def dense_distance(mean_a: torch.Tensor, cov_a: torch.Tensor, mean_b: torch.Tens
     return float((mean_a - mean_b).square().sum() + cov_a.trace() + cov_b.trace() - 2 * overlap)
 
 
-@pytest.mark.parametrize(("count", "dim"), [(1, 6), (2, 6), (5, 40), (60, 12)])
-def test_distance_to_samples_equals_dense(count: int, dim: int) -> None:
-    mean, cov, _, _ = pair(count, dim)
-    features = torch.randn(count, dim, generator=torch.Generator().manual_seed(7), dtype=torch.float64) + 2
-    centred = features - features.mean(0)
-    dense = dense_distance(mean, cov, features.mean(0), centred.T @ centred / count)
+@pytest.mark.parametrize(("count", "dim"), [(5, 1), (7, 2), (17, 7), (83, 40), (259, 128), (60, 12)])
+def test_distance_equals_pot(count: int, dim: int) -> None:
+    mean, cov, own_mean, own_cov, features = gaussian_and_samples(count, dim)
+    want = ot.gaussian.bures_wasserstein_distance(mean.numpy(), own_mean.numpy(), cov.numpy(), own_cov.numpy())
+    assert float(wasserstein2_to_samples(mean, cov, features)) == pytest.approx(float(want) ** 2, rel=1e-6)
+    assert float(wasserstein2_to_samples(own_mean, own_cov, features)) == pytest.approx(0, abs=1e-11)
+
+
+@pytest.mark.parametrize(("count", "dim"), [(1, 6), (2, 6), (5, 40)])
+def test_distance_to_few_samples_equals_dense(count: int, dim: int) -> None:
+    """Where POT cannot take the root of a singular covariance."""
+    mean, cov, own_mean, own_cov, features = gaussian_and_samples(count, dim)
+    dense = dense_distance(mean, cov, own_mean, own_cov)
     assert float(wasserstein2_to_samples(mean, cov, features)) == pytest.approx(dense, rel=1e-6)
-
-
-def test_distance_of_a_gaussian_to_itself_is_zero() -> None:
-    features = torch.randn(50, 8, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    centred = features - features.mean(0)
-    own = features.mean(0), centred.T @ centred / 50
-    assert float(wasserstein2_to_samples(*own, features)) < 1e-12
