@@ -94,4 +94,4 @@ def train(tower: TextTower, tokenizer: Tokenizer, draw: Draw, steps: int, save: 
             features.append(tower(tower.embed(ids[rows, :length]), ends[rows]))
         return {"loss": loss(torch.cat(features), targets[order])}
 
-    fit("text", tower, RATE, 0.998, steps, save, losses, {"loss": 1.0})
+    fit(tower, RATE, 0.998, steps, save, losses, {"loss": 1.0})

@@ -15,7 +15,6 @@ The losses, on unit-length features f:
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -174,7 +173,6 @@ def train(
     whole: bool,
     seed: int,
     batch: int = 256,
-    measure: Callable[[VisionTower], str] = lambda _: "",
 ) -> None:
     """Train the whole tower, or its class path alone, for `steps`; the averaged weights are saved and kept."""
     draw = torch.Generator().manual_seed(seed)
@@ -199,8 +197,7 @@ def train(
             features = class_path(tower, F.dropout(mixed[picked, view], 0.1))
         return losses(features, rows[picked], lessons)
 
-    title, keep = ("vision, whole", 0.99) if whole else ("vision, class path", 0.998)
-    fit(title, tower, rate, keep, steps, save, drawn, weights, lambda: measure(tower))
+    fit(tower, rate, 0.99 if whole else 0.998, steps, save, drawn, weights)
     tower.requires_grad_(True)
 
 

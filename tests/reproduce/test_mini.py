@@ -17,7 +17,7 @@ from clipcil.clip import load_clip
 from clipcil.clip.config import TextConfig, VisionConfig
 from clipcil.clip.loading import MINI
 from clipcil.clip.tokenizer import Tokenizer
-from reproduce.mini import cache, export, fitting, lessons, lite, pictures, text, texts, vision
+from reproduce.mini import export, fitting, lessons, lite, pictures, text, texts, vision
 from reproduce.mini.wordnet import WordNet
 
 DIM = 24
@@ -121,8 +121,8 @@ def test_the_whole_recipe_in_seconds(tmp_path: Path, sets: Path, wordnet: WordNe
     found = pictures.listing(sets, 0)
     assert len(found) == 12 + 6 + 3 + 3, "the background pictures of Caltech-101 have no subject"
     network = lite.convert(published())
-    assert cache.fill(found, sets, network, tmp_path / "cache", 0) == len(found)
-    assert cache.fill(found, sets, network, tmp_path / "cache", 0) == 0, "what is there is not made again"
+    assert lessons.fill(found, sets, network, tmp_path / "cache", 0) == len(found)
+    assert lessons.fill(found, sets, network, tmp_path / "cache", 0) == 0, "what is there is not made again"
 
     assert [synset.names[0] for synset in wordnet.path(5)] == ["cat", "animal", "entity"]
     assert texts.senses(wordnet, "Tiger") == [5], "the animal, not the person"
