@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 from PIL import Image
 from torch import Tensor
 
 from clipcil.clip import CLIP
-from clipcil.errors import UserError
-from clipcil.settings import override
-from clipcil.training.augment import TowerTraining, _crops, augmented, training_inputs
+from clipcil.training.augment import _crops, augmented, training_inputs
 
 
 def ramps(count: int, side: int = 16) -> Tensor:
@@ -35,28 +32,21 @@ def test_a_crop_is_a_stretched_part_of_the_picture() -> None:
     pixels = ramps(300)
     state = torch.get_rng_state()
     result = augmented(pixels, "crop")
+    assert not torch.equal(augmented(pixels, "crop"), result)
+    torch.set_rng_state(state)
+    assert torch.equal(augmented(pixels, "crop"), result)
     torch.set_rng_state(state)
     maps = _crops(torch.rand(300) < 0.5, pixels.shape[2:])
     wide, tall = maps[:, 0, 0], maps[:, 1, 1]
-    expected = torch.stack(
-        [
-            wide[:, None, None] * pixels[:, 0] + maps[:, 0, 2, None, None],
-            tall[:, None, None] * pixels[:, 1] + maps[:, 1, 2, None, None],
-        ],
-        dim=1,
-    )
+    factors, centres = torch.stack([wide, tall], dim=1), maps[:, :, 2]
+    expected = factors[:, :, None, None] * pixels + centres[:, :, None, None]
     inside = 1 - 1 / 16  # the centre of the outermost pixel; beyond it the border is repeated
     torch.testing.assert_close(result, expected.clamp(-inside, inside), atol=1e-5, rtol=0)
     area, ratio = (wide * tall).abs(), (wide / tall).abs()
     assert 0.05 < float(area.min()) < 0.15 and 0.9 < float(area.max()) <= 1
     assert float(ratio.min()) >= 0.74 and float(ratio.max()) <= 1.34
-    assert (maps[:, 0, 2].abs() + wide.abs() <= 1 + 1e-6).all() and (maps[:, 1, 2].abs() + tall <= 1 + 1e-6).all()
+    assert (centres.abs() + factors.abs() <= 1 + 1e-6).all() and (tall > 0).all()
     assert 100 < int((wide < 0).sum()) < 200
-
-
-def test_same_random_state_same_pictures() -> None:
-    drawn = [torch.manual_seed(seed) and augmented(ramps(8), "crop") for seed in (3, 3, 4)]
-    assert torch.equal(drawn[0], drawn[1]) and not torch.equal(drawn[0], drawn[2])
 
 
 def test_flipping_what_the_tower_reads_is_flipping_the_picture(tiny_clip: CLIP) -> None:
@@ -80,9 +70,3 @@ def test_queries_are_those_of_the_augmented_pictures(tiny_clip: CLIP) -> None:
     with torch.no_grad():
         torch.testing.assert_close(queries, tower(pixels, class_only=True).features)
     assert not torch.allclose(queries, cached, atol=1e-3)
-
-
-def test_an_unknown_way_is_refused() -> None:
-    assert override(TowerTraining(), {"augment": "crop"}).augment == "crop"
-    with pytest.raises(UserError, match="augment"):
-        override(TowerTraining(), {"augment": "rotate"})

@@ -1,19 +1,24 @@
-"""The linear discriminant against scikit-learn, dense float64 formulas, and fits that literally leave a picture out."""
+"""Heads against scikit-learn, dense float64 formulas, and fits that literally leave a picture out."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from sklearn.covariance import empirical_covariance
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
-from test_stacked import CLASSES, some_rows, without
+from sklearn.linear_model import Ridge
 from torch import Tensor
+from torch.nn.functional import cross_entropy
 
 from clipcil.heads.lda import RunningHead, Statistics, fit_rows
 from clipcil.heads.novelty import Background, relative_distance
+from clipcil.heads.stacked import fit_ridge, mix
 
-DIM = 6
+DIM, CLASSES = 6, 5
 
 
 def groups(sizes: list[int], seed: int = 0) -> list[Tensor]:
@@ -22,6 +27,20 @@ def groups(sizes: list[int], seed: int = 0) -> list[Tensor]:
     centres = 2 * torch.randn(len(sizes), DIM, generator=generator, dtype=torch.float64)
     drawn = [torch.randn(n, DIM, generator=generator, dtype=torch.float64) for n in sizes]
     return [centre + draw @ mix for centre, draw in zip(centres, drawn, strict=True)]
+
+
+def some_rows(dim: int = 7, seed: int = 0) -> tuple[Tensor, Tensor]:
+    """Unequal classes of 2 to 9 pictures, more and fewer than dimensions, centred."""
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.tensor([0] * 2 + [1] * 9 + [2] * 4 + [3] * 3 + [4] * 6)
+    centres = torch.randn(CLASSES, dim, generator=generator, dtype=torch.float64)
+    rows = centres[labels] + 0.8 * torch.randn(len(labels), dim, generator=generator, dtype=torch.float64)
+    return rows - rows.mean(0), labels
+
+
+def without(rows: Tensor, labels: Tensor, index: int) -> tuple[Tensor, Tensor]:
+    keep = torch.arange(len(rows)) != index
+    return rows[keep], labels[keep]
 
 
 def learnt(tasks: list[list[Tensor]], averaged: bool = False) -> RunningHead:
@@ -73,20 +92,15 @@ def test_tasks_one_after_another_equal_all_at_once() -> None:
     assert split(torch.cat(parts).float()).mean(1).abs().max() < 1e-4  # centred
 
 
-@pytest.mark.parametrize("averaged", [False, True])
-def test_state_loads_into_a_grown_head(averaged: bool) -> None:
-    head, fresh = learnt([groups([4, 4]), groups([4], seed=2)], averaged), RunningHead(DIM, averaged)
-    fresh.grow(3)
-    fresh.load_state_dict(head.state_dict())
-    inputs = torch.randn(5, DIM)
-    assert torch.equal(fresh(inputs), head(inputs))
-
-
 def test_averaged_head_of_one_task_ranks_as_the_pooled_one() -> None:
     """With a single task there is nothing to average; the scores differ by what all classes share."""
     parts = groups([9, 9, 9, 9])
     tests = torch.cat(groups([5, 5, 5, 5], seed=3))
-    found = learnt([parts], averaged=True)(tests)
+    head, fresh = learnt([parts], averaged=True), RunningHead(DIM, averaged=True)
+    found = head(tests)
+    fresh.grow(4)
+    fresh.load_state_dict(head.state_dict())
+    assert torch.equal(fresh(tests), found)
     torch.testing.assert_close(found - found.mean(1, keepdim=True), learnt([parts])(tests), atol=1e-5, rtol=1e-5)
 
 
@@ -112,6 +126,10 @@ def test_without_spread_the_nearest_mean_wins(averaged: bool, copies: int) -> No
     nearest = torch.cdist(tests, centres).argmin(1)
     assert torch.equal(learnt([parts], averaged)(tests.float()).argmax(1), nearest)
     assert torch.equal(scores(parts, tests).argmax(1), nearest)
+    if copies > 1:
+        labels = torch.arange(3).repeat_interleave(copies)
+        left_out, _ = statistics(parts).leave_one_out(torch.cat(parts), labels)
+        assert torch.isfinite(left_out).all() and torch.equal(left_out.argmax(1), labels)
 
 
 @pytest.mark.parametrize("sizes", [[9, 4, 2], [2, 2], [40, 3, 12, 2, 7], [2, 1, 1]])
@@ -130,13 +148,6 @@ def test_statistics_without_each_picture(sizes: list[int]) -> None:
         flat = all(len(other) == 1 for other in rest)
         metric = torch.cdist(picture, torch.cat(rest)).square() if flat else distances(rest, picture)
         torch.testing.assert_close(apart[row], metric[0], rtol=1e-6, atol=1e-6)
-
-
-def test_copies_left_out_are_told_by_the_nearest_mean() -> None:
-    parts = [part[:1].expand(3, -1) for part in groups([1, 1, 1])]
-    labels = torch.arange(3).repeat_interleave(3)
-    found, _ = statistics(parts).leave_one_out(torch.cat(parts), labels)
-    assert torch.isfinite(found).all() and torch.equal(found.argmax(1), labels)
 
 
 def test_the_nearest_distance_is_the_least_of_those_to_the_means() -> None:
@@ -189,3 +200,49 @@ def test_rows_of_one_picture_a_class_are_the_nearest_mean() -> None:
     rows, labels = torch.eye(4), torch.arange(4)
     head = fit_rows(rows, labels, 4, torch.zeros(0, dtype=torch.int64))
     assert torch.equal((rows.double() @ head.weight + head.bias).argmax(1), labels)
+
+
+@pytest.mark.parametrize("dim", [3, 40])
+def test_left_out_ridge_and_scikit_learn(dim: int) -> None:
+    rows, labels = some_rows(dim)
+    rows = rows + 3  # the intercept has to take it up
+    penalty, everything = 0.1, torch.arange(len(rows))
+    head = fit_ridge(rows, labels, CLASSES, everything, [penalty])
+    weights = len(labels) / (CLASSES * torch.bincount(labels).double())[labels]
+    centred = rows - (weights @ rows) / weights.sum()
+    strength = penalty * float((weights @ centred.square()).sum()) / dim
+    targets = torch.nn.functional.one_hot(labels, CLASSES).double()
+
+    def reference(keep: Tensor, at: Tensor) -> Tensor:
+        model = Ridge(alpha=strength).fit(rows[keep].numpy(), targets[keep].numpy(), weights[keep].numpy())
+        return torch.from_numpy(model.predict(at.numpy()))
+
+    torch.testing.assert_close(rows @ head.weight + head.bias, reference(everything, rows), atol=1e-8, rtol=0)
+    for index in range(len(rows)):
+        expected = reference(everything[everything != index], rows[index : index + 1])[0]
+        torch.testing.assert_close(head.left_out[index], expected, atol=1e-8, rtol=0)
+
+
+@pytest.mark.parametrize("fit", [fit_rows, fit_ridge])
+def test_the_penalty_makes_the_left_out_pictures_likeliest(fit: Callable[..., Any]) -> None:
+    rows, labels = some_rows(12)
+    choices, everything = [0.01, 0.1, 1.0, 10.0, 1000.0], torch.arange(len(rows))
+    costs = []
+    for choice in choices:
+        scores = fit(rows, labels, CLASSES, everything, [choice]).left_out
+        factors = torch.logspace(-4, 3, 300, dtype=torch.float64)
+        costs.append(min(float(cross_entropy(factor * scores, labels)) for factor in factors))
+    assert fit(rows, labels, CLASSES, everything, choices).penalty == choices[costs.index(min(costs))]
+    assert costs.index(min(costs)) not in (0, len(choices) - 1)  # neither end, or the test would show little
+
+
+def test_the_mix_beats_its_parts_and_ignores_noise() -> None:
+    generator = torch.Generator().manual_seed(1)
+    labels = torch.randint(4, (400,), generator=generator)
+    truth = torch.nn.functional.one_hot(labels, 4).double()
+    first, second, noise = (truth * strength + torch.randn(400, 4, generator=generator) for strength in (1, 1, 0))
+    weights = mix([first, 1000 * second, noise], labels)
+    assert weights[0] == pytest.approx(1, abs=0.35) and weights[1] == pytest.approx(1e-3, abs=4e-4)
+    assert weights[2] < 0.15
+    perfect = mix([100 * truth], labels)
+    assert torch.isfinite(perfect).all()
