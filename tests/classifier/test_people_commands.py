@@ -265,7 +265,7 @@ def test_settings_of_another_version_are_named_with_their_file(own: str, asked: 
         (["learn", "{model}", "{week}", "--method", "dmc"], "has method 'simplecil'"),
         (["learn", "{model}", "{week}", "--set", "a=1"], "--set"),
         (["learn", "{new}", "{week}", "--method", "simplcil"], "did you mean 'simplecil'"),
-        (["learn", "{week}", "{week}"], "holds other things"),
+        (["learn", "{week}", "{week}"], "holds no model"),
         (["predict", "{nowhere}", "x.png"], "holds no model"),
         (["predict", "{model}", "{week}", "--json", "--csv"], "--json"),
         (["predict", "{model}", "{week}", "--top", "0"], "--top"),

@@ -22,20 +22,9 @@ from safetensors.torch import save
 
 from clipcil.classifier.card import model_card
 from clipcil.classifier.state import WEIGHTS, Facts, ModelState, NewerFormatError, parse_facts, to_table
-from clipcil.errors import UserError, printable, quoted
+from clipcil.errors import UserError, quoted
 from clipcil.signals import uninterrupted
-from clipcil.storage import (
-    LOCK,
-    MOST_TENSORS,
-    TEMPORARY,
-    MissingFileError,
-    read_bytes,
-    read_toml,
-    run_lock,
-    sha256,
-    toml_bytes,
-    whole_file,
-)
+from clipcil.storage import MissingFileError, claim, read_bytes, read_toml, run_lock, toml_bytes, whole_file
 from clipcil.tensor_store import read_tensors
 
 COPY = "restore the folder from a copy"
@@ -57,57 +46,27 @@ def hold_model(folder: Path) -> Iterator[None]:
 
 
 def refuse_other_folders(folder: Path) -> None:
-    """Refuse a file, and a folder that holds anything but a model."""
+    """Refuse a file, a folder that holds anything but a model, and a model that this program cannot read."""
     if folder.exists() and not folder.is_dir():
         raise UserError(f"{folder} is a file; name a folder for the model")
-    if not folder.is_dir():
-        return
     if os.path.lexists(folder / MODEL):
-        if _named_weights(folder / MODEL) is None:
-            raise UserError(f"{folder / MODEL} is damaged, or was not written by clipcil; {COPY}, or name a new folder")
-        return
-    try:  # a first lesson that was killed while it wrote leaves weights and half-written files
-        others = sorted(
-            path.name for path in folder.iterdir() if path.name not in (LOCK, TEMPORARY) and not _is_own_weights(path)
-        )
-    except OSError as error:
-        raise UserError(f"cannot look into {folder}: {error.strerror or error}") from error
-    if others:
-        raise UserError(f"{folder} holds other things ({printable(others[0])}) and no model; name a new folder")
+        read_model(folder)
+    else:  # a first lesson that was killed while it wrote leaves weights and a model card
+        claim(folder / CARD, "# A clipcil model", "model")
+        claim(folder.resolve(), MODEL, "model", ignore=(CARD, *_weights(folder)))
 
 
 def sweep(folder: Path) -> None:
     """Delete the weights that no model names: a killed process left them. The caller holds the lock."""
-    for path in _weights_left(folder):
-        path.unlink(missing_ok=True)
+    with suppress(UserError):  # a damaged model may name any of them
+        models = [read_model(folder, name) for name in (MODEL, PREVIOUS) if os.path.lexists(folder / name)]
+        for name in _weights(folder) - {facts.weights for facts in models}:
+            (folder / name).unlink(missing_ok=True)
 
 
-def _weights_left(folder: Path) -> list[Path]:
-    """Weights that no model names; an empty list if a damaged file may name any of them."""
-    named = {_named_weights(folder / name) for name in (MODEL, PREVIOUS)}
-    if None in named or not folder.is_dir():
-        return []
-    return [path for path in folder.iterdir() if path.name not in named and _is_own_weights(path)]
-
-
-def _named_weights(path: Path) -> str | None:
-    """The weights that `model.toml` names: "" if the file is missing, None if clipcil did not write it."""
-    try:
-        table = read_toml(path)
-    except MissingFileError:
-        return ""
-    except UserError:
-        return None
-    named = table.get("weights")
-    return named if isinstance(named, str) and "format" in table and "fingerprint" in table else None
-
-
-def _is_own_weights(path: Path) -> bool:
-    """Whether `write_model` wrote this file: its name contains its own checksum."""
-    if not WEIGHTS.fullmatch(path.name) or path.is_symlink() or not path.is_file():
-        return False
-    # A sparse file can claim any size, and take days to read.
-    return path.stat().st_size <= MOST_TENSORS and sha256(path)[:12] == path.name[8:20]
+def _weights(folder: Path) -> set[str]:
+    """Names of the files of weights in a folder."""
+    return {path.name for path in folder.glob("weights-*") if WEIGHTS.fullmatch(path.name) and path.is_file()}
 
 
 def write_model(folder: Path, state: ModelState, *, keep_previous: bool = False) -> Facts:
@@ -196,30 +155,19 @@ def _read_weights(folder: Path, facts: Facts) -> ModelState:
 
 
 def load_model(folder: Path) -> ModelState:
-    """Facts and weights of the same moment, even while another process writes a new model.
-
-    Weights that a process killed in the middle of a change left beside them are deleted, unless another process holds
-    the folder.
-    """
+    """Facts and weights of the same moment, even while another process writes a new model."""
     facts = read_model(folder)
     while True:
         try:
-            state = _read_weights(folder, facts)
-            break
+            return _read_weights(folder, facts)
         except UserError:
             newer = read_model(folder)
             if newer.weights == facts.weights:
                 raise
             facts = newer
-    with suppress(UserError, OSError):  # reading a model never fails because it cannot be written to
-        if _weights_left(folder):
-            with run_lock(folder):
-                sweep(folder)
-    return state
 
 
 def size_on_disk(folder: Path) -> int:
     """Bytes of the files of the model."""
-    own = (MODEL, CARD, PREVIOUS)
-    files = (path for path in folder.iterdir() if path.name in own or WEIGHTS.fullmatch(path.name))
-    return sum(path.lstat().st_size for path in files)
+    own = {MODEL, CARD, PREVIOUS, *_weights(folder)}
+    return sum(path.lstat().st_size for path in folder.iterdir() if path.name in own)
