@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from clipcil.data.dataset import Dataset, open_dataset
-from clipcil.data.datasets import hub as hub_set
+from clipcil.data.datasets.parquet import CONVERTED
 from support import made_up
 from support.errors import one_line
 from support.made_up import encoded, write_lines
@@ -151,13 +151,13 @@ def test_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
     def download(repo: str, revision: str | None, **how: Any) -> str:
         asked.append((repo, revision, how["repo_type"]))
-        if revision not in (None, hub_set.CONVERTED):
+        if revision not in (None, CONVERTED):
             raise OSError("no such revision\nand many more lines")
         return str(full if revision else empty)
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", download)
     assert open_dataset("hub", None, {"repo": "some/birds"}).classes == ["a", "b"]
-    assert asked == [("some/birds", revision, "dataset") for revision in (None, hub_set.CONVERTED)]
+    assert asked == [("some/birds", revision, "dataset") for revision in (None, CONVERTED)]
     write(full / "extra/train/0000.parquet", [0, 1], ["a", "b"])
     assert len(open_dataset("hub", None, {"repo": "some/birds", "config": "default"}).train) == 2
     for options, said in (

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from clipcil.data.dataset import Dataset, open_dataset
-from clipcil.data.video import VideoClip, middles, read_frames
+from clipcil.data.datasets.ucf101 import VideoClip, middles, read_frames
 from support.errors import one_line
 from support.made_up import picture, refused, shared_data, write_lines
 

@@ -19,7 +19,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from clipcil.clip import open_clip, openai
+from clipcil.clip import openai
 from clipcil.clip.config import CLIPConfig, VisionConfig
 from clipcil.clip.model import CLIP
 from clipcil.clip.preprocess import Preprocess, Steps
@@ -105,12 +105,12 @@ def _from_file(path: Path, name: str) -> CLIP:
         settings: dict[str, Any] = {}
         if path.suffix == ".pt":  # a state dict saved as .pt counts as OpenAI's, which trained with QuickGELU
             settings = {"model_cfg": {"quick_gelu": True}}
-        elif (folder / open_clip.CONFIG).is_file():
-            settings = _read(folder / open_clip.CONFIG, dict)
-        with _whole(f"'{name}' (weights and {open_clip.CONFIG})"):
+        elif (folder / openai.OPEN_CLIP_CONFIG).is_file():
+            settings = _read(folder / openai.OPEN_CLIP_CONFIG, dict)
+        with _whole(f"'{name}' (weights and {openai.OPEN_CLIP_CONFIG})"):
             tensors = openai.rename(tensors)
-            config = open_clip.make_config(settings, tensors, name)
-            preprocess = Preprocess(open_clip.make_steps(settings, config.vision.image_size))
+            config = openai.make_config(settings, tensors, name)
+            preprocess = Preprocess(openai.make_steps(settings, config.vision.image_size))
         return _assemble(config, openai_tokenizer(folder, config.text.context), preprocess, name, tensors)
     config = _read(folder / "config.json", CLIPConfig.from_hf)
     preprocess = _preprocess(folder, config.vision)
@@ -120,20 +120,20 @@ def _from_file(path: Path, name: str) -> CLIP:
 def _preprocess(folder: Path, config: VisionConfig) -> Preprocess:
     """As `trunk.json` or `preprocessor_config.json` says, or CLIP's own."""
     side, file = config.image_size, folder / "preprocessor_config.json"
-    if (folder / "trunk.json").is_file():
-        with torch.device("meta"):
-            steps, trunk = _read(folder / "trunk.json", lambda spec: (Steps.from_trunk(spec), Trunk(spec)))
-        fill(trunk, read_safetensors(folder / "trunk.safetensors"), str(folder / "trunk.safetensors"))
-        preprocess = Preprocess(steps, trunk.eval().requires_grad_(False))
-        places = preprocess.shape[-1]
-        if (trunk.channels, places) != (config.channels, side):
-            made, wanted = f"{trunk.channels}×{places}×{places}", f"{config.channels}×{side}×{side}"
-            raise UserError(f"{folder}: trunk.json makes {made} numbers of a picture, config.json wants {wanted}")
-        return preprocess
-    steps = _read(file, lambda raw: Steps.from_hf(raw, side)) if file.is_file() else Steps.plain(side)
-    if config.channels != 3:
-        raise UserError(f"{folder} reads {config.channels} channels, pictures have 3; its trunk.json is missing")
-    return Preprocess(steps)
+    if not (folder / "trunk.json").is_file():
+        steps = _read(file, lambda raw: Steps.from_hf(raw, side)) if file.is_file() else Steps.plain(side)
+        if config.channels != 3:
+            raise UserError(f"{folder} reads {config.channels} channels, pictures have 3; its trunk.json is missing")
+        return Preprocess(steps)
+    with torch.device("meta"):
+        steps, trunk = _read(folder / "trunk.json", lambda spec: (Steps.from_trunk(spec), Trunk(spec)))
+    fill(trunk, read_safetensors(folder / "trunk.safetensors"), str(folder / "trunk.safetensors"))
+    preprocess = Preprocess(steps, trunk.eval().requires_grad_(False))
+    places = preprocess.shape[-1]
+    if (trunk.channels, places) != (config.channels, side):
+        made, wanted = f"{trunk.channels}×{places}×{places}", f"{config.channels}×{side}×{side}"
+        raise UserError(f"{folder}: trunk.json makes {made} numbers of a picture, config.json wants {wanted}")
+    return preprocess
 
 
 def _read(path: Path, make: Callable[[dict[str, Any]], T]) -> T:
@@ -174,11 +174,7 @@ def _assemble(
 
 
 def fill(module: nn.Module, tensors: Mapping[str, Tensor], source: str) -> None:
-    """Put `tensors` into `module`, which may be on the meta device, as float32.
-
-    Raises:
-        UserError: A tensor is missing, left over, misshapen or not finite; the line names it.
-    """
+    """Put `tensors`, which must be all of its own and finite, into `module` (on any device) as float32."""
     ready = {}
     for name, tensor in tensors.items():
         if name.endswith("position_ids"):  # old files have them
@@ -198,12 +194,10 @@ def read_safetensors(path: Path) -> dict[str, Tensor]:
     """All tensors of a safetensors file, or of the shards an `…index.json` names."""
     if path.suffix == ".json":
         return {name: tensor for shard in shards(path) for name, tensor in read_safetensors(shard).items()}
-    if not path.is_file():
-        raise UserError(f"{path} is missing; put the backbone's safetensors file there")
     try:
         return load_file(path)
     except (SafetensorError, OSError) as error:
-        raise UserError(f"{path} is cut or damaged, or not safetensors ({first_line(error)})") from error
+        raise UserError(f"{path} is missing or damaged, or not safetensors ({first_line(error)})") from error
 
 
 def shards(index: Path) -> list[Path]:
@@ -233,7 +227,7 @@ def download(name: str) -> Path:
     layouts = [("config.json", "model.safetensors"), ("config.json", INDEX)]
     if repository.startswith("openai/"):  # some of its own have no safetensors; the file is read as tensors only
         layouts.append(("config.json", "pytorch_model.bin"))
-    for config, file in (*layouts, (open_clip.CONFIG, "open_clip_model.safetensors")):
+    for config, file in (*layouts, (openai.OPEN_CLIP_CONFIG, "open_clip_model.safetensors")):
         weights = _hub_file(repository, file) if _hub_file(repository, config) else None
         if weights is not None:
             break

@@ -1,8 +1,9 @@
-"""OpenAI's own weight files (`ViT-B-16.pt`) and their tensor names, which open_clip shares.
+"""OpenAI's own weight files (`ViT-B-16.pt`), and open_clip's (LAION and others), which have the same tensor names.
 
-The published files are TorchScript archives, which hold code: `torch.jit.load` gets only files whose SHA-256 OpenAI
-published. Every other file must be a plain state dict, read by `torch.load(weights_only=True)`, which makes tensors and
-nothing else (before torch 2.6 that had a hole, CVE-2025-32434, so there it is refused).
+open_clip's are safetensors beside an `open_clip_config.json`. OpenAI's are TorchScript archives, which hold code:
+`torch.jit.load` gets only files whose SHA-256 OpenAI published. Every other `.pt` file must be a plain state dict, read
+by `torch.load(weights_only=True)`, which makes tensors and nothing else (before torch 2.6 that had a hole,
+CVE-2025-32434, so there it is refused).
 """
 
 from __future__ import annotations
@@ -11,24 +12,27 @@ import math
 import re
 import warnings
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from pydantic import InstanceOf, TypeAdapter
 from torch import Tensor
 
 from clipcil.clip.config import CLIPConfig, TextConfig, VisionConfig
+from clipcil.clip.preprocess import Steps
 from clipcil.errors import UserError, first_line
 from clipcil.storage import sha256
 
+OPEN_CLIP_CONFIG = "open_clip_config.json"
 PUBLISHED = {  # OpenAI put each file's sha256 into its address
     "40d365715913c9da98579312b702a82c18be219cc2a73407c4526f58eba950af": "ViT-B-32.pt",
     "5806e77cd80f8b59890b7e101eabd078d9fb84e6937f9e85e4ecb61988df416f": "ViT-B-16.pt",
     "b8cca3fd41ae0c99ba7e8951adf17d267cdb84cd88be6f7c2e0eca1737a03836": "ViT-L-14.pt",
     "3035c92b350959924f9f00213499208652fc7ea050643e8b385c2dac08641f02": "ViT-L-14-336px.pt",
 }
-_HEAD_WIDTH = 64  # of every ViT that OpenAI published; the files do not say it
+_HEAD_WIDTH = 64  # of every ViT that OpenAI published, and of open_clip's whose config names no other
 _NOT_WEIGHTS = ("input_resolution", "context_length", "vocab_size", "attn_mask")
 _PREFIXES = re.compile(r"^(module\.)?(text\.)?")  # of DistributedDataParallel, and of open_clip's later models
 _NAMES = {
@@ -50,6 +54,18 @@ _NAMES = {
     r"^text_projection$": "text_projection.weight",
 }
 """Hugging Face's names for parts of OpenAI's."""
+_NOT_READ = {
+    "vision_cfg": ("timm_model_name", "attentional_pool", "ls_init_value", "no_ln_pre", "pos_embed_type", "pool_type"),
+    "text_cfg": ("hf_model_name", "embed_cls", "ls_init_value", "no_causal_mask", "pool_type"),
+    "preprocess_cfg": ("resize_mode", "interpolation"),
+}
+"""open_clip's settings of other models than CLIP's plain ViT, which must be off or have one of the values below."""
+_READ = {
+    "pool_type": ("tok", "argmax"),
+    "pos_embed_type": ("learnable",),
+    "resize_mode": ("shortest", "squash"),
+    "interpolation": ("bicubic", "random"),
+}
 
 
 def read_checkpoint(path: Path) -> dict[str, Tensor]:
@@ -94,17 +110,33 @@ def rename(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return renamed
 
 
-def config_from_shapes(tensors: Mapping[str, Tensor], activation: Literal["quick_gelu", "gelu"]) -> CLIPConfig:
-    """The config of renamed tensors; only the head width is not in the shapes: 64, as in all of OpenAI's."""
+def make_config(settings: Mapping[str, Any], tensors: Mapping[str, Tensor], name: str) -> CLIPConfig:
+    """The config of renamed tensors: their shapes, and what the content of `open_clip_config.json` says beside them.
+
+    The activation is in no tensor. open_clip's models, LAION's among them, use GELU, except configs that say
+    `quick_gelu`; without a config file the name decides: `…quickgelu…` in it means QuickGELU.
+    """
+    model = settings.get("model_cfg") or {}
+    for section, keys in _NOT_READ.items():
+        found = (model if section in model else settings).get(section) or {}
+        for key in keys:
+            if found.get(key) and found[key] not in _READ.get(key, ()):
+                raise UserError(f"{section}.{key} = {found[key]!r} is not CLIP's plain ViT; use another backbone")
     try:
         _, channels, patch, _ = tensors["vision_model.embeddings.patch_embedding.weight"].shape
         places = tensors["vision_model.embeddings.position_embedding.weight"].shape[0]
         vocab, _ = tensors["text_model.embeddings.token_embedding.weight"].shape
         context = tensors["text_model.embeddings.position_embedding.weight"].shape[0]
-        vision, text = (_shared(tensors, tower, activation) for tower in ("vision_model", "text_model"))
+        vision, text = (_shared(tensors, tower) for tower in ("vision_model", "text_model"))
         dim = tensors["text_projection.weight"].shape[0]
     except (KeyError, ValueError) as error:
         raise UserError(f"no CLIP with a ViT tower in it (looked for {error}); clipcil reads ViTs") from error
+    quick = model.get("quick_gelu", "quickgelu" in name.lower().replace("_", "").replace("-", ""))
+    vision["activation"] = text["activation"] = "quick_gelu" if quick else "gelu"
+    if "head_width" in (model.get("vision_cfg") or {}):
+        vision["heads"] = vision["width"] // int(model["vision_cfg"]["head_width"])
+    if "heads" in (model.get("text_cfg") or {}):
+        text["heads"] = int(model["text_cfg"]["heads"])
     side = math.isqrt(places - 1) * patch
     return CLIPConfig(
         VisionConfig(**vision, channels=channels, image_size=side, patch_size=patch),
@@ -113,9 +145,17 @@ def config_from_shapes(tensors: Mapping[str, Tensor], activation: Literal["quick
     )
 
 
-def _shared(tensors: Mapping[str, Tensor], tower: str, activation: str) -> dict[str, Any]:
-    """What the shapes of a tower's blocks say."""
+def _shared(tensors: Mapping[str, Tensor], tower: str) -> dict[str, Any]:
+    """What the shapes of a tower's blocks say. The number of heads is in none of them."""
     mlp, width = tensors[f"{tower}.encoder.layers.0.mlp.fc1.weight"].shape
     layers = {name.split(".")[3] for name in tensors if name.startswith(f"{tower}.encoder.layers.")}
-    heads = max(width // _HEAD_WIDTH, 1)
-    return {"width": width, "layers": len(layers), "heads": heads, "mlp": mlp, "activation": activation}
+    return {"width": width, "layers": len(layers), "heads": max(width // _HEAD_WIDTH, 1), "mlp": mlp}
+
+
+def make_steps(settings: Mapping[str, Any], image_size: int) -> Steps:
+    """open_clip's evaluation preprocessing: as OpenAI's, with the mean, std and resize mode the file names."""
+    found = settings.get("preprocess_cfg") or {}
+    steps = Steps.plain(image_size)
+    if found.get("resize_mode") == "squash":
+        steps = replace(steps, short_side=None, exact=steps.crop)
+    return replace(steps, mean=found.get("mean") or steps.mean, std=found.get("std") or steps.std)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from clipcil.clip.config import TextConfig
-from clipcil.clip.layers import Attention, Block, Encoder, embedding
+from clipcil.clip.layers import Block, Encoder, embedding
 from clipcil.errors import UserError
 
 
@@ -47,19 +47,14 @@ class TextTower(nn.Module):
         return embedded
 
     def forward(self, embeddings: Tensor, ends: Tensor, length: int | None = None) -> Tensor:
-        """Embeddings (N, L, width) and end-of-text positions (N,) → features (N, dim), not normalised.
+        """Embeddings (N, L, width), without positions → features (N, dim), not normalised.
 
-        What stands after a text's end-of-text token cannot reach it, so work after the longest end is left out; on a
-        CPU all work after each text's own end. The ends are passed because a soft prompt has no ids. For the ids that
-        `Tokenizer` returns they agree with transformers, which searches the ids for the end.
+        What stands after a text's end cannot reach it, so it is not computed.
 
         Args:
             embeddings: (N, L, width), without positions.
-            ends: (N,), positions of the end-of-text tokens.
+            ends: (N,), positions of the end-of-text tokens; a soft prompt has no ids to search for them.
             length: The longest end + 1, where the caller knows it: reading it from `ends` would wait for a GPU.
-
-        Raises:
-            UserError: The longest text does not fit the context.
         """
         if embeddings.shape[0] == 0:
             return embeddings.new_zeros(0, self.text_projection.out_features)
@@ -141,17 +136,12 @@ def _attend(
     beginning: Tensor | None,
     at: Tensor | None = None,
 ) -> Tensor:
-    """Attention of a layer at all tokens (T, width) of the texts, or at one of each text: (T or N, width).
+    """Attention of a layer at all tokens `own` (T, width), or at the rows `at`, one of each text: (T or N, width).
 
-    Args:
-        block: The layer.
-        own: (T, width), the tokens of all texts.
-        shapes: Number of texts of each group, which lie one after the other in `own`, and their length.
-        masks: What the queries of each group see of the beginning and their own text; None: what stands before them.
-        beginning: (1, P, width), as in `end_states`.
-        at: Rows of `own` that ask, one of each text.
+    `shapes` are the number and the length of the texts of each group, which lie one after the other in `own`. `masks`
+    say what the queries of each group see of the beginning and their own text; None: what stands before them.
     """
-    attention: Attention = block.self_attn
+    attention = block.self_attn
     normed = block.layer_norm1(own)
     queries = attention.q_proj(normed if at is None else normed[at])
     keys, values = attention.k_proj(normed), attention.v_proj(normed)

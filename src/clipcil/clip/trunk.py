@@ -66,14 +66,11 @@ class Convolution(nn.Module):
         if self.stride == 1:
             padding = kernel // 2
         else:
-            down, right = (_total_padding(size, kernel, self.stride) for size in x.shape[-2:])
+            steps = ((size, -(-size // self.stride) - 1) for size in x.shape[-2:])
+            down, right = (max(step * self.stride + kernel - size, 0) for size, step in steps)
             x = F.pad(x, (right // 2, right - right // 2, down // 2, down - down // 2))
         x = F.conv2d(x, self.weight, self.bias, self.stride, padding, groups=self.groups)
         return F.hardtanh_(x, 0.0, 6.0) if self.relu else x
-
-
-def _total_padding(size: int, kernel: int, stride: int) -> int:
-    return max((-(-size // stride) - 1) * stride + kernel - size, 0)
 
 
 class MobileBlock(nn.Module):

@@ -1,1 +1,1 @@
-"""One file per dataset; every module here registers its dataset when it is imported."""
+"""Every module here registers its datasets when it is imported."""

@@ -69,11 +69,9 @@ def open_cub200(root: Path | None, options: CubOptions) -> Dataset:
 def _pairs(path: Path) -> dict[str, str]:
     """Lines of `number value`; blank lines are skipped."""
     pairs: dict[str, str] = {}
-    for line, text in enumerate(read_text(path, links=True).splitlines(), 1):
-        if not text.strip():
-            continue
-        number, *value = text.split(maxsplit=1)
-        if not number.isdecimal() or not value or number in pairs:
-            raise UserError(f"{path}, line {line}: '{text[:60]}' is not a number and a value that come once")
-        pairs[number] = value[0].strip()
+    for line in filter(str.strip, read_text(path, links=True).splitlines()):
+        number, *value = line.strip().split(maxsplit=1)
+        if not number.isdecimal() or not value:
+            raise UserError(f"{path}: '{line[:60]}' is not a number and a value")
+        pairs[number] = value[0]
     return pairs

@@ -1,4 +1,4 @@
-"""`parquet`: any folder of parquet files with a picture column and a label column."""
+"""`parquet`: any folder of parquet files with a picture and a label column. `hub`: those of the Hugging Face hub."""
 
 from __future__ import annotations
 
@@ -15,11 +15,14 @@ from clipcil.data.parquet import ParquetTable, read_parquet
 from clipcil.data.pictures import PictureSet
 from clipcil.data.sources import list_files
 from clipcil.data.tasks import split_by_class
-from clipcil.errors import UserError
+from clipcil.errors import UserError, first_line
+from clipcil.network import downloads_allowed
 from clipcil.settings import options
 from clipcil.storage import read_text
 
 TRAIN, TEST = ("train",), ("test", "validation", "valid", "val")
+CONVERTED = "refs/convert/parquet"
+"""The branch where the hub keeps the parquet form of datasets that come in another one."""
 
 
 @options
@@ -32,6 +35,16 @@ class ParquetOptions(FolderOptions):
     """Text file with one class name per line, for labels that are numbers."""
 
 
+@options
+class HubOptions(ParquetOptions):
+    repo: str = ""
+    """The dataset, owner/name."""
+    config: str = ""
+    """The configuration (subset), for a dataset that has several."""
+    revision: str | None = None
+    """Branch, tag or commit; None: main, then the hub's own conversion to parquet."""
+
+
 @register("parquet", "any parquet files with pictures and labels", "a folder of *.parquet, or one file", ParquetOptions)
 def open_parquet(root: Path | None, options: ParquetOptions) -> Dataset:
     if root is None:
@@ -40,6 +53,51 @@ def open_parquet(root: Path | None, options: ParquetOptions) -> Dataset:
     if not files:
         raise UserError(f"dataset parquet: there are no *.parquet files in {root}; name their folder with --data-root")
     return from_files(root.stem, root if root.is_dir() else root.parent, files, options)
+
+
+@register("hub", "any image dataset of the Hugging Face hub", "the data option repo=owner/name", HubOptions)
+def open_hub(root: Path | None, options: HubOptions) -> Dataset:
+    """`root`, where given, is the folder that the files are kept in; else it is the hub's own cache."""
+    if options.repo.count("/") != 1 or not all(options.repo.split("/")):
+        raise UserError(f"dataset hub: the data option repo is '{options.repo}'; write repo=owner/name")
+    for revision in [options.revision] if options.revision else [None, CONVERTED]:
+        folder = _download(options.repo, revision, root)
+        places = {path: path.relative_to(folder).parts for path in list_files(folder, (".parquet",))}
+        files = [path for path, parts in places.items() if not options.config or options.config in parts]
+        if files:
+            # Configurations are top folders with the same parts; reading two as one would count pictures twice.
+            tops = {places[path][0] for path in files if len(places[path]) > 1}
+            configs = sorted(top for top in tops if top.lower() not in (*TRAIN, *TEST, "data"))
+            if not options.config and len(configs) > 1:
+                raise UserError(
+                    f"hub dataset '{options.repo}' has configurations {', '.join(configs)}; choose one with config=NAME"
+                )
+            return from_files(options.repo, folder, files, options)
+    wanted = f" of configuration '{options.config}'" if options.config else ""
+    raise UserError(f"hub dataset '{options.repo}' has no parquet files{wanted}; download it and use --data folder")
+
+
+def _download(repo: str, revision: str | None, root: Path | None) -> Path:
+    """The folder of its parquet files. Offline mode (HF_HUB_OFFLINE=1) answers from the library's cache alone."""
+    from huggingface_hub import snapshot_download
+
+    local = not downloads_allowed()
+    try:
+        found = snapshot_download(
+            repo,
+            repo_type="dataset",
+            revision=revision,
+            allow_patterns=["*.parquet"],
+            local_dir=root,
+            local_files_only=local,
+        )
+    except Exception as error:  # gated, misspelt, offline: the library has a class for each
+        what = f"cannot get dataset '{repo}' from the hub ({first_line(error)})"
+        if local:
+            what = f"dataset '{repo}' is not on this machine, and none is downloaded because a folder names it"
+        advice = "allow it with --allow-download" if local else "download its files by hand and use --data parquet"
+        raise UserError(f"{what}; {advice}") from error
+    return Path(found)
 
 
 def from_files(name: str, root: Path, files: Sequence[Path], options: ParquetOptions) -> Dataset:
@@ -54,9 +112,7 @@ def from_files(name: str, root: Path, files: Sequence[Path], options: ParquetOpt
         said = [(value or "").lower() for value in tables[0].splits]
         is_train, is_test = (torch.tensor([value in words for value in said]) for words in (TRAIN, TEST))
         if not (bool(is_train.any()) and bool(is_test.any())):
-            rows = [
-                str(row) for row in range(len(sets[0]))
-            ]  # rows have no names; their places are what they are known by
+            rows = [str(row) for row in range(len(sets[0]))]  # the places stand for names, which there are none of
             is_test = split_by_class(rows, sets[0].labels, options.test_share, options.split_seed)
             is_train = ~is_test
         sets = [sets[0].subset(is_train), sets[0].subset(is_test)]

@@ -1,24 +1,31 @@
-"""`ucf101`: UCF-101, 13,320 clips of 101 human actions (Soomro et al. 2012), a picture for each clip."""
+"""`ucf101`: UCF-101, 13,320 clips of 101 human actions (Soomro et al. 2012), a picture for each clip.
+
+A picture is chosen frames of a video, taken out once and kept on disk.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import re
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
+import numpy as np
 import torch
+from PIL import Image
 from pydantic import Field
 
 from clipcil.data.dataset import Dataset, register
 from clipcil.data.datasets.official import Official, TestShare
 from clipcil.data.names import clean_name
-from clipcil.data.pictures import PictureSet, identity_of_files
+from clipcil.data.pictures import LazyPictures, PictureSet, decode, identity_of_files
 from clipcil.data.sources import SUFFIXES, list_files
 from clipcil.data.tasks import split_by_group, split_whole
-from clipcil.data.video import VIDEO, VideoClip, clip_pictures
-from clipcil.errors import UserError
+from clipcil.errors import UserError, first_line
 from clipcil.settings import options
-from clipcil.storage import read_text
+from clipcil.storage import cache_folder, read_text, whole_file
 
 TEMPLATES = tuple(
     f"a {kind} of {article} person {verb}{{}}."
@@ -36,6 +43,9 @@ OFFICIAL = Official(
     pictures=13_320,
     unit="clips",
 )
+VIDEO = frozenset({".avi", ".mp4", ".mkv", ".webm", ".mov", ".m4v"})
+QUALITY = 95
+"""JPEG quality of the frames kept on disk: half a gigabyte for all of UCF-101, where PNG would take two."""
 _CLIP = re.compile(r"v_([A-Za-z]+)_g(\d+)_c(\d+)")
 _SPELLING = {"handstandpushups": "HandstandPushups"}
 """The clips of this class are called HandStandPushups; its folder and the class list spell it like this."""
@@ -96,6 +106,20 @@ def open_ucf101(root: Path | None, options: UcfOptions) -> Dataset:
     return Dataset("ucf101", [clean_name(name, camel=True) for name in names], learn, check, TEMPLATES)
 
 
+@dataclass(frozen=True)
+class VideoClip:
+    """One clip: a video file, or the pictures of its frames in order."""
+
+    name: str
+    label: str
+    group: str
+    files: tuple[Path, ...]
+
+    @property
+    def is_video(self) -> bool:
+        return self.files[0].suffix.lower() in VIDEO
+
+
 def find_clips(home: Path) -> list[VideoClip]:
     """Clips below `home` in order of name: videos, or else pictures whose file or folder is called like a clip."""
     found: dict[tuple[str, ...], list[Path]] = {}
@@ -135,3 +159,76 @@ def _listed(clips: list[VideoClip], home: Path, options: UcfOptions, part: str) 
     if not bool(rows.any()):
         raise UserError(f"{paths[0]} names none of the clips in {home}")
     return rows
+
+
+def clip_pictures(clips: Sequence[VideoClip], frames: int, mean: bool, identity: str) -> LazyPictures:
+    """For each clip `frames` frames one by one or, with `mean`, one picture that averages them.
+
+    A video is decoded when its picture is asked for the first time; after that the picture comes from the cache.
+    """
+    folder, each = cache_folder() / "frames" / identity, 1 if mean else frames
+
+    def make(place: int) -> Path:
+        clip, which = clips[place // each], place % each
+        if not clip.is_video and not (mean and frames > 1):
+            return clip.files[middles(len(clip.files), frames)[which]]
+        mark = hashlib.sha256(str(clip.files[0]).encode("utf-8", "surrogateescape")).hexdigest()[:8]
+        paths = [folder / f"{clip.name}-{mark}-{number}.jpg" for number in range(each)]
+        if not paths[which].is_file():
+            found = read_frames(clip, frames)
+            for path, frame in zip(paths, [average(clip, found)] if mean else found, strict=True):
+                with whole_file(path) as part:
+                    frame.save(part, format="JPEG", quality=QUALITY, subsampling=0)
+        return paths[which]
+
+    return LazyPictures(len(clips) * each, make)
+
+
+def middles(total: int, count: int) -> list[int]:
+    """Places of `count` frames among `total`: the middles of `count` equal parts (one: the middle frame)."""
+    return [min(total - 1, int((2 * part + 1) * total / (2 * count))) for part in range(count)]
+
+
+def average(clip: VideoClip, frames: Sequence[Image.Image]) -> Image.Image:
+    if len({frame.size for frame in frames}) > 1:
+        raise UserError(f"the frames of clip {clip.name} differ in size and cannot be averaged")
+    total = np.mean([np.asarray(frame, dtype=np.float32) for frame in frames], axis=0)
+    return Image.fromarray(total.round().astype(np.uint8))
+
+
+def read_frames(clip: VideoClip, count: int) -> list[Image.Image]:
+    """The `count` frames at `middles`, RGB; the last frame replaces those lost in a damaged end."""
+    if not clip.is_video:
+        return [decode(clip.files[place], str(clip.files[place])) for place in middles(len(clip.files), count)]
+    path = clip.files[0]
+    av = _library(path)
+    try:
+        # What a file says about its length can be wrong; counting its packets decodes nothing.
+        with av.open(str(path)) as container:
+            total = sum(1 for packet in container.demux(video=0) if packet.size)
+        wanted = middles(max(total, 1), count)
+        found: dict[int, Image.Image] = {}
+        with av.open(str(path)) as container:
+            frame = None
+            for place, frame in enumerate(container.decode(video=0)):
+                if place in wanted:
+                    found[place] = frame.to_image()
+                if place >= wanted[-1]:
+                    break
+            if frame is None:
+                raise ValueError("it holds no frames")
+            last = frame.to_image()
+    except Exception as error:  # PyAV has a class for each way a file can be damaged
+        message = f"{path} is not a video that can be read ({first_line(error)}); replace or remove it"
+        raise UserError(message) from error
+    return [found.get(place, last) for place in wanted]
+
+
+def _library(path: Path) -> Any:
+    try:
+        import av
+        import av.logging
+    except ImportError as error:
+        raise UserError(f"reading {path.name} needs PyAV; install it with: pip install 'clipcil[video]'") from error
+    av.logging.set_level(av.logging.PANIC)  # else every damaged file writes to the terminal by itself
+    return av
