@@ -25,21 +25,11 @@ from torch.distributions import Normal, kl_divergence
 from torch.nn.functional import cross_entropy, normalize, softplus
 
 from clipcil.clip import CLIP
-from clipcil.experiment.spec import RunSpec, method_settings
 from clipcil.memory.exemplars import Budget
 from clipcil.methods import clap4clip
-from clipcil.methods.clap4clip import (
-    CLAP4CLIP,
-    CLAP4CLIPConfig,
-    VisualGuidedAttention,
-)
+from clipcil.methods.clap4clip import CLAP4CLIP, CLAP4CLIPConfig, VisualGuidedAttention
 from clipcil.training.trainer import Trainer, Training
-from support.features import (
-    accuracy,
-    learn_all,
-    make_tasks,
-    make_test,
-)
+from support.features import accuracy, learn_all, make_tasks, make_test
 
 TEMPLATES = ("a photo of a {}.", "a drawing of a {}.", "art of the {}.")
 SIZES = [2, 3, 2]
@@ -140,14 +130,6 @@ def test_new_adapters_start_as_the_reference(tiny_clip: CLIP) -> None:
         torch.testing.assert_close(layer.weight, about.T @ about / tiny_clip.config.dim, atol=1e-6, rtol=1e-4)
         bound = tiny_clip.config.dim**-0.5
         assert bool(layer.bias.any()) and float(layer.bias.abs().max()) <= bound
-
-
-def test_recipe_is_the_authors() -> None:
-    config = method_settings(RunSpec(method="clap4clip", data="cifar100", backbone="openai/clip-vit-base-patch16"), {})
-    first, second = config.train, config.balance
-    assert (first.lr, first.momentum, first.weight_decay, first.epochs, first.warmup) == (1e-3 * 32 / 20, 0, 0, 5, 0.3)
-    assert (second.lr, second.momentum, second.epochs, second.warmup) == (1.6e-4, 0, 2, 0)
-    assert (config.samples, config.kl, config.language, config.hidden, config.dropout) == (20, 1e-3, 15, 2048, 0.1)
 
 
 QUICK = Training(epochs=6, lr=0.02, optimizer="sgd", batch_size=16, momentum=0.0, weight_decay=0.0)

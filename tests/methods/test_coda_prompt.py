@@ -13,13 +13,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import pytest
 import torch
 from torch.nn.functional import cross_entropy, normalize
 
-from clipcil.experiment.spec import RunSpec, method_settings
 from clipcil.methods.coda_prompt import CODAPrompt, CODAPromptConfig
-from clipcil.paper import read_table
 from clipcil.training.trainer import Trainer
 from support.visual_stream import FAST, Recorder, all_tests, encode_by_hand, learnt, project, stream, tower
 
@@ -66,18 +63,6 @@ def test_score_loss_and_gradient_are_the_reference() -> None:
         torch.autograd.grad(ours, session.trained), torch.autograd.grad(expected, session.trained), strict=True
     ):
         torch.testing.assert_close(one, other, atol=1e-4, rtol=1e-3)
-
-
-def test_recipe_is_the_authors_at_ten_and_at_twenty_tasks() -> None:
-    config = method_settings(
-        RunSpec(method="coda-prompt", data="cifar100", backbone="openai/clip-vit-base-patch16"), {}
-    )
-    assert config == replace(CODAPromptConfig(), layers=(0, 1, 2, 3, 4), components=10, length=8, ortho=0.0)
-    train = config.train
-    assert (train.optimizer, train.lr, train.batch_size, train.epochs) == ("adam", 1e-3, 128, 20)
-    assert train.rate(1, 20) == pytest.approx(torch.cos(torch.tensor(99 * torch.pi / (200 * 19))).item())
-    row = next(row for row in read_table("table2").rows if row.method == "coda-prompt")
-    assert row.settings == {"components": 100 // 20}
 
 
 CONFIG = CODAPromptConfig(train=FAST, components=5, length=4)

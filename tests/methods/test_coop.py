@@ -10,7 +10,6 @@ No class-incremental version is official; epochs, exemplars and the growing set 
 
 from __future__ import annotations
 
-import pytest
 import torch
 from torch.nn.functional import cross_entropy, normalize
 
@@ -18,14 +17,7 @@ from clipcil.clip import CLIP
 from clipcil.memory.exemplars import Budget
 from clipcil.methods.coop import CoOp, CoOpConfig
 from clipcil.training.trainer import Trainer, Training
-from support.features import (
-    WORDS,
-    FeaturePictures,
-    accuracy,
-    learn_all,
-    make_tasks,
-    make_test,
-)
+from support.features import WORDS, FeaturePictures, accuracy, learn_all, make_tasks, make_test
 
 
 def test_score_is_the_reference(tiny_clip: CLIP) -> None:
@@ -64,13 +56,6 @@ def _encode(clip: CLIP, hidden: torch.Tensor) -> torch.Tensor:
         hidden = hidden + attention.out_proj(torch.cat(mixed, dim=2))
         hidden = hidden + block.mlp(block.layer_norm2(hidden))
     return model.final_layer_norm(hidden)
-
-
-def test_recipe() -> None:
-    config = CoOpConfig()
-    assert (config.context_length, config.context_std, config.suffix) == (16, 0.02, ".")
-    assert (config.train.optimizer, config.train.lr, config.train.batch_size) == ("sgd", 2e-3, 32)
-    assert config.train.rate(0, 100) == pytest.approx(0.1)  # rises over the first of ten epochs
 
 
 QUICK = Training(epochs=4, lr=0.02, optimizer="sgd", batch_size=16)

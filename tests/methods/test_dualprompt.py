@@ -64,15 +64,6 @@ def test_score_and_loss_are_the_reference(general: tuple[int, ...]) -> None:
     torch.testing.assert_close(session.loss(rows), cross_entropy(logits, batch.labels) - near[:, 1].sum() / 3)
 
 
-def test_recipe_is_the_single_gpu_port() -> None:
-    config = DualPromptConfig()
-    assert (config.general_layers, config.expert_layers) == ((0, 1), (2, 3, 4))
-    assert (config.general_length, config.expert_length, config.pull) == (5, 5, 1.0)
-    assert config.prompt_range == (-1.0, 1.0)
-    assert (config.train.batch_size, config.train.epochs, config.train.schedule) == (24, 5, "constant")
-    assert abs(config.train.lr - 0.03 * 24 / 256) < 2e-5 and config.train.clip_norm == 1
-
-
 CONFIG = DualPromptConfig(train=FAST, general_length=2, expert_length=3)
 
 

@@ -34,7 +34,6 @@ from torch.nn.functional import cross_entropy, normalize
 from clipcil.clip import CLIP
 from clipcil.data.tasks import TaskStream
 from clipcil.errors import UserError
-from clipcil.experiment.spec import RunSpec, method_settings
 from clipcil.heads.lda import RunningHead
 from clipcil.methods.engine import ENGINE, ENGINEConfig, summed
 from clipcil.training.trainer import Trainer, Training
@@ -145,26 +144,6 @@ def test_loss_is_the_reference(clip: CLIP, two_tasks: Any, monkeypatch: pytest.M
     expected = expected + 2 * cross_entropy(texts @ normalize(clip.encode_texts(said), dim=-1).T, place)
     expected = expected + 0.5 * cross_entropy(images[:3] @ views[0][rows].T, place[:3])
     torch.testing.assert_close(value, expected, atol=1e-4, rtol=1e-4)
-
-
-@pytest.mark.parametrize(
-    ("data", "values"),
-    [
-        ("cifar100", (0.8, 0.5, 2, 0.5, 0.25)),
-        ("imagenet-r", (0.8, 0.8, 2, 2, 0.25)),
-        ("cub200", (0.95, 0.8, 2, 2, 0.3)),
-        ("ucf101", (0.85, 0.2, 2, 0, 0)),
-    ],
-)
-@pytest.mark.parametrize("name", ["engine", "engine-pooled"])
-def test_presets_are_the_authors(name: str, data: str, values: tuple[float, ...]) -> None:
-    config = method_settings(RunSpec(method=name, data=data, backbone="openai/clip-vit-base-patch16"), {})
-    ours = (config.head, config.rerank, config.text_weight, config.image_weight, config.replay_noise)
-    assert ours == values
-    assert config.covariance == ("averaged" if name == "engine" else "pooled")
-    train = config.adapters
-    assert (train.optimizer, train.lr, train.momentum, train.weight_decay) == ("sgd", 0.05, 0.9, 0.05)
-    assert (train.batch_size, train.epochs, train.schedule) == (64, 10, "cosine-epoch")
 
 
 QUICK = ENGINEConfig(adapters=replace(FAST, epochs=6), views=2)

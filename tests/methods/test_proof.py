@@ -26,19 +26,13 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, layer_norm, normalize
 
 from clipcil.clip import CLIP
-from clipcil.experiment.spec import RunSpec, method_settings
 from clipcil.memory.exemplars import Budget
 from clipcil.methods import proof
 from clipcil.methods.proof import PROOF, Fusion, PROOFConfig, TokenScores
 from clipcil.training.cpu import draw_kept
 from clipcil.training.trainer import Trainer, Training
 from reproduce.fidelity.stream import add_up
-from support.features import (
-    accuracy,
-    learn_all,
-    make_tasks,
-    make_test,
-)
+from support.features import accuracy, learn_all, make_tasks, make_test
 from support.visual_stream import Recorder
 
 TEMPLATES = ("a photo of a {}.", "a drawing of a {}.", "art of the {}.")
@@ -120,16 +114,6 @@ def test_start_is_the_reference(tiny_clip: CLIP) -> None:
     for layer in (fusion.query, fusion.key, fusion.value, fusion.out):
         assert abs(float(layer.weight.std()) / (2 / (dim + dim)) ** 0.5 - 1) < 0.15
     assert fusion.dropout.p == 0.1 and fusion.query.bias is None and fusion.out.bias is not None
-
-
-def test_recipe_is_the_authors() -> None:
-    config = method_settings(RunSpec(method="proof", data="cifar100"), {})
-    train = config.train
-    assert (train.optimizer, train.lr, train.momentum, train.weight_decay) == ("sgd", 1e-3, 0.9, 0.05)
-    assert (train.batch_size, train.epochs, train.schedule) == (64, 5, "cosine-epoch")
-    assert (config.memory.pictures, config.memory.per, config.context) == (2000, "dataset", 3)
-    other = method_settings(RunSpec(method="proof", data="imagenet-r"), {})
-    assert (other.train.epochs, other.train.batch_size, other.memory.pictures) == (10, 48, 4000)
 
 
 QUICK = Training(epochs=6, lr=0.02, optimizer="sgd", batch_size=16)
