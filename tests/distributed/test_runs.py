@@ -7,7 +7,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -15,82 +14,70 @@ import pytest
 
 from clipcil.errors import UserError
 from clipcil.training.device import make_fabric
+from support.processes import start
 
 SHORT = ("stage1.epochs=1", "stage2.epochs=2", "stage2.steps=0")
 WORDS = ("run", "dmc-ot", "--shots", "3", "--tasks", "4", "--set", *SHORT, "--device", "cpu")
+TWO = (*WORDS, "--devices", "2", "--out")
 FILES = ("results.json", "predictions.csv", "matrix.csv", "steps.jsonl", "config.toml")
 
 
-def command(*words: str) -> list[str]:
-    return [sys.executable, "-m", "clipcil", *words]
+def done(*started: subprocess.Popen[str]) -> None:
+    """Wait for processes that end well and of which the first alone speaks."""
+    try:
+        printed = [process.communicate(timeout=600) for process in started]
+    finally:
+        for process in started:
+            process.kill()
+    assert [process.returncode for process in started] == [0] * len(started), printed
+    assert printed[0][0].count("A_B") == 1 and not any(said for said, _ in printed[1:]), printed
 
 
-def done(whole: list[str]) -> str:
-    """What a command that ends well prints."""
-    result = subprocess.run(whole, capture_output=True, text=True, timeout=600, check=False)
-    assert result.returncode == 0, result.stderr
-    return result.stdout
-
-
-def check_same(run: Path, other: Path, said: str = "A_B") -> None:
-    """The same bytes, from processes of which one spoke."""
-    assert said.count("A_B") == 1, said
+def check_same(run: Path, other: Path) -> None:
     for name in FILES:
         assert (run / name).read_bytes() == (other / name).read_bytes(), name
 
 
+def answers(folder: Path) -> list[tuple[str, str]]:
+    """Picture and predicted class of every test picture; probabilities differ in their last digit."""
+    with (folder / "predictions.csv").open(encoding="utf-8") as file:
+        return [(row["picture"], row["predicted"]) for row in csv.DictReader(file)]
+
+
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same run by one process and twice by two."""
+    """The same run by one process and by two."""
     folder = tmp_path_factory.mktemp("runs")
-    for name, words in (("one", ()), ("two", ("--devices", "2")), ("again", ("--devices", "2"))):
-        assert done(command(*WORDS, "--out", str(folder / name), *words)).count("A_B") == 1
+    done(start(folder, *WORDS, "--out", "one"))
+    done(start(folder, *TWO, "two"))
     return folder
 
 
-def test_two_processes_end_with_the_same_bytes_every_time(runs: Path) -> None:
-    check_same(runs / "two", runs / "again")
-
-
-def test_two_processes_predict_what_one_predicts(runs: Path) -> None:
+def test_two_processes_end_with_the_same_bytes_every_time_and_predict_what_one_predicts(runs: Path) -> None:
+    done(start(runs, *TWO, "again"))
+    check_same(runs / "again", runs / "two")
     assert answers(runs / "two") == answers(runs / "one")
     assert (runs / "two" / "config.toml").read_bytes() == (runs / "one" / "config.toml").read_bytes()
 
 
 def test_processes_that_torchrun_started_are_found(runs: Path, tmp_path: Path) -> None:
-    words = ["-m", "torch.distributed.run", "--nproc-per-node", "2", *command(*WORDS)[1:]]
-    check_same(
-        tmp_path / "run",
-        runs / "two",
-        done([sys.executable, *words, "--devices", "2", "--out", str(tmp_path / "run")]),
-    )
+    done(start(tmp_path, "-m", "clipcil", *TWO, "run", module=("torch.distributed.run", "--nproc-per-node", "2")))
+    check_same(tmp_path / "run", runs / "two")
 
 
-def test_processes_that_slurm_started_are_found(runs: Path, tmp_path: Path) -> None:
+def test_processes_that_slurm_started_are_found(runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The environment that `srun --ntasks-per-node 2` gives its two processes, on one machine."""
     with socket.create_server(("127.0.0.1", 0)) as free:
-        port = str(free.getsockname()[1])
+        monkeypatch.setenv("MASTER_PORT", str(free.getsockname()[1]))
     job = {"JOB_ID": "77", "JOB_NAME": "train", "NTASKS": "2", "NTASKS_PER_NODE": "2", "STEP_NUM_TASKS": "2"}
-    job |= {"NNODES": "1", "NODEID": "0", "NODELIST": "localhost"}
-    shared = {**os.environ, "MASTER_PORT": port, **{f"SLURM_{key}": value for key, value in job.items()}}
-    started = [
-        subprocess.Popen(
-            command(*WORDS, "--devices", "2", "--out", str(tmp_path / "run")),
-            env={**shared, "SLURM_PROCID": rank, "SLURM_LOCALID": rank},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in ("0", "1")
-    ]
-    try:
-        (said, errors), other = (process.communicate(timeout=600) for process in started)
-    finally:
-        for process in started:
-            process.kill()
-    assert [process.returncode for process in started] == [0, 0], (errors, other)
-    assert not other[0]
-    check_same(tmp_path / "run", runs / "two", said)
+    started = []
+    for rank in ("0", "1"):
+        own = {"NNODES": "1", "NODEID": "0", "NODELIST": "localhost", "PROCID": rank, "LOCALID": rank}
+        for key, value in (job | own).items():
+            monkeypatch.setenv(f"SLURM_{key}", value)
+        started.append(start(tmp_path, *TWO, "run"))
+    done(*started)
+    check_same(tmp_path / "run", runs / "two")
 
 
 @pytest.mark.parametrize("by", ["torchrun", "srun"])
@@ -104,53 +91,33 @@ def test_another_number_of_processes_is_refused(by: str, monkeypatch: pytest.Mon
 
 
 def test_a_killed_process_ends_the_run_and_one_process_resumes_it(runs: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "run"
-    started = subprocess.Popen(
-        command(*WORDS, "--out", str(folder), "--devices", "2"),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    folder, end = tmp_path / "run", time.monotonic() + 300
+    started = start(tmp_path, *TWO, str(folder))
     try:
-        until(lambda: any((folder / "checkpoint").glob("task-0002-*.safetensors")), started)
-        other = children(started.pid)
-        assert len(other) == 1
-        os.kill(other[0], signal.SIGKILL)
+        while not any((folder / "checkpoint").glob("task-0002-*.safetensors")):
+            assert started.poll() is None and time.monotonic() < end
+            time.sleep(0.02)
+        (other,) = children(started.pid)
+        os.kill(other, signal.SIGKILL)
         _, errors = started.communicate(timeout=120)
     finally:
         started.kill()
     assert started.returncode > 0, errors  # that of an abort is negative
     last = errors.strip().splitlines()[-1]
     assert last.startswith("clipcil: ") and f"clipcil run --resume {folder}" in last, errors
-    assert "Traceback" not in errors
-    assert not (folder / "results.json").exists()
-    done(command("run", "--resume", str(folder)))
+    assert "Traceback" not in errors and not (folder / "results.json").exists()
+    done(start(tmp_path, "run", "--resume", str(folder)))
     assert answers(folder) == answers(runs / "one")
 
 
-def answers(folder: Path) -> list[tuple[str, str]]:
-    """Picture and predicted class of every test picture; probabilities differ in their last digit."""
-    with (folder / "predictions.csv").open(encoding="utf-8") as file:
-        return [(row["picture"], row["predicted"]) for row in csv.DictReader(file)]
-
-
-def until(true, started: subprocess.Popen[str]) -> None:  # type: ignore[no-untyped-def]
-    end = time.monotonic() + 300
-    while not true():
-        assert started.poll() is None, started.communicate()
-        assert time.monotonic() < end
-        time.sleep(0.02)
-
-
 def children(pid: int) -> list[int]:
-    """Processes that `pid` has started and that are Python."""
+    """Processes that `pid` has started and that run clipcil."""
     found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
-                if parent == pid and b"clipcil" in (entry / "cmdline").read_bytes():
-                    found.append(int(entry.name))
-            except (OSError, ValueError):
-                continue  # it has ended meanwhile
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+            if parent == pid and b"clipcil" in (entry / "cmdline").read_bytes():
+                found.append(int(entry.name))
+        except (OSError, ValueError):
+            continue  # it has ended meanwhile
     return found

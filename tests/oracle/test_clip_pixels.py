@@ -51,20 +51,20 @@ def test_pictures_of_every_mode(mode: str) -> None:
     close(Processor(), Preprocess(Steps.plain(224)), image.convert(mode))
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"size": {"height": 40, "width": 40}, "crop_size": {"height": 40, "width": 40}},
-        {"size": {"shortest_edge": 48}, "crop_size": {"height": 40, "width": 40}, "resample": 2},
-        {"size": {"shortest_edge": 30}, "crop_size": {"height": 40, "width": 40}},  # smaller than the crop: black rim
-        {"size": {"shortest_edge": 40}, "crop_size": {"height": 40, "width": 40}, "do_normalize": False},
-        {"size": {"shortest_edge": 40}, "crop_size": {"height": 40, "width": 40}, "image_mean": [0.5] * 3,
-         "image_std": [0.25] * 3, "rescale_factor": 1 / 127},
-        {"do_resize": False, "crop_size": {"height": 40, "width": 40}},
-        {"size": {"height": 40, "width": 40}, "do_center_crop": False},
-    ],
-    ids=["squash", "larger-bilinear", "smaller", "unnormalised", "other-values", "no-resize", "no-crop"],
-)  # fmt: skip
+CROP = {"crop_size": {"height": 40, "width": 40}}
+SETTINGS = {
+    "squash": {"size": {"height": 40, "width": 40}, **CROP},
+    "larger-bilinear": {"size": {"shortest_edge": 48}, **CROP, "resample": 2},
+    "smaller": {"size": {"shortest_edge": 30}, **CROP},  # than the crop: black rim
+    "unnormalised": {"size": {"shortest_edge": 40}, **CROP, "do_normalize": False},
+    "other-values": {"size": {"shortest_edge": 40}, **CROP, "image_mean": [0.5] * 3, "image_std": [0.25] * 3}
+    | {"rescale_factor": 1 / 127},
+    "no-resize": {"do_resize": False, **CROP},
+    "no-crop": {"size": {"height": 40, "width": 40}, "do_center_crop": False},
+}
+
+
+@pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
 def test_preprocessor_config(settings: dict, tmp_path) -> None:
     processor = Processor(**settings)
     processor.save_pretrained(tmp_path)

@@ -17,35 +17,25 @@ from support.towers import write_openai_vocabulary
 TEXTS = ["a photo of an octopus", "tree", "", "a drawing of a very old red pickup truck, 2 dogs & a café!"]
 
 # B/16's shape shrunk (width 64 per head, MLP 4 × width), both activations; odd sizes leave a rest that no patch covers.
-CASES = {
-    "b16-shrunk": ({"hidden_size": 128, "num_attention_heads": 2, "image_size": 64, "patch_size": 16}, "quick_gelu"),
-    "b16-gelu": ({"hidden_size": 128, "num_attention_heads": 2, "image_size": 64, "patch_size": 16}, "gelu"),
-    "odd-image": ({"hidden_size": 48, "num_attention_heads": 3, "image_size": 45, "patch_size": 14}, "quick_gelu"),
-    "odd-patch": ({"hidden_size": 40, "num_attention_heads": 5, "image_size": 31, "patch_size": 7}, "gelu"),
-    "channels": ({"hidden_size": 32, "image_size": 4, "patch_size": 1, "num_attention_heads": 1}, "gelu"),
-    "one-layer": (
-        {"hidden_size": 32, "num_attention_heads": 4, "image_size": 24, "patch_size": 8, "layers": 1},
-        "gelu",
-    ),
+CASES = {  # width, heads, picture, patch, layers, activation
+    "b16-shrunk": (128, 2, 64, 16, 3, "quick_gelu"),
+    "b16-gelu": (128, 2, 64, 16, 3, "gelu"),
+    "odd-image": (48, 3, 45, 14, 3, "quick_gelu"),
+    "odd-patch": (40, 5, 31, 7, 3, "gelu"),
+    "channels": (32, 1, 4, 1, 3, "gelu"),
+    "one-layer": (32, 4, 24, 8, 1, "gelu"),
 }
 
 
-def oracle(vision: dict, activation: str, **text) -> CLIPModel:
+def oracle(case: str, **text: int) -> CLIPModel:
     """A CLIPModel whose every weight is random and large enough to matter."""
-    width, layers = vision["hidden_size"], vision.get("layers", 3)
-    common = {"hidden_act": activation, "num_hidden_layers": layers, "intermediate_size": 4 * width}
-    sections = {key: value for key, value in vision.items() if key != "layers"}
-    text = {"bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 1} | text
+    width, heads, side, patch, layers, activation = CASES[case]
+    common = {"hidden_size": width, "num_attention_heads": heads, "hidden_act": activation}
+    common |= {"num_hidden_layers": layers, "intermediate_size": 4 * width}
+    tokens = {"bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 1, "vocab_size": 8192}
     config = CLIPConfig(
-        vision_config=sections | common,
-        text_config={
-            **common,
-            "hidden_size": width,
-            "num_attention_heads": vision["num_attention_heads"],
-            "vocab_size": 8192,
-            "max_position_embeddings": 48,
-            **text,
-        },
+        vision_config={**common, "image_size": side, "patch_size": patch},
+        text_config={**common, **tokens, "max_position_embeddings": 48, **text},
         projection_dim=36,
     )
     torch.manual_seed(5)
@@ -65,44 +55,45 @@ def compare(model: CLIPModel, clip: CLIP, pixels: torch.Tensor) -> None:
     own = pixels[:, : clip.config.vision.channels]  # what comes after them is no part of CLIP
     out = model(input_ids=ids, pixel_values=own)
     vision = model.vision_model(pixel_values=own)
-    text = model.text_model(input_ids=ids)
-    ours = clip.vision(pixels)
-    torch.testing.assert_close(ours.tokens, vision.last_hidden_state, atol=1e-5, rtol=1e-5)
-    torch.testing.assert_close(ours.pooled, vision.pooler_output, atol=1e-5, rtol=1e-5)
-    torch.testing.assert_close(ours.features, model.visual_projection(vision.pooler_output), atol=1e-5, rtol=1e-5)
-    short = clip.vision(pixels, class_only=True)
-    torch.testing.assert_close(short.features, model.visual_projection(vision.pooler_output), atol=1e-5, rtol=1e-5)
-    texts = clip.text(clip.text.embed(ids), ends)
-    torch.testing.assert_close(texts, model.text_projection(text.pooler_output), atol=1e-5, rtol=1e-5)
-    torch.testing.assert_close(clip.encode_texts(TEXTS), texts, atol=1e-5, rtol=1e-5)
-    logits = clip.scale * normalize(ours.features, dim=-1) @ normalize(texts, dim=-1).t()
-    torch.testing.assert_close(logits, out.logits_per_image, atol=1e-5, rtol=1e-5)
+    features = model.visual_projection(vision.pooler_output)
+    ours, texts = clip.vision(pixels), clip.text(clip.text.embed(ids), ends)
+    for found, expected in (
+        (ours.tokens, vision.last_hidden_state),
+        (ours.pooled, vision.pooler_output),
+        (ours.features, features),
+        (clip.vision(pixels, class_only=True).features, features),
+        (texts, model.text_projection(model.text_model(input_ids=ids).pooler_output)),
+        (clip.encode_texts(TEXTS), texts),
+        (clip.scale * normalize(ours.features, dim=-1) @ normalize(texts, dim=-1).t(), out.logits_per_image),
+    ):
+        torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+
+
+def written(model: CLIPModel, folder: Path) -> Path:
+    model.save_pretrained(folder)
+    shutil.copy(MINI / "tokenizer.json", folder)
+    return folder
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_random_weights(case: str, tmp_path: Path) -> None:
-    vision, activation = CASES[case]
-    model = oracle(vision, activation)
-    model.save_pretrained(tmp_path)
-    shutil.copy(MINI / "tokenizer.json", tmp_path)
-    clip = load_clip(str(tmp_path))
-    assert clip.config.vision.activation == activation
-    side = vision["image_size"]
+    model, side = oracle(case), CASES[case][2]
+    clip = load_clip(str(written(model, tmp_path)))
+    assert clip.config.vision.activation == CASES[case][5]
     compare(model, clip, torch.randn(3, 3, side, side))
 
 
 def test_the_wrong_activation_would_be_noticed(tmp_path: Path) -> None:
-    model = oracle(CASES["b16-shrunk"][0], "gelu")
+    model = oracle("b16-gelu")
     model.config.vision_config.hidden_act = model.config.text_config.hidden_act = "quick_gelu"
-    model.save_pretrained(tmp_path)
-    shutil.copy(MINI / "tokenizer.json", tmp_path)
+    clip = load_clip(str(written(model, tmp_path)))
     with pytest.raises(AssertionError):
-        compare(model, load_clip(str(tmp_path)), torch.randn(3, 3, 64, 64))
+        compare(model, clip, torch.randn(3, 3, 64, 64))
 
 
 def test_old_config_with_wrong_token_ids(tmp_path: Path) -> None:
     """OpenAI's hub configs say eos_token_id 2; transformers then takes the largest id as the end. So must we."""
-    model = oracle(CASES["b16-shrunk"][0], "quick_gelu", bos_token_id=0, eos_token_id=2, pad_token_id=1)
+    model = oracle("b16-shrunk", bos_token_id=0, eos_token_id=2, pad_token_id=1)
     model.save_pretrained(tmp_path)
     write_openai_vocabulary(tmp_path)
     clip = load_clip(str(tmp_path))
@@ -123,7 +114,7 @@ def test_gradients_of_the_vision_tower(mini: CLIP) -> None:
     (model.visual_projection(model.vision_model(pixel_values=own).pooler_output) * direction).sum().backward()
     theirs = dict(model.named_parameters())
     tower = mini.vision
-    names = [name for name, _ in tower.named_parameters()]
+    names = list(dict(tower.named_parameters()))
     try:
         tower.requires_grad_(True)
         loss = (tower(pixels).features * direction).sum()
@@ -133,6 +124,5 @@ def test_gradients_of_the_vision_tower(mini: CLIP) -> None:
     assert len(names) == mini.config.vision.layers * 16 + 8
     for name, gradient in zip(names, gradients, strict=True):
         expected = theirs[name].grad
-        assert expected is not None
         scale = max(expected.abs().max().item(), 1.0)
         torch.testing.assert_close(gradient, expected, atol=1e-5 * scale, rtol=1e-4, msg=lambda m, n=name: f"{n}: {m}")

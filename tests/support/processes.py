@@ -7,14 +7,15 @@ import resource
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 
-def start(folder: Path, *words: str) -> subprocess.Popen[str]:
+def start(folder: Path, *words: str, module: Sequence[str] = ("clipcil",)) -> subprocess.Popen[str]:
+    """Start `python -m` with a module (and its own words) and further words, with `folder` as current directory."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
-    command = [sys.executable, "-m", "clipcil", *words]
+    command = [sys.executable, "-m", *module, *words]
     pipe = subprocess.PIPE
 
     def restore() -> None:
