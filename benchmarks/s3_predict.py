@@ -12,12 +12,18 @@ from clipcil.classifier.classifier import Classifier
 from clipcil.data.dataset import open_dataset
 
 
+def taught(method: str, classes: int) -> Classifier:
+    """A classifier that has learnt the first classes of the embedded pictures."""
+    train = open_dataset("emoji").train
+    rows = [torch.nonzero(train.labels == label).flatten().tolist() for label in range(classes)]
+    model = Classifier(method)
+    model.learn({f"thing {c}": [train.image(row) for row in own] for c, own in enumerate(rows)}, hold_out=False)
+    return model
+
+
 def run(quick: bool) -> list[Row]:
-    train = open_dataset("emoji", None, {}).train
-    classes, many = (2, 8) if quick else (10, 512)
-    model = Classifier("simplecil")
-    model.learn({f"thing {c}": [train.image(int(row)) for row in torch.nonzero(train.labels == c).flatten()]
-                 for c in range(classes)}, hold_out=False)  # fmt: skip
+    train, (classes, many) = open_dataset("emoji").train, (2, 8) if quick else (10, 512)
+    model = taught("simplecil", classes)
     with tempfile.TemporaryDirectory() as name:
         paths = [Path(name) / f"{index}.png" for index in range(many)]
         for index, path in enumerate(paths):

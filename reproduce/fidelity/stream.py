@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -23,10 +24,6 @@ class Part:
     labels: Tensor  # (n,)
     pictures: Pictures  # for pixels
 
-    @classmethod
-    def read(cls, pictures: Pictures) -> Part:
-        return cls(pictures.features, pictures.pooled, pictures.labels, pictures)
-
 
 @dataclass
 class Features:
@@ -41,9 +38,9 @@ class Features:
 
     @classmethod
     def read(cls, clip: CLIP, stream: TaskStream, templates: tuple[str, ...]) -> Features:
-        reader = stream._reader
-        train = [Part.read(reader.open(pictures)) for pictures in stream._train]
-        test = [Part.read(stream.test(index)) for index in range(len(stream))]
+        opened = [*map(stream._reader.open, stream._train), *map(stream.test, range(len(stream)))]
+        parts = [Part(pictures.features, pictures.pooled, pictures.labels, pictures) for pictures in opened]
+        train, test = parts[: len(stream)], parts[len(stream) :]
         texts = clip.encode_texts([fill(template, name) for name in stream.names for template in templates])
         sentences = texts.reshape(len(stream.names), len(templates), -1)
         return cls(clip, train, test, stream.sizes, stream.names, sentences)
@@ -52,7 +49,7 @@ class Features:
         return sum(self.sizes[: task + 1])
 
 
-def accuracy(features: Features, score: Callable[[Part], Tensor], size: int) -> float:
+def accuracy(features: Features, score: Callable[[Any], Tensor], size: int) -> float:
     """Percent of all test pictures, scored in batches of `size` in the order of the classes, as the codes load them."""
     right = total = 0
     for part in features.test:
