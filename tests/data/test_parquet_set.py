@@ -112,13 +112,6 @@ def test_wrong_labels(tmp_path: Path, labels: Any, names: list[str] | None, said
     refused(said, tmp_path)
 
 
-@pytest.mark.parametrize("metadata", ['{"info": {"features": [1]}}', "half"])
-def test_metadata_that_name_nothing_are_passed_over(tmp_path: Path, metadata: str) -> None:
-    table = pa.table({"image": [encoded(0), encoded(1)], "label": ["a", "b"]})
-    pq.write_table(table.replace_schema_metadata({"huggingface": metadata}), tmp_path / "a.parquet")
-    assert opened(tmp_path).classes == ["a", "b"]
-
-
 def test_wrong_files(tmp_path: Path) -> None:
     refused("*.parquet", tmp_path)
     (tmp_path / "a.parquet").write_bytes(b"PAR1 and nothing else PAR1")

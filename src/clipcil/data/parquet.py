@@ -86,11 +86,9 @@ def open_parquet(file: Path) -> Iterator[Any]:
 
 def _hub_features(metadata: dict[bytes, bytes] | None) -> dict[str, dict[str, Any]]:
     """The types of the columns as Hugging Face writes them; empty in files of other programs."""
-    try:
-        features: dict[str, dict[str, Any]] = json.loads((metadata or {})[b"huggingface"])["info"]["features"]
-        return {key: value for key, value in features.items() if isinstance(value, dict)}
-    except (KeyError, TypeError, ValueError, AttributeError):
-        return {}
+    table = json.loads((metadata or {}).get(b"huggingface", b"{}"))
+    features: dict[str, Any] = table.get("info", {}).get("features") or {}
+    return {key: value for key, value in features.items() if isinstance(value, dict)}
 
 
 def holds_pictures(kind: Any) -> bool:
