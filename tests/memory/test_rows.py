@@ -31,9 +31,9 @@ def test_rows_are_the_unit_vectors_to_half_a_step() -> None:
     assert torch.equal(memory.rows()[20], torch.zeros(sum(SIZES)))
 
 
-def test_two_lessons_are_one_whatever_the_order_and_however_many() -> None:
+def test_two_lessons_are_one_whatever_the_order_and_a_forgotten_class_leaves_nothing() -> None:
     features, labels = some(60), torch.arange(60) % 3
-    once, twice, shuffled = (FeatureRows(SIZES, 12) for _ in range(3))
+    once, twice, shuffled, never = (FeatureRows(SIZES, 12) for _ in range(4))
     once.add(features, labels)
     twice.add(features[:25], labels[:25])
     twice.add(features[25:], labels[25:])
@@ -41,6 +41,9 @@ def test_two_lessons_are_one_whatever_the_order_and_however_many() -> None:
     shuffled.add(features[order], labels[order])
     assert same(once, twice) and same(once, shuffled)
     assert once.counts.tolist() == [12, 12, 12] and len(once) == 36
+    once.remove(1)
+    never.add(features[labels != 1], labels[labels != 1] // 2)
+    assert same(once, never)
 
 
 def test_near_copies_of_a_picture_do_not_show_which_came_first() -> None:
@@ -52,15 +55,6 @@ def test_near_copies_of_a_picture_do_not_show_which_came_first() -> None:
     forth.add(features, torch.zeros(2, dtype=torch.int64))
     back.add(features.flip(0), torch.zeros(2, dtype=torch.int64))
     assert same(forth, back)
-
-
-def test_a_forgotten_class_leaves_nothing() -> None:
-    features, labels = some(30), torch.arange(30) % 3
-    memory, never = FeatureRows(SIZES, 100), FeatureRows(SIZES, 100)
-    memory.add(features, labels)
-    memory.remove(1)
-    never.add(features[labels != 1], labels[labels != 1] // 2)
-    assert same(memory, never)
 
 
 def test_what_is_kept_of_many_is_a_fair_sample() -> None:

@@ -19,10 +19,12 @@ from clipcil.clip import CLIP
 from clipcil.clip.text import padded
 from clipcil.data.pictures import PictureSet
 from clipcil.data.reader import Reader
+from clipcil.data.tasks import Task
 from clipcil.methods.dmc import DMC, DMCConfig
 from clipcil.training.augment import TowerTraining
 from clipcil.training.device import make_fabric
 from clipcil.training.trainer import Trainer, Training
+from support.features import FeaturePictures
 
 WAITS = ("item", "__int__", "__float__", "__bool__", "__index__", "tolist", "numpy")
 
@@ -65,12 +67,6 @@ class Strict(Trainer):
         super().fit(stage, parameters, data, strict, how, each_epoch)
 
 
-def test_the_check_itself_notices_a_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    with waits_forbidden(monkeypatch), pytest.raises(AssertionError, match="__int__"):
-        int(torch.ones(()))
-    assert int(torch.ones(())) == 1
-
-
 def grown() -> Growth:
     """A small DMC-OT that has learnt a task of three classes."""
     growth = Growth(dim=16, classes=3, count=6, clip=random_clip(SMALL_VISION, SMALL_TEXT, 16))
@@ -80,6 +76,8 @@ def grown() -> Growth:
 
 @pytest.mark.parametrize("train_old", [False, True])
 def test_stage_two_never_waits(train_old: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    with waits_forbidden(monkeypatch), pytest.raises(AssertionError, match="__int__"):
+        int(torch.ones(()))  # the check itself notices a wait
     growth, trainer = grown(), Strict(monkeypatch)
     growth.method.config = replace(growth.method.config, train_old_prompts=train_old)
     growth.method._outside = (growth.method.clip, trainer)
@@ -90,22 +88,18 @@ def test_stage_two_never_waits(train_old: bool, monkeypatch: pytest.MonkeyPatch)
 def test_stage_one_never_waits(tiny_clip: CLIP, monkeypatch: pytest.MonkeyPatch) -> None:
     pixels = torch.randn(6, 3, 16, 16)
 
-    class Ready:
+    class Ready(FeaturePictures):
         """Pictures that lie on the device."""
 
-        key = "ready"
-        labels = torch.tensor([0, 0, 0, 1, 1, 1])
-        features = torch.randn(6, tiny_clip.config.dim)
-
-        def __len__(self) -> int:
-            return 6
-
-        def __getitem__(self, rows: Tensor) -> Any:
-            return type("Batch", (), {"pixels": pixels[rows], "__len__": lambda self: len(self.pixels)})()
+        def __getitem__(self, rows: Any) -> Any:
+            batch = super().__getitem__(rows)
+            batch.pixels = pixels[rows]  # type: ignore[attr-defined]
+            return batch
 
     trainer = Strict(monkeypatch)
     method = DMC(DMCConfig(stage1=TowerTraining(epochs=2, batch_size=4)), tiny_clip.with_own_vision_tower(), trainer)
-    method.learn(type("Task", (), {"index": 0, "names": ["fox", "boat"], "pictures": Ready()})())  # type: ignore[arg-type]
+    pictures = Ready(torch.randn(6, tiny_clip.config.dim), torch.arange(6) // 3)
+    method.learn(Task(0, ["fox", "boat"], pictures))  # type: ignore[arg-type]
     assert trainer.steps == 2 * 2 + 50  # the fewest steps of stage 2
 
 
