@@ -18,7 +18,7 @@ from PIL import Image
 from clipcil.errors import UserError
 from clipcil.report import figures
 from clipcil.report.answers import Thumbnails, confused_pairs, read_predictions
-from clipcil.report.compare import group_runs, rank_groups
+from clipcil.report.compare import Standing, group_runs, rank_groups
 from clipcil.report.page import OWN_FIGURE, write_report
 from clipcil.report.runs import find_runs
 from clipcil.report.style import LOOKS, assign_looks, series_looks
@@ -33,10 +33,22 @@ def text_of(folder: Path) -> str:
     return (folder / "page.html").read_text(encoding="utf-8")
 
 
+def standings_of(folder: Path) -> list[Standing]:
+    """The runs in a folder, ranked."""
+    return rank_groups(group_runs(find_runs([folder])))
+
+
 def change(folder: Path, **values: Any) -> None:
     """Change values of `results.json`; None removes one."""
     found = {**json.loads((folder / "results.json").read_text()), **values}
     (folder / "results.json").write_text(json.dumps({key: value for key, value in found.items() if value is not None}))
+
+
+@pytest.fixture
+def no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pages are written without drawing, which takes most of the time."""
+    for kind in (*figures.MOST, "matrix", "confusion"):
+        monkeypatch.setattr(figures, kind, lambda *_: figures.Figure(b"", []))
 
 
 @pytest.fixture(scope="module")
@@ -67,6 +79,7 @@ def test_every_figure_is_there_in_both_themes_and_beside_the_page(page: Path) ->
     assert kinds == {"scores", "accuracy", "forgetting", "drift", "seconds", "matrix", "confusion"}
     assert len(names) == len(set(names)) == 5 + 5 + 2 * 4  # two streams, two methods in each
     for name in names:
+        assert OWN_FIGURE.fullmatch(f"{name}.png") and OWN_FIGURE.fullmatch(f"{name}-dark.png")
         for end in ("", "-dark"):
             content = (page.parent / "report-figures" / f"{name}{end}.png").read_bytes()
             assert base64.b64encode(content).decode() in text
@@ -107,6 +120,7 @@ def test_pictures_of_other_data_are_not_shown_as_those_of_the_run(tmp_path: Path
         Thumbnails().of(run)
 
 
+@pytest.mark.usefixtures("no_figures")
 def test_a_run_without_predictions_or_times_still_has_its_page(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "a")
     for name in ("predictions.csv", "timing.json", "environment.json"):
@@ -119,15 +133,11 @@ def test_a_run_without_predictions_or_times_still_has_its_page(tmp_path: Path) -
     assert "over pictures" in text and "12.34" in text and "Backward transfer" in text and "5.67" in text
 
 
-def test_a_run_of_one_task_can_be_drawn(tmp_path: Path) -> None:
-    drawn = write_report(find_runs([write_run(tmp_path / "a", "dmc-ot", tasks=1)]), tmp_path / "page.html")
-    assert [name.rsplit("-", 1)[1] for name in drawn] == ["accuracy"]  # no chart with one bar, no table of one cell
-
-
+@pytest.mark.usefixtures("no_figures")
 def test_a_figure_that_leaves_methods_out_says_so(tmp_path: Path) -> None:
     for index in range(8):
         write_run(tmp_path / str(index), "dmc-ot", 0, 0.5 + 0.05 * index, f"beta={index}")
-    entries = rank_groups(group_runs(find_runs([tmp_path])))
+    entries = standings_of(tmp_path)
     kept = [entry.group.label for entry in figures.best(entries, 3)]
     assert kept == [f"DMC-OT (beta={index})" for index in (5, 6, 7)]
     write_run(tmp_path / "simple")
@@ -137,12 +147,12 @@ def test_a_figure_that_leaves_methods_out_says_so(tmp_path: Path) -> None:
 
 
 def test_figures_of_an_earlier_report_do_not_stay_beside_the_new_one(tmp_path: Path) -> None:
-    runs = find_runs([write_run(tmp_path / "a", "dmc-ot"), write_run(tmp_path / "b", "simplecil")])
+    runs = find_runs([write_run(tmp_path / "a", "dmc-ot", tasks=1), write_run(tmp_path / "b", tasks=1)])
     write_report(runs, tmp_path / "page.html")
     before = {path.name for path in (tmp_path / "page-figures").iterdir()}
-    assert all(OWN_FIGURE.fullmatch(name) for name in before)
     (tmp_path / "page-figures" / "mine.png").touch()
     drawn = write_report(runs[1:], tmp_path / "page.html")
+    assert [name.rsplit("-", 1)[1] for name in drawn] == ["accuracy"]  # no chart with one bar, no table of one cell
     after = {path.name for path in (tmp_path / "page-figures").iterdir()}
     assert after == {f"{name}{dark}.png" for name in drawn for dark in ("", "-dark")} | {"mine.png"} and before - after
 
@@ -163,7 +173,7 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 def test_a_long_legend_leaves_the_plot_its_height(tmp_path: Path, drawn: list[Any]) -> None:
     for index in range(12):
         write_run(tmp_path / str(index), "dmc-ot", 0, 0.5 + 0.02 * index, f"prompt_length={index + 1}", "beta=0.25")
-    entries = rank_groups(group_runs(find_runs([tmp_path])))
+    entries = standings_of(tmp_path)
     figures.accuracy(entries[:2], "light"), figures.accuracy(entries, "light")
     figures.drift(entries[:2], "light"), figures.drift(entries, "light")
     heights = [figure.axes[0].get_window_extent().height / figure.dpi for figure in drawn]
@@ -192,6 +202,7 @@ def test_no_colour_stands_for_two_things() -> None:
         assert len({look.colour(theme) for look in series_looks(20)}) == 20
 
 
+@pytest.mark.usefixtures("no_figures")
 def test_the_headline_has_the_finding_the_day_and_the_size_of_the_test_set(tmp_path: Path) -> None:
     for order in ("seed:1993", "seed:1", "seed:2"):
         for method, right in (("dmc-ot", 0.9), ("dmc", 0.8), ("zero-shot", 0.3)):
@@ -204,6 +215,7 @@ def test_the_headline_has_the_finding_the_day_and_the_size_of_the_test_set(tmp_p
     assert "over pictures" not in text and "Backward transfer" not in text  # they would repeat A_B and forgetting
 
 
+@pytest.mark.usefixtures("no_figures")
 def test_the_best_is_bold_where_its_lead_is_more_than_noise(tmp_path: Path) -> None:
     for method, right in (("dmc-ot", 0.9), ("zero-shot", 0.1)):
         write_run(tmp_path / method, method, 0, right, tasks=50)
@@ -212,31 +224,21 @@ def test_the_best_is_bold_where_its_lead_is_more_than_noise(tmp_path: Path) -> N
 
 
 def test_confused_pairs_are_counted_from_the_predictions(tmp_path: Path) -> None:
-    folder = write_run(tmp_path / "a", right=0.5, tasks=20)
-    plain = read_predictions(folder)
-    pairs = confused_pairs(plain)
-    top = pairs[0]
-    assert top.times == sum((each.true, each.guess) == (top.true, top.guess) for each in plain) > 0
+    answers = read_predictions(write_run(tmp_path / "a", right=0.5, tasks=20))
+    pairs = confused_pairs(answers)
+    assert pairs[0].times == sum((each.true, each.guess) == pairs[0][:2] for each in answers) > 0
     assert [pair.times for pair in pairs] == sorted((pair.times for pair in pairs), reverse=True)
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        b"",
-        b"no table",
-        b"task,row\n1,x\n",
-        b"task,row,class,predicted\n99999999999,0,a,a\n",
-        b"task,row,class,predicted\n1,-3,a,a\n",
-        b"task,row,class,predicted\n1\n",
-    ],
-)
-def test_predictions_that_are_damaged_are_named(tmp_path: Path, content: bytes) -> None:
-    (tmp_path / "predictions.csv").write_bytes(content)
+@pytest.mark.parametrize("line", ["", "1,x", "99999999999,0,a,a", "1,-3,a,a", "1"])
+@pytest.mark.parametrize("header", ["", "no table", "task,row,class,predicted"])
+def test_damaged_predictions_are_named(tmp_path: Path, header: str, line: str) -> None:
+    (tmp_path / "predictions.csv").write_text(f"{header}\n{line}\n")
     with pytest.raises(UserError, match=r"predictions\.csv cannot be read"):
         read_predictions(tmp_path)
 
 
+@pytest.mark.usefixtures("no_figures")
 def test_the_best_on_other_class_orders_is_not_called_better(tmp_path: Path) -> None:
     """SimpleCIL ran on the easiest order alone, and is worse there."""
     write_run(tmp_path / "simple", "simplecil", 0, 0.7, tasks=50, order="seed:1")
@@ -244,13 +246,14 @@ def test_the_best_on_other_class_orders_is_not_called_better(tmp_path: Path) -> 
         write_run(tmp_path / order, "dmc-ot", 0, right, tasks=50, order=order)
     for path in tmp_path.iterdir():
         change(path, last=70.0 if path.name == "simple" else 40.0)
-    entries = rank_groups(group_runs(find_runs([tmp_path])))
+    entries = standings_of(tmp_path)
     best, other = sorted(entries, key=lambda entry: not entry.is_best)
     assert best.group.label == "SimpleCIL" and other.ahead and other.tied
     page = text_of(tmp_path)
     assert "by more than the noise" not in page and "DMC-OT had more." in page
 
 
+@pytest.mark.usefixtures("no_figures")
 def test_folds_of_held_out_pictures_are_not_called_missing_predictions(tmp_path: Path) -> None:
     for seed in (0, 1):
         for method in ("simplecil", "dmc"):
@@ -274,7 +277,7 @@ def test_drift_that_is_not_all_there_is_drawn_as_far_as_it_is(
     for seed in (0, 1):
         folder = write_run(tmp_path / str(seed), "dmc-ot", seed)
     change(folder, drift=drift)
-    (entry,) = rank_groups(group_runs(find_runs([tmp_path])))
+    (entry,) = standings_of(tmp_path)
     assert len(figures.drift([entry], "light").points) == points
 
 
@@ -282,7 +285,7 @@ def test_a_dollar_in_a_name_is_no_formula(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "a")
     config = json.loads((folder / "results.json").read_text())["config"]
     change(folder, config={**config, "run": {**config["run"], "method": "$\\frac$"}})
-    entries = rank_groups(group_runs(find_runs([folder])))
+    entries = standings_of(folder)
     assert figures.accuracy(entries, "light").points[0][2].startswith("$\\frac$, after task 1")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +27,15 @@ def run_of(folder: Path, tasks: list[int], right: list[bool], order: str = "seed
     return RunRecord.model_construct(folder=folder, config=config, last=last)
 
 
+def orders_of(folder: Path, rights: Iterable[list[bool]]) -> list[RunRecord]:
+    """A run of one task for each of these answers, each with its own class order."""
+    return [run_of(folder / str(i), [1] * len(right), right, f"seed:{i}") for i, right in enumerate(rights)]
+
+
+THREE = [[index % 10 < level for index in range(200)] for level in (5, 7, 9)]
+"""Answers of three class orders: 50, 70 and 90 % are right."""
+
+
 def test_the_measured_mean_is_the_run_s_own_a_b(tmp_path: Path) -> None:
     """Tasks of unequal size weigh the same: A_B of the paper, not the share of right pictures."""
     run = run_of(tmp_path / "a", [1, 1, 1, 1, 2, 2], [True, True, True, False, False, True])
@@ -38,7 +48,7 @@ def test_the_interval_is_that_of_a_bootstrap_written_out(tmp_path: Path) -> None
     count, runs = 300, 4
     levels = random.uniform(0.4, 0.9, runs)
     right = [random.random(count) < level for level in levels]
-    made = [run_of(tmp_path / str(i), [1] * count, each.tolist(), f"seed:{i}") for i, each in enumerate(right)]
+    made = orders_of(tmp_path, [each.tolist() for each in right])
     found = Bootstrap(made, draws=4000).mean(made)
     table = 100 * np.stack(right)
     measured, means, parts = table.mean(1), [], []
@@ -60,9 +70,8 @@ def test_pairing_takes_out_what_both_share(tmp_path: Path) -> None:
     """Two methods wrong on the same hard pictures differ by nothing, however hard the pictures are."""
     random = np.random.default_rng(0)
     hard = (random.random(200) < 0.5).tolist()
-    slightly = [*hard[:190], *[True] * 10]
-    worse = [run_of(tmp_path / f"w{i}", [1] * 200, hard, f"seed:{i}") for i in range(3)]
-    better = [run_of(tmp_path / f"b{i}", [1] * 200, slightly, f"seed:{i}") for i in range(3)]
+    worse = orders_of(tmp_path / "worse", [hard] * 3)
+    better = orders_of(tmp_path / "better", [[*hard[:190], *[True] * 10]] * 3)
     bootstrap = Bootstrap([*worse, *better])
     same, gain = bootstrap.difference(paired(worse, worse)), bootstrap.difference(paired(better, worse))
     alone = bootstrap.mean(better)
@@ -71,9 +80,8 @@ def test_pairing_takes_out_what_both_share(tmp_path: Path) -> None:
 
 
 def test_other_pictures_and_missing_predictions_give_no_interval(tmp_path: Path) -> None:
-    one, other = run_of(tmp_path / "a", [1, 1], [True, False]), run_of(tmp_path / "b", [1], [True])
-    (tmp_path / "c").mkdir()
-    empty = one.model_copy(update={"folder": tmp_path / "c"})
+    one, other = orders_of(tmp_path, [[True, False], [True]])
+    empty = one.model_copy(update={"folder": tmp_path})
     bootstrap = Bootstrap([one, other, empty])
     assert bootstrap.mean([one]) is not None
     assert bootstrap.mean([other]) is None and bootstrap.mean([one, empty]) is None
@@ -105,26 +113,21 @@ def test_how_often_the_interval_of_three_orders_holds_the_truth(spread: float, c
 def test_orders_that_agree_by_chance_do_not_make_the_pictures_certain(tmp_path: Path) -> None:
     random = np.random.default_rng(3)
     rows = [random.permutation([True] * 100 + [False] * 100).tolist() for _ in range(3)]  # 50 % each, of other pictures
-    made = [run_of(tmp_path / str(i), [1] * 200, each, f"seed:{i}") for i, each in enumerate(rows)]
+    made = orders_of(tmp_path, rows)
     found = Bootstrap(made).mean(made)
     assert found is not None and found.mean == 50 and 3 < found.high - found.low < 12
 
 
 def test_an_interval_of_an_accuracy_lies_within_it(tmp_path: Path) -> None:
-    made = [run_of(tmp_path / str(i), [1] * 20, [True] * (20 - 5 * i) + [False] * 5 * i, f"seed:{i}") for i in range(2)]
+    made = orders_of(tmp_path, [[True] * 20, [True] * 15 + [False] * 5])
     found = Bootstrap(made).mean(made)
     assert found is not None and (found.low, found.high) == (0, 100)  # two orders say next to nothing
 
 
 def test_seeds_of_one_class_order_are_no_more_orders(tmp_path: Path) -> None:
     """Four seeds that change nothing tell nothing new about orders: the interval is that of one seed."""
-    right = [[index % 10 < level for index in range(200)] for level in (5, 7, 9)]
-    once = [run_of(tmp_path / f"a{i}", [1] * 200, each, f"seed:{i}") for i, each in enumerate(right)]
-    more = [
-        run_of(tmp_path / f"b{i}{seed}", [1] * 200, each, f"seed:{i}")
-        for i, each in enumerate(right)
-        for seed in range(4)
-    ]
+    once = orders_of(tmp_path / "once", THREE)
+    more = [run for seed in range(4) for run in orders_of(tmp_path / str(seed), THREE)]
     bootstrap = Bootstrap([*once, *more])
     one, four = bootstrap.mean(once), bootstrap.mean(more)
     assert one is not None and four is not None and four == pytest.approx(one)
@@ -138,17 +141,13 @@ def test_few_pictures_that_are_all_right_give_no_interval_down_to_zero(tmp_path:
 
 
 def test_one_run_on_other_pictures_does_not_take_the_intervals_of_the_rest(tmp_path: Path) -> None:
-    odd, one, two = (
-        run_of(tmp_path / name, [1] * size, [True] * size) for name, size in (("o", 3), ("a", 4), ("b", 4))
-    )
+    odd, one, two = orders_of(tmp_path, [[True] * size for size in (3, 4, 4)])
     bootstrap = Bootstrap([odd, one, two])
     assert bootstrap.mean([odd]) is None and bootstrap.difference([(one, two)]) == (0, 0, 0)
 
 
 def test_an_order_with_more_seeds_weighs_no_more_in_a_difference(tmp_path: Path) -> None:
-    right = [[index % 10 < level for index in range(200)] for level in (5, 7, 9)]
-    other = run_of(tmp_path / "o", [1] * 200, [False] * 200)
-    runs = [run_of(tmp_path / str(i), [1] * 200, each, f"seed:{i}") for i, each in enumerate(right)]
+    *runs, other = orders_of(tmp_path, [*THREE, [False] * 200])
     bootstrap = Bootstrap([other, *runs])
     once, more = (bootstrap.difference([(run, other) for run in some]) for some in (runs, [runs[0]] * 3 + runs))
     assert once is not None and more is not None and more == pytest.approx(once) and once.mean == pytest.approx(70)
