@@ -14,6 +14,7 @@ from torch.nn.functional import normalize
 import clipcil
 from clipcil.classifier.export import export
 from clipcil.classifier.predict import stream_scores
+from clipcil.data.reader import TensorBatch
 from clipcil.errors import UserError
 from support.lessons import FAST, flat, pictures
 
@@ -80,16 +81,25 @@ def test_what_learn_makes_by_default_can_be_exported(method: str, tmp_path: Path
         assert torch.equal(network(pixels[:count])[0].argmax(1), wanted[:count].argmax(1))
 
 
-@pytest.mark.parametrize("method", ["strata", "ranpac", "discriminant", "zero-shot"])
-def test_vectors_that_do_not_make_the_logits_are_not_written(method: str, tmp_path: Path) -> None:
-    """Strata has texts, RanPAC a classifier of random features: neither gives the model's answers with the features."""
-    simple = clipcil.Classifier("simplecil")
-    simple.learn(pictures(["airplane", "ant"]))
-    export(simple, tmp_path)  # an earlier export into the same folder
-    model = clipcil.Classifier(method)
-    model.learn(pictures(["airplane", "ant"]))
+@pytest.mark.parametrize("method", ["simplecil", "zero-shot", "coop", "dmc-ot"])
+def test_declared_class_vectors_make_the_logits(method: str) -> None:
+    settings = {"coop": {"train": {"epochs": 1}}, "dmc-ot": FAST}.get(method, {})
+    made = clipcil.Classifier(method, **settings)
+    made.learn(pictures(["airplane", "ant"]))
+    kind = made.learner.method
+    batch = TensorBatch(kind.clip, torch.randn(8, *kind.clip.preprocess.shape))
+    with torch.no_grad():
+        cosines = normalize(batch.features, dim=-1) @ normalize(getattr(kind, kind.class_vectors), dim=-1).T
+        scale = 1.0 if kind.scores == "cosine" else float(kind.clip.scale)
+        torch.testing.assert_close(kind.logits(batch), scale * cosines, atol=1e-4, rtol=1e-4)
+
+
+def test_class_vectors_of_an_earlier_export_do_not_stay(model: clipcil.Classifier, tmp_path: Path) -> None:
     export(model, tmp_path)
-    assert (tmp_path / "classifier.safetensors").exists() == (method == "zero-shot")
+    other = clipcil.Classifier("strata")  # it has texts, but its logits are not cosines with them
+    other.learn(pictures(["airplane", "ant"]))
+    export(other, tmp_path)
+    assert not (tmp_path / "classifier.safetensors").exists()
 
 
 def test_the_example_of_the_documentation(

@@ -32,8 +32,6 @@ from clipcil.storage import claim, write_bytes, write_json
 
 Format = Literal["pt2", "onnx"]
 CLASSES, VECTORS_FILE = "classes.json", "classifier.safetensors"
-VECTORS = ("classifier", "texts", "prototypes")
-"""Where methods that score by cosine keep one vector for each class. Others may use the names for something else."""
 
 
 class Exported(nn.Module):
@@ -66,9 +64,9 @@ def export(model: Classifier, out: Path, form: Format = "pt2") -> Path:
     steps = model.learner.clip.preprocess.steps
     with torch.no_grad():
         files = {f"model.{form}": _trace(network, torch.zeros(2, 3, *steps.crop), form)}
-        vectors = class_vectors(network, steps.crop)
-    if vectors is not None:
-        files[VECTORS_FILE] = save({"class_vectors": vectors.contiguous()})
+    if network.method.class_vectors:
+        vectors = getattr(network.method, network.method.class_vectors).float()
+        files[VECTORS_FILE] = save({"class_vectors": nn.functional.normalize(vectors, dim=-1).contiguous()})
     verdict = "none of the classes where the highest probability < threshold"
     if model.calibration.novelty is not None:
         verdict += "; clipcil itself uses a distance that is not exported, so its verdicts can differ"
@@ -87,7 +85,7 @@ def export(model: Classifier, out: Path, form: Format = "pt2") -> Path:
         write_json(out / CLASSES, facts)  # first: it says that the folder is ours, and which files belong to it
         for name, data in files.items():
             write_bytes(out / name, data)
-        if vectors is None:
+        if VECTORS_FILE not in files:
             (out / VECTORS_FILE).unlink(missing_ok=True)  # of an earlier export, of another model
     return out / f"model.{form}"
 
@@ -96,23 +94,6 @@ def claim_export(out: Path) -> None:
     """Refuse a folder that holds anything but an export."""
     claim(out, CLASSES, "export")
     claim(out / CLASSES, '"made_by": "clipcil ', "export")
-
-
-def class_vectors(network: Exported, size: tuple[int, int]) -> Tensor | None:
-    """(C, dim) unit vectors whose cosines with the features are the logits up to a constant factor; None if there are
-    no such vectors. This is tested with pictures of noise, not assumed from an attribute's name."""
-    noise = torch.randn(8, 3, *size, generator=torch.Generator().manual_seed(0))
-    logits, features = network(noise)
-    for name in VECTORS:
-        vectors = getattr(network.method, name, None)
-        if not isinstance(vectors, Tensor) or vectors.shape != (logits.shape[1], features.shape[1]):
-            continue
-        unit = nn.functional.normalize(vectors.detach().float().cpu(), dim=-1)
-        cosines = nn.functional.normalize(features, dim=-1) @ unit.T
-        factor = (logits * cosines).sum() / cosines.square().sum()
-        if torch.allclose(factor * cosines, logits, rtol=1e-3, atol=1e-3 * float(logits.abs().max())):
-            return unit
-    return None
 
 
 def _trace(network: nn.Module, example: Tensor, form: Format) -> bytes:

@@ -72,6 +72,9 @@ class Method(nn.Module, ABC):
     """Whether it keeps old training pictures or their features."""
     tunes_tower: ClassVar[bool] = False
     """Whether it fine-tunes the vision tower."""
+    class_vectors: ClassVar[str] = ""
+    """Name of its buffer (classes seen, dim) whose cosines with the features are the scores up to a constant factor;
+    empty: it has none. An export writes these vectors."""
 
     def __init__(self, config: Any, clip: CLIP, trainer: Trainer, templates: Sequence[str] = TEMPLATES) -> None:
         """Build the method without any class.

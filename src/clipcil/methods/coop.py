@@ -51,6 +51,7 @@ class CoOp(Method):
     Config = CoOpConfig
     keeps = "exemplars"
     keeps_exemplars = True
+    class_vectors = "classifier"
     config: CoOpConfig
     classifier: Tensor  # (C, dim): texts of all classes seen, unit length
 

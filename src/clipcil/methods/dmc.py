@@ -101,6 +101,7 @@ class DMC(Method):
     Config = DMCConfig
     keeps = "class Gaussians"
     tunes_tower = True
+    class_vectors = "classifier"
     config: DMCConfig
     classifier: Tensor  # (C, dim): w of Eq. (5) for every class seen, unit length
     task_texts: Tensor  # (K, dim): f_t of every task prompt, unit length

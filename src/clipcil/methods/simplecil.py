@@ -32,6 +32,7 @@ class SimpleCIL(Method):
     title = "SimpleCIL"
     scores = "cosine"
     keeps = "class means"
+    class_vectors = "prototypes"
     prototypes: Tensor  # (C, dim): class means, not normalised
     counts: Tensor  # (C,) int64: pictures behind each mean
 

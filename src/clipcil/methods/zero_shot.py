@@ -45,6 +45,7 @@ class ZeroShot(Method):
     name = "zero-shot"
     title = "Zero-shot CLIP"
     Config = ZeroShotConfig
+    class_vectors = "texts"
     config: ZeroShotConfig
     texts: Tensor  # (C, dim), unit length
 
