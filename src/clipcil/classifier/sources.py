@@ -118,37 +118,25 @@ def check_layout(root: Path, subfolders: bool = False) -> None:
     if not root.is_dir():
         what = "is a file" if root.exists() else "does not exist"
         raise UserError(f"{here} {what}; name a folder that holds a folder of pictures for each class")
-    if (root / MODEL).is_file():
-        raise UserError(f"{here} is a model, not a folder of pictures; the model comes first, then the folder")
     folders = list_folders(root)
-    if model := next((folder for folder in folders if (folder / MODEL).is_file()), None):
-        raise UserError(f"{quoted(model)} is a model, not a class; keep it outside of {here}")
+    if model := next((folder for folder in (root, *folders) if (folder / MODEL).is_file()), None):
+        raise UserError(f"{quoted(model)} is a model, not pictures; keep it outside of the folders of pictures")
     if not folders and _holds_pictures(root):
         raise UserError(
             f"{here} holds pictures but no folders; put the pictures of each class into a folder named after it. If"
             f" '{root.resolve().name}' is the class, name the folder above it: {quoted(root.resolve().parent)}"
         )
+    if folders and all(folder.name.lower() in (*TRAIN, *TEST) for folder in folders):
+        names = _some([quoted(folder) for folder in folders])
+        raise UserError(f"the folders in {here} are parts of a dataset, not classes; name one of them: {names}")
     nested = {folder: inside for folder in folders if (inside := _class_folders(folder))}
-    parts = {folder.name.lower(): folder for folder in folders if folder.name.lower() in (*TRAIN, *TEST)}
-    if parts and (len(parts) == len(folders) or any(part in nested for part in parts.values())):
-        meant = [f"teach {quoted(part)}" for name, part in parts.items() if name in TRAIN][:1]
-        meant += [f"test with: clipcil test MODEL {quoted(part)}" for name, part in parts.items() if name in TEST][:1]
-        names = " and ".join(f"'{part.name}'" for part in parts.values())
-        raise UserError(f"{here} holds {names}, which are parts of a dataset, not classes; {'; '.join(meant)}")
-    if not nested or subfolders:
-        return
-    first, inside = next(iter(nested.items()))
-    names = _some([f"'{folder.name}'" for folder in inside])
-    if len(nested) == len(folders):
-        each = "one at a time, " if len(nested) > 1 else ""
+    if nested and not subfolders:
+        first, inside = next(iter(nested.items()))
         raise UserError(
-            f"the folders in {here} hold folders of pictures and no pictures ('{first.name}' holds {names}); the"
-            f" classes seem to lie one level further down: name {each}{_some([quoted(folder) for folder in nested])}"
+            f"{quoted(first)} holds folders of pictures ({_some([folder.name for folder in inside])}) and no picture"
+            f" itself; if these are the classes, name {_some([quoted(folder) for folder in nested])}; if all of them"
+            f" are '{first.name}', say so with --subfolders (subfolders=True)"
         )
-    raise UserError(
-        f"{quoted(first)} holds folders of pictures ({names}) and no picture itself; if these are classes, move them up"
-        f" beside '{first.name}'; if all of them are '{first.name}', say so with --subfolders (subfolders=True)"
-    )
 
 
 def check_swapped(model: Path, folder: Path, command: str) -> None:
