@@ -54,9 +54,7 @@ def test_the_same_answers_and_only_what_is_missing(
 ) -> None:
     monkeypatch.setattr(bulk, "PART", 7)
     out, seen = tmp_path / "out", []
-    counts = bulk.predict_on_ray(
-        model, source, out, actors=2, on_progress=lambda done, total: seen.append((done, total))
-    )
+    counts = bulk.predict_on_ray(model, source, out, actors=2, on_progress=lambda stage, *at: seen.append(at))
     files = sorted(path for path in source.rglob("*.png"))
     assert counts == {"pictures": len(files), "errors": 1, "parts": -(-len(files) // 7)}
     assert seen[0] == (0, counts["parts"]) and seen[-1] == (counts["parts"], counts["parts"])

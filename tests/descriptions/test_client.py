@@ -96,7 +96,7 @@ def check_whole(out: Path) -> None:
 def test_every_pair_is_asked_once_and_lands_in_its_place(server: StandIn, tmp_path: Path) -> None:
     seen: list[tuple[int, int]] = []
     asked = ask_for_descriptions(
-        CLASSES, endpoint(server), tmp_path / "d.json", jobs=3, on_progress=lambda *at: seen.append(at)
+        CLASSES, endpoint(server), tmp_path / "d.json", jobs=3, on_progress=lambda stage, *at: seen.append(at)
     )
     assert asked == len(server.questions) == 6
     check_whole(tmp_path / "d.json")
@@ -200,7 +200,7 @@ def test_a_server_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_interrupted_and_continued(server: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = tmp_path / "d.json"
 
-    def stop(done: int, total: int) -> None:
+    def stop(stage: str, done: int, total: int) -> None:
         if done == 4:
             raise KeyboardInterrupt
 
@@ -211,7 +211,7 @@ def test_interrupted_and_continued(server: StandIn, tmp_path: Path, monkeypatch:
     monkeypatch.setattr(module, "SAVE_EVERY", 1)
     seen: list[int] = []
 
-    def watch(done: int, total: int) -> None:
+    def watch(stage: str, done: int, total: int) -> None:
         seen.append(done)
         assert sum(map(len, read_table(out).values())) == 2 * done  # every answer is in the file at once
 
@@ -236,6 +236,7 @@ def test_nothing_is_asked_where_the_answers_could_not_be_kept(server: StandIn, t
     [
         ({"url": "localhost:8000"}, "not an address"),
         ({"url": "file:///etc/hosts"}, "not an address"),
+        ({"url": "http://me:two words@localhost/v1"}, "--key-from"),
         ({"url": f"http://{'a' * 64}/v1"}, "not an address"),
         ({"url": "http://local..host/v1"}, "not an address"),
         ({"key": "two words"}, "key has blanks"),

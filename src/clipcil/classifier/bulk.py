@@ -12,7 +12,7 @@ import hashlib
 import importlib
 import json
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import tee
 from pathlib import Path
@@ -21,6 +21,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from clipcil.classifier.lesson import Progress
 from clipcil.classifier.load import load
 from clipcil.classifier.predict import Prediction
 from clipcil.cluster import connect
@@ -70,7 +71,7 @@ def predict_on_ray(
     gpus: float = 0.0,
     address: str | None = None,
     backbone: str | None = None,
-    on_progress: Callable[[int, int], None] = lambda done, total: None,
+    on_progress: Progress = lambda stage, done, total: None,
 ) -> dict[str, int]:
     """Predict every picture of `source` and write parquet files with the columns of `ANSWERS` to `out`.
 
@@ -86,7 +87,7 @@ def predict_on_ray(
         gpus: GPUs of each; 0: the CPU.
         address: Address of a Ray cluster; None starts one on this machine.
         backbone: Path of the model's backbone, if it has moved.
-        on_progress: Called with the number of parts done and of all parts.
+        on_progress: Called as `on_progress("parts", done, total)`.
 
     Returns:
         Numbers of `pictures`, `errors` and `parts` in `out`.
@@ -95,11 +96,11 @@ def predict_on_ray(
         parts = _prepare(model, source, out, top)
         missing = [part for part in parts if not (out / part.name).is_file()]
         done = len(parts) - len(missing)
-        on_progress(done, len(parts))
+        on_progress("parts", done, len(parts))
         if missing:
             settings = str(model.resolve()), str(out.resolve()), top, backbone, gpus
             for count, _ in enumerate(_run(missing, settings, actors, address), start=1):
-                on_progress(done + count, len(parts))
+                on_progress("parts", done + count, len(parts))
         errors = [error for part in parts for error in pq.read_table(out / part.name)["error"].to_pylist()]
         return {"pictures": len(errors), "errors": sum(map(bool, errors)), "parts": len(parts)}
 

@@ -24,10 +24,15 @@ def counted(number: int, one: str, many: str | None = None) -> str:
     return f"{number} {one if number == 1 else many or one + 's'}"
 
 
-def why_never_unknown(how: Calibration) -> str:
-    """Why there is no threshold for "none of these"."""
-    few = how.pictures < ENOUGH
-    return "too few pictures are kept for evaluation" if few else "the model knows one class"
+def when_unknown(how: Calibration) -> str:
+    """When a picture is called "none of these", and how often that is a false alarm."""
+    if how.threshold is None:
+        few = "too few pictures are kept for evaluation" if how.pictures < ENOUGH else "the model knows one class"
+        return f"nothing is called 'none of these': {few}"
+    below = f"the likeliest class is below {how.threshold:.1%}"
+    where = below if how.novelty is None else "a picture is unlike every class"
+    share = f"{how.false_alarms or 0:.1%} of new pictures of known classes"
+    return f"'none of these' where {where}; to be expected for {share}"
 
 
 CARD = """# A clipcil model
@@ -35,7 +40,7 @@ CARD = """# A clipcil model
 Method {method} on backbone {backbone}, seed {seed}. {classes} classes from {pictures} pictures in {lessons} lessons. \
 {kept}
 
-{threshold}
+{accuracy}Unknown pictures: {unknown}.
 
 ```
 clipcil predict . picture.jpg
@@ -53,20 +58,10 @@ It distinguishes only these classes. It was not evaluated for use on people, or 
 def model_card(facts: Facts) -> str:
     """Markdown: what the model knows, how it was made, what it holds of pictures, how to use it."""
     kind = find_method(facts.method)
-    unknown = facts.calibration
     pictures = sum(known.pictures for known in facts.known)
     rows = [f"| {_cell(known.name)} | {known.learnt} | {known.pictures} |" for known in facts.known]
-    if unknown.threshold is None:
-        threshold = f"No picture is called unknown: {why_never_unknown(unknown)}."
-    else:
-        probability = f"whose likeliest class has less than {unknown.threshold:.1%}"
-        how = probability if unknown.novelty is None else "that is unlike every class"
-        threshold = (
-            f"A picture {how} is called unknown. To be expected for {unknown.false_alarms or 0:.1%} of new pictures of"
-            f" known classes, by {unknown.pictures} pictures."
-        )
     right, total = facts.right
-    accuracy = f" It classifies {right} of {total} pictures kept for evaluation correctly." if total else ""
+    accuracy = f"It classifies {right} of {total} pictures kept for evaluation correctly.\n" if total else ""
     kept = (
         "Its weights hold features of training pictures (exemplars), no picture itself."
         if kind.keeps_exemplars
@@ -81,7 +76,8 @@ def model_card(facts: Facts) -> str:
         pictures=pictures,
         lessons=facts.lessons,
         kept=kept,
-        threshold=threshold + accuracy,
+        accuracy=accuracy,
+        unknown=when_unknown(facts.calibration),
         rows="\n".join(rows),
     )
 

@@ -137,9 +137,7 @@ def describe(
         raise UserError(f"the environment variable {key_from} is empty or not set; put the API key there")
     names = class_names(classes, data_root)
     with text.progress_bar() as on_progress:
-        asked = ask_for_descriptions(
-            names, Endpoint(endpoint, model, key), out, jobs, lambda done, total: on_progress("pairs", done, total)
-        )
+        asked = ask_for_descriptions(names, Endpoint(endpoint, model, key), out, jobs, on_progress)
     text.say(f"{out}: {len(names)} classes, {len(names) * (len(names) - 1) // 2} pairs, {asked} asked now")
 
 

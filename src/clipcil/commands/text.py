@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from clipcil.classifier.card import counted, kept_statistics, why_never_unknown
+from clipcil.classifier.card import counted, kept_statistics, when_unknown
 from clipcil.classifier.classifier import Classifier
 from clipcil.classifier.lesson import Lesson
 from clipcil.classifier.predict import Prediction
@@ -26,7 +26,6 @@ from clipcil.classifier.state import Facts
 from clipcil.data.dataset import Dataset
 from clipcil.data.names import same_name
 from clipcil.errors import nearest, printable, quoted
-from clipcil.intervals import wilson_interval
 from clipcil.methods.registry import find_method
 
 SMALLEST = 0.005
@@ -129,7 +128,7 @@ def lesson(model: Classifier, lesson: Lesson, folder: Path) -> None:
     if found.confused:
         say(confusions(found, 3))
     if lesson.calibration.threshold is not None:
-        say(unknown(lesson.calibration))
+        say(when_unknown(lesson.calibration))
     say(*_notes(lesson), f"model in {quoted(folder)}; ask it: clipcil predict {quoted(folder)} PICTURE")
 
 
@@ -159,16 +158,6 @@ def confusions(found: Evaluation, most: int) -> str:
     return f"most often confused: {', '.join(pairs)}"
 
 
-def unknown(how: Calibration) -> str:
-    """When a picture is called "none of these", and how often that is a false alarm."""
-    if how.threshold is None:
-        return f"nothing is called 'none of these': {why_never_unknown(how)}"
-    below = f"the likeliest class is below {how.threshold:.1%}"
-    where = below if how.novelty is None else "a picture is unlike every class"
-    share = f"{how.false_alarms or 0:.1%} of new pictures of known classes"
-    return f"'none of these' where {where}; to be expected for {share}"
-
-
 # A test.
 
 
@@ -185,7 +174,7 @@ def test(model: Classifier, found: Evaluation) -> None:
     if found.confused:
         say(confusions(found, 5))
     if model.calibration.threshold is None:
-        say(f"'none of these' is never predicted: {why_never_unknown(model.calibration)}")
+        say(when_unknown(model.calibration))
     elif found.pictures:
         alarms, share = counted(found.false_alarms, "picture"), found.false_alarms / found.pictures
         say(f"false alarms: {alarms} of known classes called 'none of these' ({share:.1%})")
@@ -233,16 +222,12 @@ def show(summary: dict[str, Any], name: Path) -> None:
     )
     right, total = (sum(row[key] for row in rows) for key in ("right", "measured_on"))
     if total and len(rows) > 1:  # one class is always right
-        low, high = wilson_interval(right, total)
-        say(
-            f"accuracy over all {classes}: {right / total:.1%} of {counted(total, 'picture')} kept for evaluation (95 %"
-            f" interval {low:.0%} to {high:.0%})"
-        )
+        say(accuracy(Evaluation(total, right), len(rows), " kept for evaluation"))
     if summary["features_transported"]:
         moved = counted(summary["features_transported"], "picture")
         say(f"features of {moved} were transported when the tower changed; their part of the accuracy is an estimate")
     decides = {key: summary[key] for key in ("threshold", "novelty", "false_alarms")}
-    say(unknown(Calibration(**decides, pictures=summary["held_out"])))
+    say(when_unknown(Calibration(**decides, pictures=summary["held_out"])))
     shifts = any(row["moved"] is not None for row in rows)
     heads = ["class", "learnt", "newest", "pictures", "lesson", "right", *(["moved"] if shifts else [])]
     print_table(heads, (_class_cells(row)[: len(heads)] for row in rows), left=3)

@@ -90,7 +90,7 @@ def predict(
                 gpus=gpus_per_actor,
                 address=address,
                 backbone=backbone,
-                on_progress=lambda done, total: on_progress("parts", done, total),
+                on_progress=on_progress,
             )
         text.say("{pictures} pictures in {parts} parts, {errors} cannot be read".format(**counts), f"answers in {out}")
         return

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import combinations
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import httpx
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, stop_after_attempt
@@ -66,17 +66,17 @@ class Endpoint:
     """Seconds before the second attempt; doubled for each further one."""
 
     def __post_init__(self) -> None:
-        advice = "give one such as http://localhost:8000/v1"
-        if "@" in self.url:
-            raise UserError(f"the endpoint holds a name or a password (an @); {advice}, and the key with --key-from")
         try:
-            parts = urlsplit(self.url)
-            (parts.hostname or "").encode("idna")  # as the lookup does, which fails for long and empty parts
-            good = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-        except ValueError:
+            url = httpx.URL(self.url)
+            url.host.encode("idna")  # as the lookup does, which fails for long and empty parts
+            good = url.scheme in ("http", "https") and bool(url.host) and not url.userinfo
+        except (httpx.InvalidURL, UnicodeError):
             good = False
-        if not good or not (self.url.isascii() and self.url.isprintable() and " " not in self.url):
-            raise UserError(f"endpoint '{printable(self.url.partition('?')[0])}' is not an address; {advice}")
+        if not good:  # it is not shown: it may hold a password
+            raise UserError(
+                "--endpoint is not an address without a name and a password; give one such as http://localhost:8000/v1,"
+                " and the key with --key-from"
+            )
         if not (self.key.isascii() and self.key.isprintable() and " " not in self.key):
             raise UserError("the key has blanks or other characters that no key has; set the variable again")
 
@@ -90,18 +90,13 @@ class Endpoint:
 
         An `AnswerError` is raised where no attempt gave a usable answer, a `UserError` where the server refuses.
         """
-        retrying = AsyncRetrying(
-            stop=stop_after_attempt(self.attempts),
-            wait=self._wait,
-            retry=retry_if_exception_type((AnswerError, _BusyError)),  # a cancelled question is not asked again
-            reraise=True,
-        )
+        stop, retry = stop_after_attempt(self.attempts), retry_if_exception_type((AnswerError, _BusyError))
+        retrying = AsyncRetrying(stop=stop, wait=self._wait, retry=retry, reraise=True)
         return await retrying(self._ask_once, client, QUESTION.format(first=first, second=second, count=self.count))
 
     def _wait(self, state: RetryCallState) -> float:
-        delay = self.pause * 2.0 ** (state.attempt_number - 1)
         asked: float = getattr(state.outcome and state.outcome.exception(), "delay", 0.0)
-        return min(LONGEST_WAIT, max(delay, asked))
+        return min(LONGEST_WAIT, max(asked, self.pause * 2.0 ** (state.attempt_number - 1)))
 
     async def _ask_once(self, client: httpx.AsyncClient, question: str) -> tuple[list[str], list[str]]:
         body = {"model": self.model, "messages": [{"role": "user", "content": question}]}
@@ -120,10 +115,9 @@ class Endpoint:
     def _refusal(self, response: httpx.Response, text: str) -> UserError:
         code = response.status_code
         hints = {401: "; check the key (--key-from)", 403: "; check the key (--key-from)", 404: "; check --endpoint"}
-        try:
+        reason = ""
+        with suppress(UserError, LookupError, TypeError):
             reason = f" ({self._clean(parse_json(text, 'the answer')['error']['message'])})"
-        except (UserError, LookupError, TypeError):
-            reason = ""
         line = f"{self._shown} answered {code} {self._clean(response.reason_phrase)}{reason}{hints.get(code, '')}"
         if code < 500 and code not in (408, 409, 429):
             return UserError(line)
@@ -168,7 +162,7 @@ def ask_for_descriptions(
     endpoint: Endpoint,
     out: Path,
     jobs: int = 4,
-    on_progress: Callable[[int, int], None] = lambda done, total: None,
+    on_progress: Callable[[str, int, int], None] = lambda stage, done, total: None,
 ) -> int:
     """Fill the file `out` with D[a][b] for all pairs of `classes`.
 
@@ -180,7 +174,7 @@ def ask_for_descriptions(
         endpoint: The language model.
         out: File of descriptions.
         jobs: Number of questions asked at the same time.
-        on_progress: Called with the number of answered pairs and of all pairs.
+        on_progress: Called as `on_progress("pairs", done, total)`.
 
     Returns:
         The number of questions that were answered now.
@@ -191,7 +185,7 @@ def ask_for_descriptions(
     pairs = list(combinations(classes, 2))
     missing = [(a, b) for a, b in pairs if not (table.get(a, {}).get(b) and table.get(b, {}).get(a))]
     answered, failed, in_a_row = 0, list[str](), 0
-    on_progress(len(pairs) - len(missing), len(pairs))
+    on_progress("pairs", len(pairs) - len(missing), len(pairs))
     if missing:  # questions cost money: find out now that the answers cannot be kept
         need_writable(out)
     coming = iter(missing)
@@ -211,7 +205,7 @@ def ask_for_descriptions(
             answered, in_a_row = answered + 1, 0
             if answered % SAVE_EVERY == 0:
                 write_json(out, table)
-            on_progress(len(pairs) - len(missing) + answered, len(pairs))
+            on_progress("pairs", len(pairs) - len(missing) + answered, len(pairs))
 
     async def ask_all() -> None:
         async with httpx.AsyncClient(timeout=endpoint.timeout) as client:
