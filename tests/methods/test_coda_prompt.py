@@ -17,7 +17,6 @@ import torch
 from torch.nn.functional import cross_entropy, normalize
 
 from clipcil.methods.coda_prompt import CODAPrompt, CODAPromptConfig
-from clipcil.training.trainer import Trainer
 from support.visual_stream import FAST, Recorder, all_tests, encode_by_hand, learnt, project, stream, tower
 
 
@@ -34,6 +33,8 @@ def test_score_loss_and_gradient_are_the_reference() -> None:
             parameter.detach().normal_(std=0.5)
     for parameter in session.trained:
         parameter.requires_grad_(True)
+    newest = [rows[-1] for rows in (method.prompts, method.keys, method.attention)]
+    assert {id(rows) for rows in newest} <= {id(parameter) for parameter in session.trained}
     rows = torch.tensor([0, 9, 5])
     batch = task.pictures[rows]
     prefixes, penalty = [], torch.zeros(())
@@ -80,25 +81,11 @@ def test_new_components_start_orthogonal_to_trained_ones() -> None:
         torch.testing.assert_close(new @ new.transpose(1, 2), torch.eye(5).expand(5, 5, 5), atol=1e-5, rtol=0)
 
 
-def test_components_of_earlier_tasks_stay_and_those_of_the_task_train() -> None:
-    clip = tower()
-    torch.manual_seed(0)
-    method = CODAPrompt(CONFIG, clip, Trainer())
-    for task in stream(clip).tasks():
-        kept = list(method.parameters())
-        earlier = [parameter.detach().clone() for parameter in kept]
-        method.learn(task)
-        assert all(torch.equal(now, then) for now, then in zip(kept, earlier, strict=True))
-        starts = torch.eye(5).expand(5, 5, 5)
-        for rows in (method.prompts[-1], method.keys[-1], method.attention[-1]):
-            assert not torch.allclose(rows @ rows.transpose(1, 2), starts, atol=1e-4), "they have not moved"
-
-
 def test_a_tower_without_any_of_the_layers_is_read_without_prompts() -> None:
     clip = tower()
     source = stream(clip)
     method = learnt(CODAPrompt, replace(CONFIG, layers=(9,)), clip, source)
-    assert isinstance(method, CODAPrompt)
+    assert method.notes() == ["the tower has 6 layers: no prompts at layer 9"]
     pictures = all_tests(source)
     with torch.no_grad():
         torch.testing.assert_close(method.logits(pictures), method.head(pictures.features))

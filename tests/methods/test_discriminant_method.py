@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
-from torch import Tensor
 from torch.nn.functional import normalize
 
 from clipcil.clip import CLIP
@@ -13,25 +12,19 @@ from clipcil.data.tasks import Task
 from clipcil.methods.base import NoConfig
 from clipcil.methods.discriminant import Discriminant
 from clipcil.training.trainer import Trainer
+from support.features import FeaturePictures
 
 DIM = 384
 
 
-class Made:
-    """Features that no picture stands behind."""
-
-    def __init__(self, features: Tensor, labels: Tensor) -> None:
-        self.pooled, self.labels = features, labels
-
-
-def made(classes: int, each: int, seed: int = 0) -> Made:
+def made(classes: int, each: int, seed: int = 0) -> FeaturePictures:
     generator = torch.Generator().manual_seed(seed)
     centres = torch.randn(classes, DIM, generator=torch.Generator().manual_seed(9))
     labels = torch.arange(classes).repeat_interleave(each)
-    return Made(centres[labels] + torch.randn(len(labels), DIM, generator=generator), labels)
+    return FeaturePictures(centres[labels] + torch.randn(len(labels), DIM, generator=generator), labels)
 
 
-def taught(mini: CLIP, parts: list[Made]) -> Discriminant:
+def taught(mini: CLIP, parts: list[FeaturePictures]) -> Discriminant:
     method = Discriminant(NoConfig(), mini, Trainer())
     for part in parts:
         fresh = int(part.labels.max()) >= method.seen
@@ -40,23 +33,19 @@ def taught(mini: CLIP, parts: list[Made]) -> Discriminant:
     return method
 
 
-def rows(made: Made, keep: Tensor) -> Made:
-    return Made(made.pooled[keep], made.labels[keep])
-
-
 @pytest.mark.parametrize("each", [8, 3, 400])  # 400 > 384: the rows are compressed
 def test_lessons_in_any_order_and_forgetting_are_exact(mini: CLIP, each: int) -> None:
     data, tests = made(4, each), made(4, 5, seed=7)
     whole = taught(mini, [data])
     half = torch.arange(len(data.labels)) % each < each // 2 + 1
-    first, more = rows(data, half), rows(data, ~half)
-    parts = taught(mini, [rows(first, first.labels < 2), rows(first, first.labels >= 2), more])
+    first, more = data[half], data[~half]
+    parts = taught(mini, [first[first.labels < 2], first[first.labels >= 2], more])
     assert torch.equal(parts.counts, whole.counts) and len(parts.rows) <= 4 * DIM
     torch.testing.assert_close(parts.logits(tests), whole.logits(tests), rtol=1e-3, atol=2e-3)  # type: ignore[arg-type]
     parts.forget(1)
     rest = data.labels != 1
     place = torch.tensor([0, -1, 1, 2])
-    never = taught(mini, [Made(data.pooled[rest], place[data.labels[rest]])])
+    never = taught(mini, [FeaturePictures(data.pooled[rest], place[data.labels[rest]])])
     torch.testing.assert_close(parts.logits(tests), never.logits(tests), rtol=1e-3, atol=2e-3)  # type: ignore[arg-type]
     assert parts.names == ["c0", "c2", "c3"] and len(parts.ranks) == 3
 
@@ -83,8 +72,8 @@ def test_leaving_one_out_is_learning_without_it(mini: CLIP) -> None:
     found, strange = taught(mini, [data]).leave_one_out(data, data.labels)  # type: ignore[arg-type]
     for row in (0, 7, 17):
         keep = torch.arange(18) != row
-        alone = Made(data.pooled[row : row + 1], data.labels[row : row + 1])
-        without = taught(mini, [rows(data, keep)])
+        alone = FeaturePictures(data.pooled[row : row + 1], data.labels[row : row + 1])
+        without = taught(mini, [data[keep]])
         wanted = without.logits(alone)  # type: ignore[arg-type]
         torch.testing.assert_close(found[row].float(), wanted[0] - wanted.mean(), rtol=1e-3, atol=1e-2)
         torch.testing.assert_close(strange[row], without.novelty(alone)[0], rtol=1e-6, atol=1e-6)  # type: ignore[arg-type]

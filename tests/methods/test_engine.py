@@ -28,14 +28,13 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
 from torch.nn.functional import cross_entropy, normalize
 
 from clipcil.clip import CLIP
 from clipcil.data.tasks import TaskStream
 from clipcil.errors import UserError
 from clipcil.heads.lda import RunningHead
-from clipcil.methods.engine import ENGINE, ENGINEConfig, summed
+from clipcil.methods.engine import ENGINE, ENGINEConfig
 from clipcil.training.trainer import Trainer, Training
 from reproduce.fidelity import engine as fidelity
 from reproduce.fidelity.stream import add_up
@@ -120,6 +119,8 @@ def test_loss_is_the_reference(clip: CLIP, two_tasks: Any, monkeypatch: pytest.M
     method, session, task, _ = two_tasks
     views = method.noisy_views(task.pictures)
     method.train_adapters(task.pictures, method.encode_new_descriptions(), views)
+    newest = [*method.image_adapters[-1].parameters(), *method.text_adapters[-1].parameters()]
+    assert {id(p) for p in session.trained} == {id(p) for p in newest}
     draws = torch.linspace(0, 0.999, 6)
     noise = torch.randn(3, clip.config.dim)
     monkeypatch.setattr(torch, "randn", lambda *shape, **_: noise)
@@ -163,23 +164,6 @@ def animals(tmp_path: Path) -> Path:
     return path
 
 
-def test_adapters_are_summed() -> None:
-    adapters = nn.ModuleList(nn.Linear(5, 5) for _ in range(3))
-    inputs = torch.randn(4, 5)
-    torch.testing.assert_close(summed(adapters)(inputs), sum(adapter(inputs) for adapter in adapters))
-    summed(adapters)(inputs).sum().backward()  # type: ignore[no-untyped-call]
-    assert adapters[2].weight.grad is not None
-    assert adapters[0].weight.grad is None and adapters[1].weight.grad is None
-
-
-def test_without_descriptions(clip: CLIP) -> None:
-    source = stream(clip)
-    method = learnt(ENGINE, QUICK, clip, source)
-    pictures = all_tests(source)
-    assert (method.logits(pictures).argmax(1) == pictures.labels).float().mean() > 0.5  # chance: 0.125
-    assert len(method.notes()) == 1 and "without descriptions" in method.notes()[0]
-
-
 def test_descriptions_are_averaged_and_encoded_while_learning_alone(
     clip: CLIP, animals: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -193,9 +177,11 @@ def test_descriptions_are_averaged_and_encoded_while_learning_alone(
         raise AssertionError(f"encoded {texts} at test time")
 
     monkeypatch.setattr(clip, "encode_texts", refuse, raising=False)
-    pictures = all_tests(source)
-    parts = torch.cat([method.logits(batch) for batch in pictures.batches(7)])
-    torch.testing.assert_close(parts, method.logits(pictures), atol=1e-5, rtol=0)
+    method.logits(all_tests(source))
+
+
+def test_without_descriptions_a_note_says_so(clip: CLIP) -> None:
+    assert "without descriptions" in ENGINE(QUICK, clip, Trainer()).notes()[0]
 
 
 def test_a_class_that_is_not_described_is_named(clip: CLIP, tmp_path: Path) -> None:
@@ -205,36 +191,28 @@ def test_a_class_that_is_not_described_is_named(clip: CLIP, tmp_path: Path) -> N
         learnt(ENGINE, replace(QUICK, descriptions=path), clip, renamed(stream(clip, (2, 2))), tasks=2)
 
 
-def test_a_checkpoint_does_not_need_the_file_of_descriptions(clip: CLIP, animals: Path) -> None:
-    config = replace(QUICK, descriptions=animals)
-    source = renamed(stream(clip, (2, 2)))
-    method = learnt(ENGINE, config, clip, source, tasks=2)
-    animals.unlink()
-    fresh = ENGINE(config, clip, Trainer())
-    fresh.grow(method.names[:2])
-    fresh.grow(method.names[2:])
-    fresh.load_state_dict(method.state_dict())
-    pictures = all_tests(source)
-    assert torch.equal(fresh.logits(pictures), method.logits(pictures))
-
-
-def test_descriptions_are_the_same_after_a_resume(clip: CLIP, animals: Path) -> None:
+def test_a_checkpoint_needs_no_file_to_score_and_a_resume_encodes_the_same_descriptions(
+    clip: CLIP, animals: Path
+) -> None:
     """The sentences of earlier tasks are no part of a checkpoint: they are encoded again, in the same batches."""
     config, source = replace(QUICK, descriptions=animals), renamed(stream(clip, (2, 2)))
-    torch.manual_seed(0)
     whole, tasks = ENGINE(config, clip, Trainer()), source.tasks()
     whole.learn(next(tasks))
-    state = {key: value.clone() for key, value in whole.state_dict().items()}
-    task = next(tasks)
-    torch.manual_seed(1)
-    whole.learn(task)
     resumed = ENGINE(config, clip, Trainer())
-    resumed.grow(whole.names[:2])
-    resumed.load_state_dict(state)
-    torch.manual_seed(1)
-    resumed.learn(task)
+    resumed.grow(whole.names)
+    resumed.load_state_dict(whole.state_dict())
+    task = next(tasks)
+    for method in (whole, resumed):
+        torch.manual_seed(1)
+        method.learn(task)
     for key, value in whole.state_dict().items():
         assert torch.equal(value, resumed.state_dict()[key]), key
+    animals.unlink()
+    fresh = ENGINE(config, clip, Trainer())
+    fresh.grow(whole.names[:2])
+    fresh.grow(whole.names[2:])
+    fresh.load_state_dict(whole.state_dict())
+    assert torch.equal(fresh.logits(all_tests(source)), whole.logits(all_tests(source)))
 
 
 def test_a_first_task_of_one_class(clip: CLIP, animals: Path) -> None:

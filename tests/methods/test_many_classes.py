@@ -3,29 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import cast
 
 import pytest
 import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from clipcil.clip import CLIP
 from clipcil.methods.dmc import DMCOT, DMCOTConfig
 from clipcil.training import losses
 from clipcil.training.augment import TowerTraining
 from clipcil.training.losses import nearest_classes, sampled_classes
-from clipcil.training.trainer import Trainer, Training
-from support.features import learn_all, make_tasks
+from clipcil.training.trainer import Training
+from support.visual_stream import learnt, stream, tower
 
 QUICK = DMCOTConfig(stage1=TowerTraining(epochs=0), stage2=Training(epochs=2, batch_size=8), prompt_length=2)
 
 
-def learnt(clip: CLIP, config: DMCOTConfig) -> DMCOT:
-    own = clip.with_own_vision_tower()
-    torch.manual_seed(0)
-    method = DMCOT(config, own, Trainer())
-    learn_all(method, make_tasks(own, [3, 2, 3]))
-    return method
+def classifier(config: DMCOTConfig) -> Tensor:
+    clip = tower()
+    return cast(DMCOT, learnt(DMCOT, config, clip, stream(clip))).classifier
 
 
 def test_nearest_and_competing_classes() -> None:
@@ -41,33 +38,18 @@ def test_nearest_and_competing_classes() -> None:
     assert set(near[[3, 7, 49]].flatten().tolist()) == set(part[:-3].tolist())
 
 
-def test_with_all_neighbours_the_softmax_is_the_whole_one(tiny_clip: CLIP) -> None:
-    whole = learnt(tiny_clip, replace(QUICK, softmax_classes=0))
-    sampled = learnt(tiny_clip, replace(QUICK, softmax_classes=1))  # 32 neighbours are more than there are classes
-    torch.testing.assert_close(sampled.classifier, whole.classifier, atol=1e-5, rtol=1e-5)
+def test_with_all_neighbours_the_softmax_is_the_whole_one() -> None:
+    whole, sampled = (classifier(replace(QUICK, softmax_classes=count)) for count in (0, 1))  # 32 are all classes
+    torch.testing.assert_close(sampled, whole, atol=1e-5, rtol=1e-5)
 
 
-def test_with_few_neighbours_it_trains_and_differs(tiny_clip: CLIP, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_with_few_neighbours_it_trains_and_differs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(losses, "nearest_classes", lambda texts: nearest_classes(texts, 1))
-    whole, sampled = (learnt(tiny_clip, replace(QUICK, softmax_classes=count, max_replay=1)) for count in (0, 1))
-    assert torch.isfinite(sampled.classifier).all()
-    assert not torch.allclose(sampled.classifier, whole.classifier, atol=1e-5)
+    whole, sampled = (classifier(replace(QUICK, softmax_classes=count, max_replay=1)) for count in (0, 1))
+    assert torch.isfinite(sampled).all() and not torch.allclose(sampled, whole, atol=1e-5)
 
 
-def test_the_memory_keeps_few_maps(tiny_clip: CLIP) -> None:
-    config = replace(QUICK, stage1=TowerTraining(epochs=1, lr=1e-3), max_spaces=1)
-    kept: list[Tensor] = [
-        learnt_with_tower(tiny_clip, each).memory.matrices for each in (config, replace(config, max_spaces=9))
-    ]
-    assert len(kept[0]) == 1 and len(kept[1]) == 2
-
-
-def learnt_with_tower(clip: CLIP, config: DMCOTConfig) -> DMCOT:
-    from support.visual_stream import stream
-
-    own = clip.with_own_vision_tower()
-    torch.manual_seed(0)
-    method = DMCOT(config, own, Trainer())
-    for task in stream(own).tasks():
-        method.learn(task)
-    return method
+@pytest.mark.parametrize(("most", "kept"), [(1, 1), (9, 2)])
+def test_the_memory_keeps_few_maps(most: int, kept: int) -> None:
+    clip, config = tower(), replace(QUICK, stage1=TowerTraining(epochs=1, lr=1e-3), max_spaces=most)
+    assert len(cast(DMCOT, learnt(DMCOT, config, clip, stream(clip))).memory.matrices) == kept

@@ -28,11 +28,10 @@ from torch.nn.functional import cross_entropy, layer_norm, normalize
 from clipcil.clip import CLIP
 from clipcil.memory.exemplars import Budget
 from clipcil.methods import proof
-from clipcil.methods.proof import PROOF, Fusion, PROOFConfig, TokenScores
+from clipcil.methods.proof import PROOF, PROOFConfig, TokenScores
 from clipcil.training.cpu import draw_kept
-from clipcil.training.trainer import Trainer, Training
 from reproduce.fidelity.stream import add_up
-from support.features import accuracy, learn_all, make_tasks, make_test
+from support.features import make_tasks, make_test
 from support.visual_stream import Recorder
 
 TEMPLATES = ("a photo of a {}.", "a drawing of a {}.", "art of the {}.")
@@ -116,16 +115,6 @@ def test_start_is_the_reference(tiny_clip: CLIP) -> None:
     assert fusion.dropout.p == 0.1 and fusion.query.bias is None and fusion.out.bias is not None
 
 
-QUICK = Training(epochs=6, lr=0.02, optimizer="sgd", batch_size=16)
-
-
-def make(clip: CLIP, **options: object) -> PROOF:
-    torch.manual_seed(0)
-    settings = {"train": QUICK, "memory": Budget(3, "class"), **options}
-    templates = ("a photo of a {}.", "a drawing of a {}.")
-    return PROOF(PROOFConfig(**settings), clip, Trainer(), templates)  # type: ignore[arg-type]
-
-
 @pytest.mark.parametrize("size", [1, 200, 10**6])
 def test_scores_of_tokens_have_the_gradients_of_autograd(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """With dropout: both sides take the same masks, in parts of one picture, of three and of all."""
@@ -152,43 +141,3 @@ def test_scores_of_tokens_have_the_gradients_of_autograd(size: int, monkeypatch:
     found = torch.autograd.grad((ours * direction).sum(), given)
     for one, other in zip(found, torch.autograd.grad((expected * direction).sum(), given), strict=True):
         torch.testing.assert_close(one, other)
-
-
-def test_mixed_precision_gives_nearly_the_same_gradients() -> None:
-    torch.manual_seed(0)
-    fusion = Fusion(16, 0.0)
-    pictures, shared = torch.randn(5, 16), torch.randn(9, 16)
-    exact = torch.autograd.grad(fusion(pictures, shared, 7).square().mean(), list(fusion.parameters()))
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        mixed = fusion(pictures, shared, 7).square().mean()
-    for one, other in zip(torch.autograd.grad(mixed, list(fusion.parameters())), exact, strict=True):
-        assert one.dtype == torch.float32 and float((one - other).abs().max()) < 0.1 * float(other.abs().max())
-
-
-@pytest.mark.parametrize("train_old_text_projections", [False, True])
-def test_what_is_frozen_stays(tiny_clip: CLIP, train_old_text_projections: bool) -> None:
-    tasks = make_tasks(tiny_clip, [2, 2])
-    method = make(tiny_clip, train_old_text_projections=train_old_text_projections)
-    learn_all(method, tasks[:1])
-    before = {name: value.clone() for name, value in method.state_dict().items()}
-    learn_all(method, tasks[1:])
-    after = method.state_dict()
-    for name in ("image_projections.0.weight", "image_projections.0.bias", "contexts.0"):
-        assert torch.equal(before[name], after[name])
-    assert torch.equal(before["prototypes"], after["prototypes"][:2])
-    assert torch.equal(before["text_projections.0.weight"], after["text_projections.0.weight"]) != (
-        train_old_text_projections
-    )
-    for name in ("fusion.query.weight", "logit_scale"):
-        assert not torch.equal(before[name], after[name])
-
-
-def test_learns_and_judges_pictures_one_by_one(tiny_clip: CLIP, monkeypatch: pytest.MonkeyPatch) -> None:
-    tasks, pictures = make_tasks(tiny_clip, [3, 1, 2]), make_test(tiny_clip, 6)
-    method = learn_all(make(tiny_clip), tasks)
-    assert isinstance(method, PROOF)
-    assert accuracy(method, pictures) > 0.6
-    assert len(method.memory) == 18 <= method.memory.budget.in_all(6)
-    whole = method.logits(pictures)
-    monkeypatch.setattr(proof, "LARGEST_TENSOR", 1)  # one picture at a time
-    torch.testing.assert_close(method.logits(pictures), whole, atol=1e-4, rtol=1e-5)

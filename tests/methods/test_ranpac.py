@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -12,8 +12,8 @@ from sklearn.linear_model import Ridge
 from torch import Tensor
 from torch.nn.functional import cross_entropy, normalize, one_hot
 
+from clipcil.checks import some_classes
 from clipcil.clip import CLIP
-from clipcil.data.dataset import Dataset, open_dataset
 from clipcil.data.reader import Reader
 from clipcil.data.tasks import Task, TaskStream
 from clipcil.errors import UserError
@@ -21,6 +21,7 @@ from clipcil.heads.stacked import spreads
 from clipcil.methods.ranpac import PENALTIES, SHARPNESS, RanPAC, RanPACAdapted, RanPACAdaptedConfig, RanPACConfig
 from clipcil.training.trainer import Callback, Trainer
 from clipcil.training.tuning import Tuned
+from support.features import FeaturePictures
 
 
 def make(clip: CLIP) -> RanPAC:
@@ -28,14 +29,14 @@ def make(clip: CLIP) -> RanPAC:
     return RanPAC(RanPACConfig(projections=90), clip, Trainer())
 
 
-def pictures(clip: CLIP, labels: Tensor, seed: int) -> SimpleNamespace:
+def pictures(clip: CLIP, labels: Tensor, seed: int) -> FeaturePictures:
     width = clip.config.vision.width
     centres = torch.randn(6, width, generator=torch.Generator().manual_seed(7))
     noise = torch.randn(len(labels), width, generator=torch.Generator().manual_seed(seed))
-    return SimpleNamespace(pooled=centres[labels] + 0.7 * noise, labels=labels)
+    return FeaturePictures(centres[labels] + 0.7 * noise, labels)
 
 
-def learn(method: RanPAC, clip: CLIP) -> list[SimpleNamespace]:
+def learn(method: RanPAC, clip: CLIP) -> list[FeaturePictures]:
     sets = [pictures(clip, torch.arange(3).repeat(20), 1), pictures(clip, torch.arange(3, 6).repeat(15), 2)]
     for index, part in enumerate(sets):
         method.learn(Task(index, [f"thing {index} {i}" for i in range(3)], part))  # type: ignore[arg-type]
@@ -128,17 +129,19 @@ def test_more_pictures_later_are_the_same_sums(tiny_clip: CLIP) -> None:
     assert parts.penalty == penalty
 
 
-@pytest.fixture(scope="module")
-def emoji() -> Dataset:
-    data = open_dataset("emoji")
-    train, test = (part.subset(torch.nonzero(part.labels < 9).flatten()) for part in (data.train, data.test))
-    return replace(data, classes=data.classes[:9], train=train, test=test)
+def adapted(clip: CLIP, cache: Path, **options: Any) -> tuple[RanPACAdapted, TaskStream]:
+    own, config = clip.with_own_vision_tower(), RanPACAdaptedConfig(projections=50, **options)
+    return RanPACAdapted(config, own, Trainer()), TaskStream(some_classes(9), Reader(own, cache), range(9), (4, 3, 2))
+
+
+def weights(clip: CLIP) -> Tensor:
+    return torch.cat([value.flatten() for value in clip.vision.state_dict().values()])
 
 
 @pytest.mark.parametrize("kind", ["lora", "norms"])
-def test_the_tower_is_adapted_to_the_first_task_alone(mini: CLIP, emoji: Dataset, tmp_path: Path, kind: Tuned) -> None:
-    method, stream = adapted(mini, emoji, tmp_path, RanPACAdaptedConfig(projections=200, tuned=kind))
-    towers, sums = [weights(mini)], torch.zeros(200, 200, dtype=torch.float64)
+def test_the_tower_is_adapted_to_the_first_task_alone(mini: CLIP, tmp_path: Path, kind: Tuned) -> None:
+    method, stream = adapted(mini, tmp_path, tuned=kind)
+    towers, sums = [weights(mini)], torch.zeros(50, 50, dtype=torch.float64)
     for task in stream.tasks():
         method.learn(task)
         towers.append(weights(method.clip))
@@ -149,21 +152,19 @@ def test_the_tower_is_adapted_to_the_first_task_alone(mini: CLIP, emoji: Dataset
     torch.testing.assert_close(method.gram, sums)
 
 
-def test_a_last_step_that_ruins_the_tower_is_one_line(mini: CLIP, emoji: Dataset, tmp_path: Path) -> None:
+def test_a_last_step_that_ruins_the_tower_is_one_line(mini: CLIP, tmp_path: Path) -> None:
     """No loss is read after it, and each of the weights is finite: it shows in the features alone."""
-    plain = RanPACAdaptedConfig().phase1
-    config = RanPACAdaptedConfig(projections=50, phase1=replace(plain, epochs=1, lr=1e30, batch_size=99), tuned="tower")
-    method, stream = adapted(mini, emoji, tmp_path, config)
+    ruin = replace(RanPACAdaptedConfig().phase1, epochs=1, lr=1e30, batch_size=99)
+    method, stream = adapted(mini, tmp_path, phase1=ruin, tuned="tower")
     with pytest.raises(UserError, match=r"training diverged: .* phase1\.lr"):
         for task in stream.tasks():
             method.learn(task)
 
 
-def test_phase_one_is_the_cross_entropy_of_a_cosine_head(mini: CLIP, emoji: Dataset, tmp_path: Path) -> None:
+def test_phase_one_is_the_cross_entropy_of_a_cosine_head(mini: CLIP, tmp_path: Path) -> None:
     """At a rate of zero every step of whole batches has the loss of the head as it was drawn, at temperature 1."""
-    plain = RanPACAdaptedConfig().phase1
-    config = RanPACAdaptedConfig(projections=50, phase1=replace(plain, epochs=2, lr=0, batch_size=99))
-    method, stream = adapted(mini, emoji, tmp_path, config)
+    still = replace(RanPACAdaptedConfig().phase1, epochs=2, lr=0, batch_size=99)
+    method, stream = adapted(mini, tmp_path, phase1=still)
     tasks = stream.tasks()  # held, because a stream that is let go closes its task
     task, losses = next(tasks), []
 
@@ -180,12 +181,3 @@ def test_phase_one_is_the_cross_entropy_of_a_cosine_head(mini: CLIP, emoji: Data
     head = normalize((2 * torch.rand(4, pooled.shape[1]) - 1) * pooled.shape[1] ** -0.5, dim=-1)
     wanted = float(cross_entropy(pooled @ head.T, labels))
     assert losses == pytest.approx([wanted, wanted], abs=1e-5)
-
-
-def adapted(clip: CLIP, data: Dataset, cache: Path, config: RanPACAdaptedConfig) -> tuple[RanPACAdapted, TaskStream]:
-    own = clip.with_own_vision_tower()
-    return RanPACAdapted(config, own, Trainer()), TaskStream(data, Reader(own, cache), range(9), (4, 3, 2))
-
-
-def weights(clip: CLIP) -> Tensor:
-    return torch.cat([value.flatten() for value in clip.vision.state_dict().values()])

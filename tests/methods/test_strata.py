@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from clipcil.checks import Fixture
+from clipcil.checks import Fixture, some_classes
 from clipcil.clip import CLIP
 from clipcil.data.dataset import Dataset, open_dataset
 from clipcil.data.tasks import Task
@@ -29,25 +28,13 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def data() -> Dataset:
-    data = open_dataset("emoji")
-    train, test = (part.subset(torch.nonzero(part.labels < sum(SIZES)).flatten()) for part in (data.train, data.test))
-    return replace(data, classes=data.classes[: sum(SIZES)], train=train, test=test)
+    return some_classes(sum(SIZES))
 
 
 def learnt(clip: CLIP, data: Dataset, cache: Path) -> Fixture:
     fixture = Fixture(Strata, clip, data, SIZES, cache)
     fixture.learn()
     return fixture
-
-
-def state(method: torch.nn.Module) -> dict[str, torch.Tensor]:
-    return method.state_dict()
-
-
-def assert_same(one: torch.nn.Module, other: torch.nn.Module) -> None:
-    assert state(one).keys() == state(other).keys()
-    for name, value in state(one).items():
-        assert torch.equal(value, state(other)[name]), name
 
 
 def test_two_lessons_are_one_to_the_bit(mini: CLIP, data: Dataset, cache: Path) -> None:
@@ -58,7 +45,8 @@ def test_two_lessons_are_one_to_the_bit(mini: CLIP, data: Dataset, cache: Path) 
     even = torch.arange(len(task.pictures)) % 2 == 0
     parts.method.learn(Task(0, task.names, task.pictures[torch.nonzero(even).flatten()]))
     parts.method.learn_again(Task(0, [], task.pictures[torch.nonzero(~even).flatten()]))
-    assert_same(whole.method, parts.method)
+    for name, value in whole.method.state_dict().items():
+        assert torch.equal(value, parts.method.state_dict()[name]), name
 
 
 def made_up(clip: CLIP, labels: list[int], moved: list[int]) -> SimpleNamespace:
@@ -78,8 +66,8 @@ def test_a_forgotten_class_was_never_learnt(tiny_clip: CLIP) -> None:
     never.learn(Task(0, names[:3], made_up(tiny_clip, [0, 1, 2], [0, 1, 2])))  # type: ignore[arg-type]
     never.learn(Task(1, ["boat", "key"], made_up(tiny_clip, [3, 5], [3, 4])))  # type: ignore[arg-type]
     assert method.names == never.names and method.sizes == never.sizes
-    for name, value in state(method).items():
-        other = state(never)[name]
+    for name, value in method.state_dict().items():
+        other = never.state_dict()[name]
         if name in ("texts", "weights"):  # texts encoded in another company differ in their last bits
             torch.testing.assert_close(value, other, atol=1e-5, rtol=1e-3)
         else:
@@ -90,8 +78,8 @@ def test_a_forgotten_class_was_never_learnt(tiny_clip: CLIP) -> None:
         if method.seen == 1:  # nothing of the other classes is left, not even how their scores were weighed
             alone = Strata(StrataConfig(random_features=50), tiny_clip, Trainer())
             alone.learn(Task(0, ["key"], made_up(tiny_clip, [5], [0])))  # type: ignore[arg-type]
-            for name, value in state(alone).items():
-                torch.testing.assert_close(state(method)[name], value, atol=1e-5, rtol=1e-3)
+            for name, value in alone.state_dict().items():
+                torch.testing.assert_close(method.state_dict()[name], value, atol=1e-5, rtol=1e-3)
 
 
 def test_left_out_is_as_if_a_picture_had_not_been_learnt(mini: CLIP, data: Dataset, cache: Path) -> None:

@@ -20,7 +20,7 @@ class FeaturePictures:
     key = "made up"
 
     def __init__(self, features: Tensor, labels: Tensor) -> None:
-        self.features, self.labels = features, labels
+        self.features, self.pooled, self.labels = features, features, labels
 
     def __len__(self) -> int:
         return len(self.labels)

@@ -1,0 +1,144 @@
+"""What methods share: they learn, what is finished stays, and training may be augmented or in low precision."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from clipcil.clip import CLIP
+from clipcil.memory.exemplars import Budget
+from clipcil.methods import clap4clip, proof
+from clipcil.methods.clap4clip import VisualGuidedAttention
+from clipcil.methods.dmc import DMCConfig
+from clipcil.methods.engine import ENGINEConfig
+from clipcil.methods.proof import Fusion
+from clipcil.methods.rapf import RAPFConfig
+from clipcil.methods.registry import find_method
+from clipcil.training.augment import Augment, TowerTraining
+from clipcil.training.trainer import Trainer, Training
+from support.visual_stream import FAST, all_tests, learnt, stream, tower
+
+RAPF = RAPFConfig(
+    adapter=replace(FAST, epochs=10), threshold=2.1, replay_classes=3, replay_each=5, replay_epoch=0, pair_each=4
+)
+ADAM = Training(epochs=10, lr=3e-3, optimizer="adam", batch_size=8)
+MEMORY = Budget(3, "class")
+
+
+@pytest.fixture(scope="module")
+def clip() -> CLIP:
+    return tower()
+
+
+@pytest.mark.parametrize(
+    ("name", "config", "module"),
+    [
+        ("rapf", RAPF, None),
+        ("rapf", replace(RAPF, widen=True), None),
+        ("engine", ENGINEConfig(adapters=replace(FAST, epochs=6), views=2), None),
+        ("proof", proof.PROOFConfig(train=ADAM, memory=MEMORY), proof),
+        ("clap4clip", clap4clip.CLAP4CLIPConfig(train=ADAM, balance=ADAM, memory=MEMORY, hidden=32), clap4clip),
+    ],
+)
+def test_it_learns(name: str, config: Any, module: Any, clip: CLIP, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = stream(clip)
+    method, pictures = learnt(find_method(name), config, clip, source).eval(), all_tests(source)
+    scores = method.logits(pictures)
+    assert (scores.argmax(1) == pictures.labels).float().mean() > 0.5  # chance: 0.125
+    if module:
+        monkeypatch.setattr(module, "LARGEST_TENSOR", 1)  # one picture at a time
+        torch.testing.assert_close(method.logits(pictures), scores, atol=1e-4, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "kept", "moved"),
+    [
+        ("coda-prompt", {"components": 5, "length": 4}, ["prompts.0", "keys.0", "attention.0", "head"], []),
+        ("dualprompt", {"general_length": 2, "expert_length": 3}, ["experts.0", "keys.0", "head"], ["general"]),
+        (
+            "proof",
+            {"train_old_text_projections": False},
+            ["image_projections.0", "contexts.0", "text_projections.0"],
+            [],
+        ),
+        ("proof", {}, ["image_projections.0", "contexts.0"], ["text_projections.0", "fusion.query", "logit_scale"]),
+    ],
+)
+def test_what_is_frozen_stays_and_the_rest_trains(
+    name: str, options: dict[str, Any], kept: list[str], moved: list[str], clip: CLIP
+) -> None:
+    torch.manual_seed(0)
+    kind = find_method(name)
+    method = kind(kind.Config(train=FAST, **options), clip, Trainer())
+    tasks = stream(clip).tasks()
+    method.learn(next(tasks))
+    before = {name: value.clone() for name, value in method.named_parameters()}
+    method.learn(next(tasks))
+    after = dict(method.named_parameters())
+    for prefixes, stays in ((kept, True), (moved, False)):
+        for prefix in prefixes:
+            values = [key for key in before if key.startswith(prefix)]
+            assert values, prefix
+            assert all(torch.equal(before[key], after[key]) == stays for key in values), prefix
+
+
+def score(attention: VisualGuidedAttention, texts: Tensor, pictures: Tensor) -> Tensor:
+    return attention(texts, torch.zeros(9, 9, dtype=torch.bool), pictures).transpose(0, 1)
+
+
+@pytest.mark.parametrize(
+    ("module", "output"),
+    [
+        (lambda: Fusion(16, 0.0), lambda fusion, shared, pictures: fusion(pictures, shared, 7)),
+        (lambda: VisualGuidedAttention(16, 20, 0.0), score),
+    ],
+)
+def test_mixed_precision_gives_nearly_the_same_gradients(
+    module: Callable[[], torch.nn.Module], output: Callable[..., Tensor]
+) -> None:
+    torch.manual_seed(0)
+    built, shared, pictures = module().train(), torch.randn(9, 16), torch.randn(5, 16)
+    trained = list(built.parameters())
+    exact = torch.autograd.grad(output(built, shared, pictures).square().mean(), trained, allow_unused=True)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        mixed = output(built, shared, pictures).square().mean()
+    for one, other in zip(torch.autograd.grad(mixed, trained, allow_unused=True), exact, strict=True):
+        assert (one is None) == (other is None)
+        if one is not None and other is not None:
+            assert one.dtype == torch.float32 and float((one - other).abs().max()) < 0.1 * float(other.abs().max())
+
+
+STAGES = {"stage2": Training(epochs=1)}
+
+
+@pytest.mark.parametrize(
+    ("name", "stage", "config"),
+    [
+        *((name, "train", find_method(name).Config()) for name in ("l2p", "dualprompt", "coda-prompt")),
+        *(("dmc", "stage1", DMCConfig(simultaneous=together, **STAGES)) for together in (False, True)),
+    ],
+)
+def test_augmented_training_is_another_the_same_for_a_seed_and_no_part_of_scoring(
+    name: str, stage: str, config: Any
+) -> None:
+    def scores(how: Augment) -> Tensor:
+        clip = tower()
+        source = stream(clip, (2, 2), each=3)
+        fast: TowerTraining = replace(FAST, epochs=1, augment=how)
+        method, pictures = (
+            learnt(find_method(name), replace(config, **{stage: fast}), clip, source, 2),
+            all_tests(source),
+        )
+        with torch.no_grad():
+            first = method.logits(pictures)
+            assert torch.equal(first, method.logits(pictures))
+        return first
+
+    plain, cropped = scores("none"), scores("crop")
+    assert not torch.allclose(plain, cropped, atol=1e-4)
+    assert torch.equal(cropped, scores("crop"))
