@@ -11,6 +11,7 @@ import torch
 from clipcil.clip import CLIP
 from clipcil.descriptions.file import Descriptions, average_by_owner, encode_descriptions, read_table, shorten
 from clipcil.errors import UserError
+from support.errors import one_line
 
 TABLE = {
     "cat": {"dog": ["a short nose.", "  upright   ears "], "cat": ["whiskers"]},
@@ -28,59 +29,45 @@ def test_sentences(tmp_path: Path) -> None:
     known.require(["cat", "dog"])
     assert known.sentences("cat", "dog") == ["cat with a short nose", "cat with upright ears"]
     assert known.sentences("dog", "dog") == known.sentences("bird", "cat") == []
+    with one_line("'bird'"):
+        known.require(["cat", "dog", "bird"])
 
 
 @pytest.mark.parametrize(
     ("value", "entry"),
     [
         ([], "dictionary"),
-        ({"cat": ["x"]}, r"\['cat'\]"),
-        ({"cat": {"dog": "x"}}, r"\['cat'\]\['dog'\]"),
-        ({"cat": {"dog": []}}, r"\['cat'\]\['dog'\]"),
-        ({"cat": {"dog": [" "]}}, r"\['cat'\]\['dog'\]\[0\]"),
-        ({"cat": {"dog": [1]}}, r"\['cat'\]\['dog'\]\[0\]"),
+        ({"cat": ["x"]}, "['cat']"),
+        ({"cat": {"dog": "x"}}, "['cat']['dog']"),
+        ({"cat": {"dog": []}}, "['cat']['dog']"),
+        ({"cat": {"dog": [" "]}}, "['cat']['dog'][0]"),
+        ({"cat": {"dog": [1]}}, "['cat']['dog'][0]"),
+        (None, "clipcil describe"),
     ],
 )
 def test_a_file_of_another_shape_is_one_line(tmp_path: Path, value: object, entry: str) -> None:
-    with pytest.raises(UserError, match=entry) as caught:
-        read_table(write(tmp_path / "d.json", value))
-    assert "\n" not in str(caught.value)
-
-
-def test_missing_or_damaged_file(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="clipcil describe"):
-        read_table(tmp_path / "none.json")
+    with one_line(entry):
+        read_table(write(tmp_path / "d.json", value) if value is not None else tmp_path / "none.json")
     (tmp_path / "half.json").write_text('{"cat": {', encoding="utf-8")
-    with pytest.raises(UserError, match="cannot be read as JSON"):
+    with one_line("half.json"):
         read_table(tmp_path / "half.json")
 
 
-def test_a_missing_pair_is_named() -> None:
-    with pytest.raises(UserError, match=r"'bird' from 'cat'|'cat' from 'bird'"):
-        Descriptions(TABLE).require(["cat", "dog", "bird"])
-
-
-def test_encoding_gives_raw_vectors_with_owners(tiny_clip: CLIP) -> None:
+def test_encoding_gives_raw_vectors_with_owners(tiny_clip: CLIP, monkeypatch: pytest.MonkeyPatch) -> None:
     table = {"cat": {"dog": ["fur", "claws"], "cow": ["fur"]}}
     pairs = [("cat", "cow"), ("cow", "cat"), ("cat", "dog")]
     calls: list[list[str]] = []
     encode = tiny_clip.encode_texts
-    try:
-        tiny_clip.encode_texts = lambda texts: calls.append(list(texts)) or encode(texts)  # type: ignore[method-assign]
+    with monkeypatch.context() as patch:
+        patch.setattr(tiny_clip, "encode_texts", lambda texts: calls.append(list(texts)) or encode(texts))
         vectors, owners = encode_descriptions(tiny_clip, Descriptions(table), pairs)
-    finally:
-        del tiny_clip.encode_texts
     assert calls == [["cat with fur", "cat with claws"]]  # the sentence both pairs share is encoded once
     assert owners.tolist() == [0, 2, 2]
     expected = encode(["cat with fur", "cat with claws"])
     torch.testing.assert_close(vectors, expected[[0, 0, 1]])
+    assert encode_descriptions(tiny_clip, Descriptions({}), pairs)[0].shape == (0, tiny_clip.config.dim)
     means = average_by_owner(vectors, owners, 3)
     torch.testing.assert_close(means, torch.stack([expected[0], torch.zeros_like(expected[0]), expected.mean(0)]))
-
-
-def test_nothing_to_encode(tiny_clip: CLIP) -> None:
-    vectors, owners = encode_descriptions(tiny_clip, Descriptions({}), [("cat", "cat")])
-    assert vectors.shape == (0, tiny_clip.config.dim) and len(owners) == 0
 
 
 def test_a_long_answer_is_cut_between_words(tiny_clip: CLIP) -> None:
