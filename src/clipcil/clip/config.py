@@ -91,9 +91,6 @@ class CLIPConfig:
         """From the content of a `config.json`; transformers' defaults stand for what it leaves out.
 
         In old files the sections `text_config_dict` and `vision_config_dict` take precedence, as in transformers.
-
-        Raises:
-            UserError: A value is impossible, or the model is not a CLIP.
         """
         typed(raw.get("model_type", "clip"), Literal["clip"], "model_type")
         table = {"projection_dim": raw.get("projection_dim", 512)}

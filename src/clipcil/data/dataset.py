@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from clipcil.data.names import ANYTHING, check_names, need_text
+from clipcil.data.names import ANYTHING, check_names
 from clipcil.data.pictures import PictureSet, decoding_pool, identity_of_pictures
 from clipcil.data.sources import as_picture
 from clipcil.errors import UserError, nearest
@@ -68,14 +68,11 @@ class Dataset:
             train: Training pictures of each class by its name: paths, bytes of files, PIL images or arrays.
             test: Test pictures of the same classes.
             templates: Sentences about a class, `{}` standing for its name.
-
-        Raises:
-            UserError: A class of `test` is not in `train`, or two names cannot be told apart.
         """
         for each in (train, test):
             if not isinstance(each, Mapping):
                 raise UserError(f"{name}: give the pictures of each class, such as {{'cat': ['a.jpg', 'b.jpg']}}")
-        classes = [need_text(each) for each in train]
+        classes = list(train)
         if unknown := [each for each in test if each not in train]:
             raise UserError(f"{name}: class '{unknown[0]}' has test pictures but no training pictures")
 
@@ -106,9 +103,6 @@ class Dataset:
         Args:
             per_class: Number of training pictures of each class to measure on; they are not trained on.
             seed: Seed that decides which pictures are drawn.
-
-        Raises:
-            UserError: A class would have no picture left to learn from.
         """
         counts = np.bincount(self.train.labels.numpy(), minlength=len(self.classes))
         fewest = int(counts.argmin())

@@ -20,6 +20,7 @@ from clipcil.data.names import clean_name
 from clipcil.data.parquet import read_parquet
 from clipcil.data.pictures import LazyPictures, PictureSet
 from clipcil.errors import UserError
+from clipcil.storage import read_bytes
 
 _KINDS = ("", "blurry ", "black and white ", "low contrast ", "high contrast ", "bad ", "good ")
 TEMPLATES = tuple(
@@ -46,6 +47,8 @@ MD5 = {
     "meta": "7973b15100ade9c7d40fb424638fde48",
 }
 """As published with the dataset."""
+MOST = 2**28
+"""Bytes of a file; the largest, `train`, has 155 million."""
 
 
 @register("cifar100", "CIFAR-100, 100 classes, 32×32", "cifar-100-python(.tar.gz) or the Hugging Face parquet files")
@@ -75,10 +78,7 @@ def _pictures(part: str, table: dict[bytes, Any]) -> PictureSet:
 
 
 def _load(path: Path) -> dict[bytes, Any]:
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror or error}") from error
+    content = read_bytes(path, MOST, links=True)
     found = hashlib.md5(content, usedforsecurity=False).hexdigest()
     if found != MD5[path.name]:
         raise UserError(f"{path} is not the official file of CIFAR-100 (MD5 {found}) and is not opened")
