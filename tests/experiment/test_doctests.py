@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 import clipcil
+from clipcil.checks import some_classes
 from clipcil.experiment import experiment
-from support.short_runs import few_classes
 
 README = Path(__file__).parents[2] / "README.md"
 
@@ -48,7 +48,7 @@ def test_the_example_of_the_readme_runs_as_written(monkeypatch: pytest.MonkeyPat
     (code,) = re.findall(
         r"```python\n(import clipcil\n\nexperiment = .*?)```", README.read_text(encoding="utf-8"), re.DOTALL
     )
-    monkeypatch.setattr(experiment, "open_dataset", lambda *_: few_classes(20))
+    monkeypatch.setattr(experiment, "open_dataset", lambda *_: some_classes(20))
     said, names = io.StringIO(), dict[str, Any]()
     with contextlib.redirect_stdout(said):
         exec(code, names)

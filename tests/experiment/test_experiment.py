@@ -13,13 +13,13 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
+from clipcil.checks import some_classes
 from clipcil.clip import CLIP
 from clipcil.data.dataset import Dataset
 from clipcil.errors import UserError
 from clipcil.experiment.experiment import Experiment
 from clipcil.experiment.spec import RunSpec, read_preset
 from clipcil.methods.simplecil import SimpleCIL
-from support.short_runs import few_classes
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -32,7 +32,7 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> object:
 @pytest.fixture(scope="module")
 def data() -> Dataset:
     """A dataset that nobody registered."""
-    return replace(few_classes(6), name="six")
+    return replace(some_classes(6), name="six")
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,10 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 import clipcil
+from clipcil.checks import some_classes
 from clipcil.clip import CLIP
 from support.lessons import plain
-from support.short_runs import Killed, Runner, few_classes, stop_after
+from support.short_runs import Killed, Runner, stop_after
 
 # A busy machine is no reason to fail.
 settings.register_profile("calm", deadline=None, suppress_health_check=[HealthCheck.too_slow], database=None)
@@ -18,7 +19,7 @@ settings.load_profile("calm")
 
 @pytest.fixture(scope="session")
 def runner(mini: CLIP) -> Runner:
-    return Runner(mini, few_classes(6))
+    return Runner(mini, some_classes(6))
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from clipcil.checks import some_classes
 from clipcil.clip import CLIP
 from clipcil.data.dataset import Dataset
 from clipcil.errors import UserError
@@ -18,7 +19,7 @@ from clipcil.experiment.experiment import Experiment
 from clipcil.methods.registry import methods
 from clipcil.tensor_store import TensorStore, read_entry
 from clipcil.training.trainer import Trainer, Training
-from support.short_runs import Runner, few_classes
+from support.short_runs import Runner
 
 ALL = sorted(methods())
 
@@ -32,7 +33,7 @@ def poor(data: Dataset) -> Dataset:
 
 @pytest.fixture(scope="module")
 def poor_runner(mini: CLIP) -> Runner:
-    return Runner(mini, poor(few_classes(4)), epochs=1)
+    return Runner(mini, poor(some_classes(4)), epochs=1)
 
 
 def check(out: Path, tasks: int) -> None:
@@ -63,7 +64,7 @@ def test_features_that_are_constant_in_a_dimension(name: str, mini: CLIP, out: P
     with torch.no_grad():
         flat.vision.visual_projection.weight[128:] = 0
     flat.freeze()
-    Runner(flat, few_classes(4), epochs=1).run(name, out)
+    Runner(flat, some_classes(4), epochs=1).run(name, out)
     check(out, 2)
 
 

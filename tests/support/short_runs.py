@@ -5,15 +5,13 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from clipcil.clip import CLIP
-from clipcil.data.dataset import Dataset, open_dataset
+from clipcil.data.dataset import Dataset
 from clipcil.experiment import experiment as experiments
 from clipcil.experiment.experiment import Experiment, LoadCache
 from clipcil.experiment.monitor import Display
@@ -39,13 +37,6 @@ class Told(Display):
 
     def tell(self, line: str) -> None:
         self.lines.append(line)
-
-
-def few_classes(count: int) -> Dataset:
-    """The first classes of the embedded pictures."""
-    data = open_dataset("emoji")
-    train, test = (part.subset(torch.nonzero(part.labels < count).flatten()) for part in (data.train, data.test))
-    return replace(data, classes=data.classes[:count], train=train, test=test)
 
 
 class Runner:
