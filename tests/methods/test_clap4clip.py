@@ -130,17 +130,6 @@ def test_new_adapters_start_as_the_reference(tiny_clip: CLIP) -> None:
         assert bool(layer.bias.any()) and float(layer.bias.abs().max()) <= bound
 
 
-QUICK = Training(epochs=6, lr=0.02, optimizer="sgd", batch_size=16, momentum=0.0, weight_decay=0.0)
-
-
-def make(clip: CLIP, **options: object) -> CLAP4CLIP:
-    torch.manual_seed(0)
-    settings = {"train": QUICK, "balance": Training(epochs=1, lr=2e-3, optimizer="sgd"), "hidden": 32, **options}
-    settings.setdefault("memory", Budget(3, "class"))
-    templates = ("a photo of a {}.", "a drawing of a {}.")
-    return CLAP4CLIP(CLAP4CLIPConfig(**settings), clip, Trainer(), templates)  # type: ignore[arg-type]
-
-
 def test_attention_is_pytorch_decoder_layer_on_one_picture_and_has_its_gradients() -> None:
     torch.manual_seed(0)
     attention = VisualGuidedAttention(12, 20, 0.0).double().train()
@@ -161,15 +150,18 @@ def test_attention_is_pytorch_decoder_layer_on_one_picture_and_has_its_gradients
 
 
 def test_sampling_at_test_is_reproducible_and_per_picture(tiny_clip: CLIP) -> None:
-    tasks, pictures = make_tasks(tiny_clip, [2, 2]), make_test(tiny_clip, 4)
-    method = learn_all(make(tiny_clip, test_samples=4), tasks)
-    assert isinstance(method, CLAP4CLIP)
-    torch.manual_seed(1)
+    def taught(tasks: int = 2, **options: Any) -> CLAP4CLIP:
+        still = Training(epochs=0)
+        config = CLAP4CLIPConfig(train=still, balance=still, hidden=32, memory=Budget(3, "class"), **options)
+        torch.manual_seed(0)
+        method = CLAP4CLIP(config, tiny_clip, Trainer(), TEMPLATES)
+        learn_all(method, make_tasks(tiny_clip, [2, 2])[:tasks])
+        return method
+
+    pictures, method = make_test(tiny_clip, 4), taught(test_samples=4)
     first = method.logits(pictures)
     torch.manual_seed(2)
     assert torch.equal(first, method.logits(pictures))
-    assert torch.equal(method.test_noise()[:2], learn_all(make(tiny_clip, test_samples=4), tasks[:1]).test_noise())
-    mean = learn_all(make(tiny_clip), tasks).logits(pictures)
-    assert not torch.allclose(first, mean, atol=1e-2)
-    other = learn_all(make(tiny_clip, test_samples=4, test_seed=9), tasks).logits(pictures)
-    assert not torch.allclose(first, other, atol=1e-2)
+    assert torch.equal(method.test_noise()[:2], taught(1, test_samples=4).test_noise())
+    for other in (taught(), taught(test_samples=4, test_seed=9)):
+        assert not torch.allclose(first, other.logits(pictures), atol=1e-2)

@@ -17,7 +17,7 @@ from clipcil.clip import CLIP
 from clipcil.memory.exemplars import Budget
 from clipcil.methods.coop import CoOp, CoOpConfig
 from clipcil.training.trainer import Trainer, Training
-from support.features import WORDS, FeaturePictures, accuracy, learn_all, make_tasks, make_test
+from support.features import WORDS, FeaturePictures, learn_all, make_tasks, make_test
 
 
 def test_score_is_the_reference(tiny_clip: CLIP) -> None:
@@ -80,7 +80,6 @@ def test_learns_over_all_classes(mini: CLIP) -> None:
     method = learn_all(make(mini), tasks)
     before, after = (cross_entropy(m.logits(pictures), pictures.labels) for m in (untrained, method))
     assert after < 0.5 * before
-    assert accuracy(method, pictures) > accuracy(untrained, pictures)
     assert [name for name, _ in method.named_parameters()] == ["context"]
     assert method.memory.labels.tolist() == [label for label in range(6) for _ in range(3)]
 
