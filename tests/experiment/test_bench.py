@@ -7,6 +7,7 @@ import multiprocessing
 import shutil
 import threading
 import time
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,65 +23,66 @@ from clipcil.clip.loading import MINI
 from clipcil.errors import UserError
 from clipcil.experiment import experiment as experiments
 from clipcil.experiment import workers
-from clipcil.experiment.bench import RESULTS, FinishedRuns, lines_of, read_log, run_grid, states_of
+from clipcil.experiment.bench import RESULTS, FinishedRuns, RunOutcome, lines_of, read_log, run_grid, states_of
 from clipcil.experiment.experiment import Experiment
 from clipcil.experiment.folder import inputs
 from clipcil.experiment.grid import PlannedRun, data_roots, plan
 from clipcil.experiment.spec import Grid
 from clipcil.storage import InUseError
-from support.short_runs import digest
+from support.lessons import COLOURS
+from support.short_runs import digest, interrupt
 from support.towers import with_other_tokenizer
 
-COLOURS = ("red", "green", "blue", "white", "black", "orange")
 FAST = ("stage1.epochs=1", "stage2.epochs=1", "stage2.steps=0")
 
 
-@pytest.fixture(scope="module")
-def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Six classes of six pictures, a colour each."""
-    root = tmp_path_factory.mktemp("pictures") / "folder"
-    for colour in COLOURS:
-        (root / colour).mkdir(parents=True)
-        for size in range(40, 46):
-            Image.new("RGB", (size, 48), colour).save(root / colour / f"{size}.png")
-    return root
+class Bench:
+    """Small grids on pictures of six colours; counts the runs that are really run."""
 
+    def __init__(self, pictures: Path, folder: Path, patch: pytest.MonkeyPatch) -> None:
+        self.pictures, self.out, self.patch = pictures, folder / "out", patch
+        self.told: list[str] = []
+        self.order = folder / "order.txt"
 
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CLIPCIL_CACHE", str(tmp_path_factory.getbasetemp() / "bench-cache"))
+    def grid(self, *methods: str, **changes: Any) -> Grid:
+        data = {"data": ("folder",), "data_root": (f"folder={self.pictures}",), "out": self.out}
+        settings = FAST if "dmc-ot" in methods else ()
+        return Grid(**{**data, "methods": methods, "seeds": 1, "set": settings, "run": {"tasks": 2}, **changes})
 
+    def ordered(self, colours: Iterable[str] = COLOURS) -> Grid:
+        """One run with the class order of a file, which is written."""
+        self.order.write_text("\n".join(colours))
+        return self.grid("simplecil", orders=(str(self.order),))
 
-def small_grid(pictures: Path, out: Path, **changes: Any) -> Grid:
-    wanted = {
-        "methods": ("zero-shot", "simplecil", "dmc-ot"),
-        "data": ("folder",),
-        "data_root": (f"folder={pictures}",),
-    }
-    settings = FAST if "dmc-ot" in changes.get("methods", wanted["methods"]) else ()
-    return Grid(**{**wanted, "out": out, "seeds": 2, "set": settings, "run": {"tasks": 2}, **changes})
+    def run(self, grid: Grid) -> list[RunOutcome]:
+        self.told = []
+        return run_grid(plan(grid), grid.out, self.told.append, grid=grid)
 
+    def status(self) -> list[str]:
+        return [line["status"] for line in read_log(self.out / RESULTS)]
 
-def counted(monkeypatch: pytest.MonkeyPatch, before: Any = None) -> list[str]:
-    """The folders of the runs that are really run from now on."""
-    real, folders = Experiment.run, []
+    def count(self, before: Callable[[Any, int], object] = lambda spec, number: None) -> list[str]:
+        """The folders of the runs that are really run from now on; `before` is called before each."""
+        real, folders = Experiment.run, []
 
-    def run(self: Experiment, folder: Path, **more: Any) -> Any:
-        folders.append(folder.name)
-        if before is not None:
+        def run(self: Experiment, folder: Path, **more: Any) -> Any:
+            folders.append(folder.name)
             before(self.spec, len(folders))
-        return real(self, folder, **more)
+            return real(self, folder, **more)
 
-    monkeypatch.setattr(Experiment, "run", run)
-    return folders
+        self.patch.setattr(Experiment, "run", run)
+        return folders
 
 
-def test_a_grid_is_stopped_and_goes_on_and_nothing_is_done_twice(
-    pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    planned = plan(small_grid(pictures, tmp_path))
-    assert len({each.folder for each in planned}) == 6
+@pytest.fixture
+def bench(pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
+    return Bench(pictures, tmp_path, monkeypatch)
 
+
+def test_a_grid_is_stopped_and_goes_on_and_nothing_is_done_twice(bench: Bench) -> None:
+    grid = bench.grid("zero-shot", "simplecil", "dmc-ot", seeds=2)
+    names = [each.folder.name for each in plan(grid)]
+    assert len(set(names)) == 6
     real, measured = experiments.evaluate, []
 
     def evaluate(*given: Any) -> Any:
@@ -89,100 +91,141 @@ def test_a_grid_is_stopped_and_goes_on_and_nothing_is_done_twice(
             raise KeyboardInterrupt
         return real(*given)
 
-    monkeypatch.setattr(experiments, "evaluate", evaluate)
-    done = counted(monkeypatch)
+    bench.patch.setattr(experiments, "evaluate", evaluate)
+    done = bench.count()
     with pytest.raises(KeyboardInterrupt, match="stopped after 3 of 6 runs; the same command continues"):
-        run_grid(planned, tmp_path)
-    assert len(done) == 4 and len(read_log(tmp_path / RESULTS)) == 3
-    monkeypatch.undo()
-    monkeypatch.setenv("CLIPCIL_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(experiments, "evaluate", evaluate)
-    again = counted(monkeypatch)
-    told: list[str] = []
-    finished = run_grid(planned, tmp_path, told.append)
+        bench.run(grid)
+    assert done == names[:4] and bench.status() == ["done"] * 3
+    done.clear()
+    finished = bench.run(grid)
     assert len(measured) == 8 + 1 + 2 * 2, "the first task of the run that was stopped is not measured again"
-    assert again == [each.folder.name for each in planned[3:]]
-    assert [line.rsplit("(", 1)[1] for line in told] == ["done before)"] * 3 + ["done)"] * 3
-    lines = read_log(tmp_path / RESULTS)
-    assert [line["run"] for line in lines] == [each.folder.name for each in planned]
-    assert all(line["status"] == "done" and 0 <= line["last"] <= 100 for line in lines)
-    assert [str(len(line.group.runs)) for line in lines_of(finished) if line.group] == ["2", "2", "2"]
-    again.clear()
-    run_grid(planned, tmp_path)
-    assert not again and len(read_log(tmp_path / RESULTS)) == 6
+    assert done == names[3:]
+    assert [line.rsplit("(", 1)[1] for line in bench.told] == ["done before)"] * 3 + ["done)"] * 3
+    lines = read_log(bench.out / RESULTS)
+    assert [line["run"] for line in lines] == names and bench.status() == ["done"] * 6
+    assert all(0 <= line["last"] <= 100 for line in lines)
+    assert [len(line.group.runs) for line in lines_of(finished) if line.group] == [2, 2, 2]
+    done.clear()
+    bench.run(grid)
+    assert not done and bench.status() == ["done"] * 6
 
 
-def test_a_failed_run_is_reported_and_the_rest_go_on(
-    pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_run_is_reported_and_the_rest_go_on(bench: Bench) -> None:
     def fail(spec: Any, number: int) -> None:
-        if spec.method == "zero-shot":
+        if number == 1:
             raise RuntimeError("the tower fell\nand more")
 
-    counted(monkeypatch, fail)
-    told: list[str] = []
-    planned = plan(small_grid(pictures, tmp_path, methods=("zero-shot", "simplecil"), seeds=1))
-    finished = run_grid(planned, tmp_path, told.append)
-    assert "FAILED: RuntimeError: the tower fell (see" in told[0] and "A_B" in told[1]
-    assert "the tower fell" in (planned[0].folder / "error.txt").read_text()
-    assert [line["status"] for line in read_log(tmp_path / RESULTS)] == ["failed", "done"]
+    bench.count(fail)
+    grid = bench.grid("zero-shot", "simplecil")
+    error = plan(grid)[0].folder / "error.txt"
+    finished = bench.run(grid)
+    assert "FAILED: RuntimeError: the tower fell (see" in bench.told[0] and "A_B" in bench.told[1]
+    assert "the tower fell" in error.read_text() and bench.status() == ["failed", "done"]
     assert [(line.failed, line.group is None) for line in lines_of(finished)] == [(1, True), (0, False)]
-    monkeypatch.undo()
-    run_grid(planned, tmp_path)
-    assert [line["status"] for line in read_log(tmp_path / RESULTS)] == ["failed", "done", "done"]
-    assert not (planned[0].folder / "error.txt").exists()
+    bench.run(grid)
+    assert bench.status() == ["failed", "done", "done"] and not error.exists()
 
 
-def test_a_run_that_another_bench_does_meanwhile_is_not_a_failed_one(
-    pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    other, here = (plan(small_grid(pictures, tmp_path / name, methods=("simplecil",))) for name in ("other", "here"))
-    run_grid(other, tmp_path / "other")
+def test_a_run_that_another_bench_does_meanwhile_is_not_a_failed_one(bench: Bench) -> None:
+    here = bench.grid("simplecil", seeds=2)
+    other = replace(here, out=bench.out.with_name("other"))
+    bench.run(other)
 
     def meanwhile(_: Any, number: int) -> None:
         if number == 1:
             raise InUseError("in use by process 7")
-        shutil.copytree(other[0].folder, here[0].folder)
+        shutil.copytree(plan(other)[0].folder, plan(here)[0].folder)
 
-    counted(monkeypatch, meanwhile)
-    told: list[str] = []
-    finished = run_grid(here, tmp_path / "here", told.append)
+    bench.count(meanwhile)
+    finished = bench.run(here)
     assert [each.error for each in finished] == ["", ""] and all(each.result for each in finished)
-    assert "FAILED: in use by process 7" in told[0] and told[2].endswith("(done by another process)")
-    assert [line["status"] for line in read_log(tmp_path / "here" / RESULTS)] == ["failed", "done", "done"]
+    assert "FAILED: in use by process 7" in bench.told[0] and bench.told[2].endswith("(done by another process)")
+    assert bench.status() == ["failed", "done", "done"]
 
 
-def test_a_backbone_that_cannot_be_had_is_asked_for_once(
-    pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_backbone_that_cannot_be_had_is_asked_for_once(bench: Bench) -> None:
     asked = []
 
     def offline(repository: str, file: str, **options: Any) -> str:
         asked.append(file)
         raise ConnectionError("no network")
 
-    monkeypatch.setattr("huggingface_hub.hf_hub_download", offline)
-    run = {"tasks": 2, "backbone": "nobody/nothing"}
-    finished = run_grid(plan(small_grid(pictures, tmp_path / "out", run=run)), tmp_path / "out")
-    assert len(finished) == 6 and all("no network" in each.error for each in finished)
-    assert len(asked) == len(set(asked))  # each file once, not once for each of the six runs
+    bench.patch.setattr("huggingface_hub.hf_hub_download", offline)
+    finished = bench.run(bench.grid("zero-shot", "simplecil", run={"tasks": 2, "backbone": "nobody/nothing"}))
+    assert len(finished) == 2 and all("no network" in each.error for each in finished)
+    assert len(asked) == len(set(asked))  # each file once, not once for each run
 
 
-def test_damaged_or_foreign_results_are_done_again(
-    pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    planned = plan(small_grid(pictures, tmp_path, methods=("simplecil",), seeds=1))
-    done = counted(monkeypatch)
-    (tmp_path / RESULTS).write_text('{"run": "x", "sta')  # half a line, left by a process that was killed
-    assert len(run_grid([*planned, *planned], tmp_path)) == 2 and len(done) == 1, "two rows may be the same run"
-    results = planned[0].folder / "results.json"
+def test_damaged_or_foreign_results_are_done_again(bench: Bench) -> None:
+    grid = bench.grid("simplecil")
+    (planned,) = plan(grid)
+    done = bench.count()
+    bench.out.mkdir()
+    (bench.out / RESULTS).write_text('{"run": "x", "sta')  # half a line, left by a process that was killed
+    assert len(run_grid([planned, planned], bench.out)) == 2 and len(done) == 1, "two rows may be the same run"
+    results = planned.folder / "results.json"
     results.write_text(results.read_text()[:-40])
-    run_grid(planned, tmp_path)
+    bench.run(grid)
     values = json.loads(results.read_text())
     values["config"]["run"]["seed"] = 7
     results.write_text(json.dumps(values))
-    run_grid(planned, tmp_path)
-    assert len(done) == 3 and [line["run"] for line in read_log(tmp_path / RESULTS)] == [planned[0].folder.name]
+    bench.run(grid)
+    assert len(done) == 3 and [line["run"] for line in read_log(bench.out / RESULTS)] == [planned.folder.name]
+
+
+@pytest.mark.parametrize("changed", ["order", "pictures"])
+def test_a_file_that_has_changed_since_is_not_passed_over(bench: Bench, tmp_path: Path, changed: str) -> None:
+    bench.pictures = Path(shutil.copytree(bench.pictures, tmp_path / "folder"))
+    grid = bench.ordered()
+    assert bench.run(grid)[0].result is not None
+    done = bench.count()
+    assert bench.run(grid)[0].result is not None and not done, "the same files: done before"
+    if changed == "order":
+        bench.ordered(reversed(COLOURS))
+    else:
+        Image.new("RGB", (50, 50), COLOURS[0]).save(bench.pictures / COLOURS[0] / "more.png")
+    for _ in range(2):  # a refused run has not made the old results those of the new files
+        again = bench.run(grid)[0]
+        assert again.result is None and "another run" in again.error
+
+
+@pytest.mark.parametrize("beside", ["pictures", "weights"])
+def test_a_file_beside_the_inputs_is_no_reason_to_fail(bench: Bench, tmp_path: Path, mini: CLIP, beside: str) -> None:
+    """A file that a file manager leaves there changes the folder and nothing of the run."""
+    weights = Path(shutil.copytree(MINI, tmp_path / "backbone"))
+    bench.pictures = Path(shutil.copytree(bench.pictures, tmp_path / "folder"))
+    grid = bench.grid("zero-shot", run={"tasks": 2, "backbone": str(weights)})
+    bench.run(grid)
+    ((bench.pictures if beside == "pictures" else weights) / ".DS_Store").write_text("icons")
+    done = bench.count()
+    for _ in range(2):  # looked at once
+        assert bench.run(grid)[0].result is not None and len(done) == 1
+    with_other_tokenizer(mini, weights)
+    assert "its tokenizer is" in bench.run(grid)[0].error
+
+
+def test_a_run_killed_before_its_first_checkpoint_is_of_the_files_it_was_made_from(bench: Bench) -> None:
+    grid = bench.ordered()
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(experiments, "evaluate", interrupt)
+        bench.run(grid)
+    bench.ordered(reversed(COLOURS))
+    (finished,) = bench.run(grid)
+    assert finished.result is not None and list(finished.result.values["per_class"]) == [*reversed(COLOURS)]
+    bench.ordered()
+    assert "another run" in bench.run(grid)[0].error
+
+
+def test_a_file_that_changes_while_a_run_goes_on_is_named_as_the_reason(bench: Bench) -> None:
+    grid, real = bench.ordered(), experiments.evaluate
+
+    def evaluate(*given: Any) -> Any:
+        bench.ordered(reversed(COLOURS))
+        return real(*given)
+
+    bench.patch.setattr(experiments, "evaluate", evaluate)
+    (finished,) = bench.run(grid)
+    assert finished.result is None and "FAILED: " in bench.told[0] and "--out" in bench.told[0]
 
 
 def test_a_table_of_the_paper_is_a_grid(tmp_path: Path) -> None:
@@ -205,81 +248,6 @@ def test_ablations_are_settings(tmp_path: Path) -> None:
     assert not plan(Grid("table5", data=("emoji",), out=tmp_path))[0].config.task_prompt
     usual = plan(Grid("table1", data=("emoji",), only=("dmc-ot",), run={"backbone": "mini"}, out=tmp_path))
     assert usual[0].folder == planned[2].folder, "the same run in two tables is one run"
-
-
-@pytest.mark.parametrize("changed", ["order", "pictures"])
-def test_a_file_that_has_changed_since_is_not_passed_over(
-    pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changed: str
-) -> None:
-    own, order = tmp_path / "folder", tmp_path / "order.txt"
-    shutil.copytree(pictures, own)
-    order.write_text("\n".join(COLOURS))
-    grid = small_grid(own, tmp_path / "out", methods=("simplecil",), seeds=1, orders=(str(order),))
-    first = run_grid(plan(grid), grid.out)
-    done = counted(monkeypatch)
-    assert run_grid(plan(grid), grid.out)[0].result is not None and not done, "the same files: done before"
-    if changed == "order":
-        order.write_text("\n".join(reversed(COLOURS)))
-    else:
-        Image.new("RGB", (50, 50), COLOURS[0]).save(own / COLOURS[0] / "more.png")
-    for _ in range(2):  # a refused run has not made the old results those of the new files
-        again = run_grid(plan(grid), grid.out)[0]
-        assert first[0].result is not None and again.result is None and "another run" in str(again.error)
-
-
-@pytest.mark.parametrize("beside", ["pictures", "weights"])
-def test_a_file_beside_the_inputs_is_no_reason_to_fail(
-    pictures: Path, tmp_path: Path, mini: CLIP, monkeypatch: pytest.MonkeyPatch, beside: str
-) -> None:
-    """A file that a file manager leaves there changes the folder and nothing of the run."""
-    own, weights = tmp_path / "folder", tmp_path / "backbone"
-    shutil.copytree(pictures, own)
-    shutil.copytree(MINI, weights)
-    run = {"tasks": 2, "backbone": str(weights)}
-    grid = small_grid(own, tmp_path / "out", methods=("zero-shot",), seeds=1, run=run)
-    run_grid(plan(grid), grid.out)
-    ((own if beside == "pictures" else weights) / ".DS_Store").write_text("icons")
-    done = counted(monkeypatch)
-    for _ in range(2):  # looked at once
-        assert run_grid(plan(grid), grid.out)[0].result is not None and len(done) == 1
-    with_other_tokenizer(mini, weights)
-    assert "its tokenizer is" in run_grid(plan(grid), grid.out)[0].error
-
-
-def test_a_run_killed_before_its_first_checkpoint_is_of_the_files_it_was_made_from(
-    pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    order = tmp_path / "order.txt"
-    order.write_text("\n".join(COLOURS))
-    grid = small_grid(pictures, tmp_path / "out", methods=("simplecil",), seeds=1, orders=(str(order),))
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(experiments, "evaluate", interrupt)
-        run_grid(plan(grid), grid.out)
-    order.write_text("\n".join(reversed(COLOURS)))
-    (finished,) = run_grid(plan(grid), grid.out)
-    assert finished.result is not None and list(finished.result.values["per_class"]) == [*reversed(COLOURS)]
-    order.write_text("\n".join(COLOURS))
-    assert "another run" in run_grid(plan(grid), grid.out)[0].error
-
-
-def interrupt(*_: object) -> None:
-    raise KeyboardInterrupt
-
-
-def test_a_file_that_changes_while_a_run_goes_on_is_named_as_the_reason(
-    pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    order, real, told = tmp_path / "order.txt", experiments.evaluate, []
-    order.write_text("\n".join(COLOURS))
-    grid = small_grid(pictures, tmp_path / "out", methods=("simplecil",), seeds=1, orders=(str(order),))
-
-    def evaluate(*given: Any) -> Any:
-        order.write_text("\n".join(reversed(COLOURS)))
-        return real(*given)
-
-    monkeypatch.setattr(experiments, "evaluate", evaluate)
-    (finished,) = run_grid(plan(grid), grid.out, told.append)
-    assert finished.result is None and "FAILED: " in told[0] and "--out" in told[0]
 
 
 def test_files_that_a_run_is_made_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -358,12 +326,11 @@ def test_the_folder_of_a_dataset_is_absolute_however_it_is_named(tmp_path: Path)
     assert found == {"cifar100": tmp_path / "cifar100", "imagenet-r": tmp_path, "emoji": None}
 
 
-def test_two_processes_give_the_same_bytes_also_when_they_are_killed(pictures: Path, tmp_path: Path) -> None:
+def test_two_processes_give_the_same_bytes_also_when_they_are_killed(bench: Bench) -> None:
     """Both worker processes are killed in the middle of a run of DMC-OT; others continue from the checkpoints."""
-    methods = ("simplecil", "dmc-ot")
-    one, two = (plan(small_grid(pictures, tmp_path / name, methods=methods)) for name in ("one", "two"))
-    run_grid(one, tmp_path / "one")
-    told: list[str] = []
+    grid = bench.grid("simplecil", "dmc-ot", seeds=2)
+    one, two = plan(replace(grid, out=bench.out.with_name("one"))), plan(grid)
+    run_grid(one, bench.out.with_name("one"))
 
     def kill() -> None:
         while not any(any((each.folder / "checkpoint").glob("task-0001-*")) for each in two[2:]):
@@ -373,13 +340,11 @@ def test_two_processes_give_the_same_bytes_also_when_they_are_killed(pictures: P
 
     killer = threading.Thread(target=kill, daemon=True)
     killer.start()
-    finished = run_grid(two, tmp_path / "two", told.append, grid=Grid(jobs=2))
+    finished = bench.run(replace(grid, jobs=2))
     killer.join()
-    assert all(each.result is not None for each in finished), told
-    assert any("died; another continues" in line for line in told)
-    assert [each.result.folder.name for each in finished if each.result] == [each.folder.name for each in one]
-    for first, second in zip(one, two, strict=True):
-        assert digest(first.folder) == digest(second.folder)
+    assert any("died; another continues" in line for line in bench.told)
+    assert [each.result.folder for each in finished if each.result] == [each.folder for each in two], bench.told
+    assert [digest(each.folder) for each in one] == [digest(each.folder) for each in two]
 
 
 def test_a_ray_that_does_not_start_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -395,9 +360,7 @@ def test_a_ray_that_does_not_start_is_one_line(monkeypatch: pytest.MonkeyPatch) 
         cluster.connect("ray://x")
 
 
-def test_a_run_whose_process_always_dies_fails_and_the_rest_go_on(
-    pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_whose_process_always_dies_fails_and_the_rest_go_on(bench: Bench) -> None:
     """One process dies whenever it is given the first run; the other fails at once, without a real process."""
 
     class Mortal(SimpleNamespace):
@@ -413,35 +376,34 @@ def test_a_run_whose_process_always_dies_fails_and_the_rest_go_on(
         def answer(self) -> str | None:
             return None if self.run.spec.method == "zero-shot" else str(self.pipe.recv())
 
-    monkeypatch.setattr(workers, "_Worker", Mortal)
-    planned = plan(small_grid(pictures, tmp_path, methods=("zero-shot", "simplecil"), seeds=1))
-    finished = run_grid(planned, tmp_path, grid=Grid(jobs=2))
+    bench.patch.setattr(workers, "_Worker", Mortal)
+    finished = bench.run(bench.grid("zero-shot", "simplecil", jobs=2))
     assert [each.error for each in finished] == ["its process died 3 times", "no pictures"]
 
 
 def test_a_dry_run_says_how_far_the_grid_is_and_runs_nothing(
-    pictures: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    bench: Bench, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ["bench", "--methods", "zero-shot", "simplecil", "--data", "folder", "--data-root", f"folder={pictures}"]
-    words += ["--tasks", "2", "--seeds", "2", "--out", str(tmp_path / "out")]
-    main([*words, "--dry-run"])
-    assert "0 of 4 runs are finished" in capsys.readouterr().out and not (tmp_path / "out").exists()
-    main([*words, "--only", "simplecil", "--quiet"])
-    begun = next((tmp_path / "out").glob("*simplecil-seed1*"))
+    def dry(*words: str) -> str:
+        main(["bench", *words, "--dry-run"])
+        return capsys.readouterr().out
+
+    words = ["--methods", "zero-shot", "simplecil", "--data", "folder", "--data-root", f"folder={bench.pictures}"]
+    words += ["--tasks", "2", "--seeds", "2", "--out", str(bench.out)]
+    assert "0 of 4 runs are finished" in dry(*words) and not bench.out.exists()
+    main(["bench", *words, "--only", "simplecil", "--quiet"])
+    begun = next(bench.out.glob("*simplecil-seed1*"))
     (begun / "matrix.csv").unlink()
     capsys.readouterr()
-    main([*words, "--dry-run"])
-    printed = capsys.readouterr().out
+    printed = dry(*words)
     assert [line.split() for line in printed.splitlines()[1:3]] == [
         ["Zero-shot", "CLIP", "folder", "2", "2"],
         ["SimpleCIL", "folder", "2", "2", "1", "1"],
     ]
     assert "1 of 4 runs are finished" in printed and not (begun / "matrix.csv").exists()
-    missing = ["bench", "--methods", "simplecil", "--data", "cub200", "--data-root", str(tmp_path / "no"), "--dry-run"]
-    main([*missing, "--out", str(tmp_path / "other")])
-    assert "0 of 1 runs are finished" in capsys.readouterr().out
-    same = ["bench", "sensitivity", "--only", "M = 10", "β = 0.05", "--data", "cifar100", "--dry-run"]
-    main([*same, "--out", str(tmp_path / "other")])
-    assert "0 of 1 runs are finished" in capsys.readouterr().out, "two rows that are the same run are one run"
-    planned = plan(small_grid(pictures, tmp_path / "x", methods=("simplecil",)))[0]
+    missing = ("--methods", "simplecil", "--data", "cub200", "--data-root", str(tmp_path / "no"))
+    assert "0 of 1 runs are finished" in dry(*missing, "--out", str(tmp_path / "other"))
+    same = ("sensitivity", "--only", "M = 10", "β = 0.05", "--data", "cifar100", "--out", str(tmp_path / "other"))
+    assert "0 of 1 runs are finished" in dry(*same), "two rows that are the same run are one run"
+    (planned,) = plan(bench.grid("simplecil"))
     assert states_of([replace(planned, problem="broken")], FinishedRuns()).popitem()[1] == {"cannot be run": 1}

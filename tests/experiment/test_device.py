@@ -37,23 +37,15 @@ def tried(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[int]:
     return ends
 
 
-def test_instructions_that_fail_are_not_used(tried: list[int]) -> None:
-    tried.append(-signal.SIGILL)
-    make_fabric("cpu", "bf16-mixed")
-    assert os.environ[VARIABLE] == "AVX512_CORE_FP16"
-
-
-@pytest.mark.parametrize("end", [0, 1])
-def test_those_that_work_are_used_and_so_are_those_that_could_not_be_tried(tried: list[int], end: int) -> None:
+@pytest.mark.parametrize(("end", "limit"), [(-signal.SIGILL, "AVX512_CORE_FP16"), (0, None), (1, None)])
+def test_instructions_are_tried_once_in_a_process_and_avoided_where_they_fail(
+    tried: list[int], end: int, limit: str | None
+) -> None:
+    """Those that work are used, and those that could not be tried."""
     tried.append(end)
-    make_fabric("cpu", "bf16-mixed")
-    assert VARIABLE not in os.environ and tried == [0]
-
-
-def test_they_are_tried_once_in_a_process(tried: list[int]) -> None:
-    make_fabric("cpu", "bf16-mixed")
-    make_fabric("cpu", "bf16-mixed")  # a second trial would find nothing to take from the list
-    assert tried == []
+    for _ in range(2):
+        make_fabric("cpu", "bf16-mixed")
+    assert os.environ.get(VARIABLE) == limit and tried == [0]
 
 
 def test_nothing_is_tried_in_single_precision_with_the_variable_set_or_without_such_a_processor(

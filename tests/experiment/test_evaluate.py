@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,9 +9,8 @@ import pytest
 import torch
 
 import clipcil
-from clipcil.checks import Fixture
+from clipcil.checks import Fixture, some_classes
 from clipcil.clip import CLIP
-from clipcil.data.dataset import open_dataset
 from clipcil.experiment.evaluate import class_drift, copy_memory, measure_drift
 from clipcil.experiment.results import Results
 from clipcil.memory.gaussians import AffineMap, GaussianMemory
@@ -49,10 +47,7 @@ def test_the_floor_is_what_a_part_of_the_pictures_misses_on_average() -> None:
 
 
 def test_against_training_pictures_and_only_as_many_as_asked_for(mini: CLIP, tmp_path: Path) -> None:
-    data = open_dataset("emoji")
-    train, test = (part.subset(torch.nonzero(part.labels < 6).flatten()) for part in (data.train, data.test))
-    data = replace(data, classes=data.classes[:6], train=train, test=test)
-    fixture = Fixture(DMCOT, mini, data, (4, 2), tmp_path)
+    fixture = Fixture(DMCOT, mini, some_classes(6), (4, 2), tmp_path)
     tasks = fixture.stream.tasks()
     fixture.method.learn(next(tasks))
     before = copy_memory(fixture.method)

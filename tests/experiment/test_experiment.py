@@ -20,19 +20,19 @@ from clipcil.errors import UserError
 from clipcil.experiment.experiment import Experiment
 from clipcil.experiment.spec import RunSpec, read_preset
 from clipcil.methods.simplecil import SimpleCIL
-
-
-@pytest.fixture(scope="module", autouse=True)
-def own_cache(tmp_path_factory: pytest.TempPathFactory) -> object:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("CLIPCIL_CACHE", str(tmp_path_factory.mktemp("cache")))
-        yield
+from support.short_runs import interrupt
 
 
 @pytest.fixture(scope="module")
 def data() -> Dataset:
     """A dataset that nobody registered."""
     return replace(some_classes(6), name="six")
+
+
+@pytest.fixture
+def given(data: Dataset, mini: CLIP) -> dict[str, Any]:
+    """Six classes in three tasks."""
+    return {"data": data, "backbone": mini, "increment": 2}
 
 
 @dataclass(frozen=True)
@@ -54,8 +54,8 @@ class Changed(SimpleCIL):
     """Another class that bears the name of a registered one."""
 
 
-def test_own_method_own_dataset_and_loaded_backbone(data: Dataset, mini: CLIP) -> None:
-    experiment = Experiment(Own, data=data, backbone=mini, increment=2, power=2.0)
+def test_own_method_own_dataset_and_loaded_backbone(given: dict[str, Any]) -> None:
+    experiment = Experiment(Own, **given, power=2.0)
     assert len(experiment) == 3 and experiment.config.power == 2.0
     seen = []
     for task in experiment:
@@ -74,18 +74,15 @@ def test_own_method_own_dataset_and_loaded_backbone(data: Dataset, mini: CLIP) -
     assert repr(results) == f"Results(after 3 of 3 tasks: A_B {results.last:.2f} %, Ā {results.average:.2f} %)"
 
 
-def test_a_name_that_is_too_long_is_refused_before_anything_is_learnt(
-    data: Dataset, mini: CLIP, tmp_path: Path
-) -> None:
-    long = replace(data, classes=[*data.classes[:-1], " ".join("x" * 100)])
+def test_a_name_that_is_too_long_is_refused_before_the_run(given: dict[str, Any], tmp_path: Path) -> None:
+    given["data"] = replace(given["data"], classes=[*given["data"].classes[:-1], " ".join("x" * 100)])
     with pytest.raises(UserError, match="shorten the class name"):
-        Experiment("dmc-ot", data=long, backbone=mini, increment=2).run(tmp_path / "run")
+        Experiment("dmc-ot", **given).run(tmp_path / "run")
     assert not (tmp_path / "run").exists(), "a run that could not begin has claimed nothing"
 
 
-def test_the_loop_by_hand_and_a_run_give_the_same(data: Dataset, mini: CLIP, tmp_path: Path) -> None:
-    options: dict[str, Any] = {"data": data, "backbone": mini, "increment": 2, "seed": 3}
-    options |= {"stage1.epochs": 1, "stage2": {"epochs": 1, "steps": 0}}
+def test_the_loop_by_hand_and_a_run_give_the_same(given: dict[str, Any], tmp_path: Path) -> None:
+    options = {**given, "seed": 3, "stage1.epochs": 1, "stage2": {"epochs": 1, "steps": 0}}
     by_hand = Experiment("dmc-ot", **options)
     for task in by_hand:
         by_hand.learn(task)  # not evaluated here: evaluated before the next task is learnt
@@ -100,8 +97,8 @@ def test_the_loop_by_hand_and_a_run_give_the_same(data: Dataset, mini: CLIP, tmp
         by_hand.run(tmp_path / "other")
 
 
-def test_tasks_are_learnt_in_order_and_only_once(data: Dataset, mini: CLIP) -> None:
-    experiment = Experiment("simplecil", data=data, backbone=mini, increment=2)
+def test_tasks_are_learnt_in_order_and_only_once(given: dict[str, Any]) -> None:
+    experiment = Experiment("simplecil", **given)
     with pytest.raises(UserError, match="no task is learnt yet"):
         experiment.evaluate()
     first = next(iter(experiment))
@@ -111,13 +108,13 @@ def test_tasks_are_learnt_in_order_and_only_once(data: Dataset, mini: CLIP) -> N
     assert [task.index for task in experiment] == [1, 2]  # iterating again goes on after what is learnt
 
 
-def test_a_run_of_objects_is_continued_by_the_same_experiment(data: Dataset, mini: CLIP, tmp_path: Path) -> None:
-    Experiment("simplecil", data=data, backbone=mini, increment=2).run(tmp_path / "run")
+def test_a_run_of_objects_is_continued_by_the_same_experiment(given: dict[str, Any], tmp_path: Path) -> None:
+    Experiment("simplecil", **given).run(tmp_path / "run")
     with pytest.raises(UserError, match=r"SimpleCIL, not .*Changed"):  # another class of the same name
-        Experiment(Changed, data=data, backbone=mini, increment=2).run(tmp_path / "run")
+        Experiment(Changed, **given).run(tmp_path / "run")
     with pytest.raises(UserError, match="make the same Experiment again"):
         Experiment.resume(tmp_path / "run")
-    assert Experiment("simplecil", data=data, backbone=mini, increment=2).run(tmp_path / "run").average > 0
+    assert Experiment("simplecil", **given).run(tmp_path / "run").average > 0
 
 
 @pytest.mark.parametrize(
@@ -166,24 +163,18 @@ def test_a_preset_is_looked_for_among_the_presets_alone() -> None:
     assert read_preset("../presets/emoji", "rapf", "mini") == read_preset("x" * 300, "rapf", "mini") == {}
 
 
-def test_an_evaluation_that_was_interrupted_counts_as_none(
-    data: Dataset, mini: CLIP, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_evaluation_that_was_interrupted_counts_as_none(given: dict[str, Any]) -> None:
     short = {"stage1.epochs": 0, "stage2.epochs": 0, "stage2.steps": 0}
-    experiment = Experiment("dmc-ot", data=data, backbone=mini, tasks=3, **short)
+    experiment = Experiment("dmc-ot", **given, **short)
     for task in experiment:
         experiment.learn(task)
         if task.index == 1:
-            with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-                patch.setattr("clipcil.experiment.experiment.measure_drift", _stopped)
+            with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
+                patch.setattr("clipcil.experiment.experiment.measure_drift", interrupt)
                 experiment.evaluate()
     results = experiment.evaluate()
     assert [len(results.records), len(results.drift)] == [3, 3]
     assert results.drift[0] is None and results.drift[1] is not None
-
-
-def _stopped(*_: object) -> None:
-    raise KeyboardInterrupt
 
 
 def test_fewer_classes_than_the_default_number_of_tasks(data: Dataset, mini: CLIP) -> None:

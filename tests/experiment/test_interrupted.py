@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from PIL import Image
 
 from clipcil.clip import CLIP
 from clipcil.data.dataset import Dataset
@@ -20,20 +20,22 @@ from clipcil.errors import UserError
 from clipcil.experiment.experiment import Experiment, LoadCache
 from clipcil.methods.simplecil import SimpleCIL
 from clipcil.training.device import usual_torch
+from support.lessons import plain, write_tree
 from support.short_runs import digest
 
 COLOURS = {"red": ("red", "darkred"), "green": ("lime", "green"), "blue": ("blue", "navy")}
 
 
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CLIPCIL_CACHE", str(tmp_path / "cache"))
-
-
 @pytest.fixture(scope="module")
 def colours() -> Dataset:
-    pictures = {name: [Image.new("RGB", (64, 64), tone) for tone in tones] for name, tones in COLOURS.items()}
+    pictures = {name: plain(*tones) for name, tones in COLOURS.items()}
     return Dataset.from_pictures("colours", pictures, pictures)
+
+
+@pytest.fixture
+def given(colours: Dataset, mini: CLIP) -> dict[str, Any]:
+    """Three classes in three tasks."""
+    return {"data": colours, "backbone": mini, "increment": 1}
 
 
 class Interrupted(SimpleCIL):
@@ -55,10 +57,8 @@ def interrupted() -> Iterator[type[Interrupted]]:
     yield Interrupted
 
 
-def test_a_task_that_was_interrupted_does_not_count_as_learnt(
-    colours: Dataset, mini: CLIP, interrupted: type[Interrupted]
-) -> None:
-    experiment = Experiment(interrupted, data=colours, backbone=mini, increment=1)
+def test_an_interrupted_task_is_not_learnt(given: dict[str, Any], interrupted: type[Interrupted]) -> None:
+    experiment = Experiment(interrupted, **given)
     with pytest.raises(KeyboardInterrupt):
         for task in experiment:
             experiment.learn(task)
@@ -70,8 +70,8 @@ def test_a_task_that_was_interrupted_does_not_count_as_learnt(
     assert "3 tasks" in repr(experiment)
 
 
-def test_a_task_that_has_ended_is_refused_and_nothing_is_lost(colours: Dataset, mini: CLIP) -> None:
-    experiment = Experiment("simplecil", data=colours, backbone=mini, increment=1)
+def test_a_task_that_has_ended_is_refused_and_nothing_is_lost(given: dict[str, Any]) -> None:
+    experiment = Experiment("simplecil", **given)
     first, *_ = experiment
     with pytest.raises(UserError, match="a task that has ended"):
         experiment.learn(first)
@@ -83,23 +83,23 @@ def test_a_task_that_has_ended_is_refused_and_nothing_is_lost(colours: Dataset, 
 
 
 def test_the_same_call_goes_on_in_the_same_process(
-    colours: Dataset, mini: CLIP, interrupted: type[Interrupted], tmp_path: Path
+    given: dict[str, Any], interrupted: type[Interrupted], tmp_path: Path
 ) -> None:
     whole, parts = tmp_path / "whole", tmp_path / "parts"
-    experiment = Experiment(interrupted, data=colours, backbone=mini, increment=1)
+    experiment = Experiment(interrupted, **given)
     with pytest.raises(KeyboardInterrupt):
         experiment.run(parts)
     assert experiment.run(parts).last == experiment.run(parts).last == 100
-    Experiment(interrupted, data=colours, backbone=mini, increment=1).run(whole)
+    Experiment(interrupted, **given).run(whole)
     assert digest(whole) == digest(parts)
 
 
 @pytest.mark.parametrize("method", ["dmc", "ranpac"])
-def test_experiments_side_by_side_are_those_alone(method: str, colours: Dataset, mini: CLIP) -> None:
+def test_experiments_side_by_side_are_those_alone(method: str, given: dict[str, Any]) -> None:
     short = {"stage1.epochs": 2, "stage2.epochs": 2, "stage2.steps": 0} if method == "dmc" else {}
 
     def make(seed: int) -> Experiment:
-        return Experiment(method, data=colours, backbone=mini, increment=1, seed=seed, **short)
+        return Experiment(method, **given, seed=seed, **short)
 
     def state(experiment: Experiment) -> dict[str, torch.Tensor]:
         return dict(experiment.method.state_dict())
@@ -119,10 +119,9 @@ def test_experiments_side_by_side_are_those_alone(method: str, colours: Dataset,
     assert any(not torch.equal(value, state(second)[name]) for name, value in state(alone).items())
 
 
-def test_a_task_of_another_experiment_is_refused(colours: Dataset, mini: CLIP) -> None:
+def test_a_task_of_another_experiment_is_refused(given: dict[str, Any]) -> None:
     """Its pictures would be encoded by the tower of the other one, which may be tuned."""
-    shared = LoadCache()
-    options = {"data": colours, "backbone": mini, "increment": 1, "cache": shared}
+    options = {**given, "cache": LoadCache()}
     first, second = Experiment("simplecil", **options), Experiment("simplecil", **options, shots=1)
     task = next(iter(first))
     for _ in range(2):
@@ -147,12 +146,7 @@ def in_double_precision() -> Iterator[None]:
 
 @pytest.mark.parametrize(
     "setting",
-    [
-        in_double_precision,
-        torch.no_grad,
-        torch.inference_mode,
-        lambda: torch.autocast("cpu", dtype=torch.bfloat16),
-    ],
+    [in_double_precision, torch.no_grad, torch.inference_mode, lambda: torch.autocast("cpu", dtype=torch.bfloat16)],
 )
 def test_what_a_notebook_has_set_changes_nothing(
     setting: Callable[[], AbstractContextManager[None]], colours: Dataset, tiny_clip: CLIP
@@ -186,10 +180,10 @@ def test_mixed_precision_sees_the_weights_of_every_step(in_a_notebook: bool) -> 
     assert seen == [4, 8] and half is in_a_notebook and torch.is_autocast_cache_enabled()
 
 
-def test_the_features_of_a_task_that_has_ended_are_dropped(colours: Dataset, mini: CLIP) -> None:
-    data = replace(colours, test=colours.test.subset(torch.tensor([0, 2, 4])))  # no set that is a task's too
+def test_the_features_of_a_task_that_has_ended_are_dropped(given: dict[str, Any], colours: Dataset) -> None:
+    given["data"] = replace(colours, test=colours.test.subset(torch.tensor([0, 2, 4])))  # no set that is a task's too
     for shared, kept in ((None, 0), (LoadCache(), 3)):
-        experiment = Experiment("simplecil", data=data, backbone=mini, increment=1, cache=shared)
+        experiment = Experiment("simplecil", **given, cache=shared)
         for task in experiment:
             experiment.learn(task)
         reader = experiment._open_reader(experiment.method)
@@ -197,15 +191,14 @@ def test_the_features_of_a_task_that_has_ended_are_dropped(colours: Dataset, min
         assert len(train & reader._tables.keys()) == kept and experiment.results.last == 100
 
 
-def test_a_folder_belongs_to_its_labels_templates_and_descriptions(
-    colours: Dataset, mini: CLIP, tmp_path: Path
-) -> None:
+def test_a_folder_belongs_to_its_labels_templates_and_descriptions(given: dict[str, Any], tmp_path: Path) -> None:
     def run(name: str, data: Dataset, method: str = "simplecil", **settings: object) -> None:
-        Experiment(method, data=data, backbone=mini, increment=1, **settings).run(tmp_path / name)
+        Experiment(method, **{**given, "data": data}, **settings).run(tmp_path / name)
 
+    colours = given["data"]
     run("run", colours)
-    given = colours.train
-    train = PictureSet(given.name, given.pictures, given.labels.flip(0), given.identity)
+    old = colours.train
+    train = PictureSet(old.name, old.pictures, old.labels.flip(0), old.identity)
     for other in (replace(colours, train=train), replace(colours, templates=("art of a {}.",))):
         with pytest.raises(UserError, match="checkpoint"):
             run("run", other)
@@ -227,16 +220,10 @@ def test_an_own_dataset_or_backbone_does_not_take_the_place_of_one_by_name(colou
     assert given.method.clip is other and named.method.clip is mini
 
 
-def test_a_path_is_a_folder_even_if_it_is_called_like_a_dataset(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_path_called_like_a_dataset_is_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for part in ("train", "test"):
-        for name, tones in COLOURS.items():
-            place = tmp_path / "emoji" / part / name
-            place.mkdir(parents=True)
-            for tone in tones:
-                Image.new("RGB", (64, 64), tone).save(place / f"{tone}.png")
+        write_tree(tmp_path / "emoji" / part, {name: plain(*tones) for name, tones in COLOURS.items()})
     (tmp_path / "mini").mkdir()
     assert sorted(Experiment("simplecil", data=Path("emoji")).stream.names) == sorted(COLOURS)
     assert Experiment("simplecil", data="emoji").spec.data == "emoji"

@@ -10,27 +10,20 @@ import numpy as np
 from clipcil.experiment.evaluate import Record
 from clipcil.experiment.results import Results
 
-# Two classes, then one: class 0 has 4 test pictures, class 1 has 6, class 2 has 5.
-SIZES, TOTAL = [2, 1], [4, 6, 5]
-CORRECT = [[4, 3], [2, 3, 4]]
-
 
 def results_of(sizes: list[int], correct: Sequence[list[int]], total: list[int]) -> Results:
     records = [Record(right, total[: len(right)], []) for right in correct]
     return Results({}, [f"class {index}" for index in range(len(total))], sizes, records, [None] * len(records), [])
 
 
-def test_matrix_and_both_averages() -> None:
-    results = results_of(SIZES, CORRECT, TOTAL)
+def test_matrix_averages_forgetting_and_backward_transfer() -> None:
+    """Two classes, then one: class 0 has 4 test pictures, class 1 has 6, class 2 has 5."""
+    results = results_of([2, 1], [[4, 3], [2, 3, 4]], [4, 6, 5])
     assert np.allclose(results.matrix, [[70, math.nan], [50, 80]], equal_nan=True)
     assert math.isclose(results.last, 65)  # mean over tasks
     assert math.isclose(results.last_weighted, 100 * 9 / 15)  # over pictures
     assert math.isclose(results.average, (70 + 65) / 2)
     assert math.isclose(results.average_weighted, (70 + 60) / 2)
-
-
-def test_forgetting_and_backward_transfer() -> None:
-    results = results_of(SIZES, CORRECT, TOTAL)
     assert math.isclose(results.forgetting, 20) and math.isclose(results.backward_transfer, -20)
     assert list(results.per_class.values()) == [50.0, 50.0, 80.0]
 

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from PIL import Image
 
 from clipcil.errors import UserError
 from clipcil.experiment.bench import run_grid
@@ -21,8 +20,6 @@ from support.short_runs import digest
 
 os.environ.setdefault("RAY_worker_niceness", "0")  # Ray's own 15 would starve its workers while other tests run
 ray = pytest.importorskip("ray")
-
-COLOURS = ("red", "green", "blue", "white")
 
 
 @pytest.fixture(scope="module")
@@ -44,21 +41,14 @@ def cluster() -> Any:
     cluster.shutdown()
 
 
-def grid_for(tmp_path: Path, **changes: Any) -> Grid:
-    root = tmp_path / "pictures"
-    for colour in COLOURS:
-        (root / colour).mkdir(parents=True, exist_ok=True)
-        for size in range(40, 45):
-            if not (root / colour / f"{size}.png").exists():
-                Image.new("RGB", (size, 48), colour).save(root / colour / f"{size}.png")
-    options = {"methods": ("simplecil", "rapf"), "data": ("folder",), "data_root": (f"folder={root}",), "seeds": 6}
+def grid_for(pictures: Path, **changes: Any) -> Grid:
+    options = {"methods": ("simplecil", "rapf"), "data": ("folder",), "data_root": (f"folder={pictures}",), "seeds": 6}
     return Grid(**{**options, "set": ("adapter.epochs=2",), "run": {"tasks": 2, "device": "cpu"}, **changes})
 
 
-def test_a_grid_survives_the_loss_of_a_machine(cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CLIPCIL_CACHE", str(tmp_path / "cache"))
-    here = grid_for(tmp_path, out=tmp_path / "here")
-    on_ray = grid_for(tmp_path, out=tmp_path / "ray", on="ray", address=cluster.address)
+def test_a_grid_survives_the_loss_of_a_machine(cluster: Any, pictures: Path, tmp_path: Path) -> None:
+    here = grid_for(pictures, out=tmp_path / "here")
+    on_ray = grid_for(pictures, out=tmp_path / "ray", on="ray", address=cluster.address)
     one, two, told = plan(here), plan(on_ray), list[str]()
     run_grid(one, here.out)
 
@@ -74,32 +64,28 @@ def test_a_grid_survives_the_loss_of_a_machine(cluster: Any, tmp_path: Path, mon
     loser.join()
     assert [each.error for each in finished] == [""] * 12, told
     assert len(told) == 12 and not cluster.worker_nodes
-    for first, second in zip(one, two, strict=True):
-        assert digest(first.folder) == digest(second.folder)
+    assert [digest(each.folder) for each in one] == [digest(each.folder) for each in two]
     again = list[str]()
     run_grid(two, on_ray.out, again.append, grid=on_ray)
     assert all(line.endswith("(done before)") for line in again)
 
 
 def test_a_folder_that_a_machine_cannot_write_to_is_refused_before_anything_runs(
-    cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cluster: Any, pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The file that the machines look for is never made, as if theirs were another folder."""
     real = Path.touch
     monkeypatch.setattr(Path, "touch", lambda self, *more: None if self.name[:8] == ".shared-" else real(self, *more))
-    grid = grid_for(tmp_path, out=tmp_path / "out", on="ray", address=cluster.address)
+    grid = grid_for(pictures, out=tmp_path / "out", on="ray", address=cluster.address)
     with pytest.raises(UserError, match=r"of the cluster cannot be used: .*out is not the folder that it is here"):
         run_grid(plan(grid), grid.out, grid=grid)
     assert not list((tmp_path / "out").iterdir())
 
 
-def test_an_interrupted_grid_is_continued_to_the_same_bytes(
-    cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("CLIPCIL_CACHE", str(tmp_path / "cache"))
-    changes = {"methods": ("rapf",), "seeds": 2, "set": ("adapter.epochs=300", "adapter.batch_size=4")}
-    here = grid_for(tmp_path, out=tmp_path / "here", **changes)
-    on_ray = grid_for(tmp_path, out=tmp_path / "ray", on="ray", address=cluster.address, **changes)
+def test_an_interrupted_grid_is_continued_to_the_same_bytes(cluster: Any, pictures: Path, tmp_path: Path) -> None:
+    changes = {"methods": ("rapf",), "seeds": 2, "set": ("adapter.epochs=200", "adapter.batch_size=4")}
+    here = grid_for(pictures, out=tmp_path / "here", **changes)
+    on_ray = grid_for(pictures, out=tmp_path / "ray", on="ray", address=cluster.address, **changes)
     words = ["bench", "--methods", "rapf", "--data", "folder", "--data-root", *here.data_root, "--seeds", "2"]
     words += ["--tasks", "2", "--device", "cpu", "--set", *changes["set"], "--out", str(on_ray.out)]
     words += ["--on", "ray", "--address", cluster.address]
@@ -115,8 +101,7 @@ def test_an_interrupted_grid_is_continued_to_the_same_bytes(
     finished = run_grid(runs, on_ray.out, grid=on_ray)
     assert [each.error for each in finished] == ["", ""]
     run_grid(plan(here), here.out)
-    for first, second in zip(plan(here), runs, strict=True):
-        assert digest(first.folder) == digest(second.folder)
+    assert [digest(each.folder) for each in plan(here)] == [digest(each.folder) for each in runs]
 
 
 def test_a_run_with_a_gpu_is_a_run_on_cuda() -> None:

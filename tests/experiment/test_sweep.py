@@ -9,31 +9,29 @@ import pytest
 from PIL import Image
 
 from clipcil.errors import UserError
-from clipcil.experiment.bench import RunOutcome, lines_of, run_grid
-from clipcil.experiment.experiment import Experiment
 from clipcil.experiment.grid import plan, plan_sweep, study_values
 from clipcil.experiment.spec import Grid
 from clipcil.report.compare import MeanStd
 from clipcil.report.figures import Curve, save_sweep
 
 
-def test_each_value_is_a_run_and_symbols_of_the_paper_are_names(tmp_path: Path) -> None:
-    planned = plan_sweep("dmc-ot", "λ", ["0", "0.5"], Grid(seeds=2, out=tmp_path))
+def test_each_value_is_a_run_and_symbols_of_the_paper_are_names() -> None:
+    planned = plan_sweep("dmc-ot", "λ", ["0", "0.5"], Grid(seeds=2))
     assert [(each.label, each.config.ortho, each.spec.seed) for each in planned] == [
         ("0", 0.0, 0), ("0", 0.0, 1), ("0.5", 0.5, 0), ("0.5", 0.5, 1),
     ]  # fmt: skip
 
 
-def test_options_of_the_run_can_be_swept_and_without_values_those_of_the_study_are_taken(tmp_path: Path) -> None:
-    planned = plan_sweep("simplecil", "tasks", ["5", "10", "20"], Grid(out=tmp_path))
+def test_options_of_the_run_can_be_swept_and_without_values_those_of_the_study_are_taken() -> None:
+    planned = plan_sweep("simplecil", "tasks", ["5", "10", "20"], Grid())
     assert [each.spec.tasks for each in planned] == [5, 10, 20]
-    planned = plan_sweep("dmc-ot", "M", [], Grid(out=tmp_path))
+    planned = plan_sweep("dmc-ot", "M", [], Grid())
     assert [each.config.prompt_length for each in planned] == list(study_values("prompt_length"))
 
 
-def test_a_sweep_reuses_what_a_bench_has_done(tmp_path: Path) -> None:
-    usual = plan(Grid(methods=("dmc-ot",), out=tmp_path))[0]
-    swept = plan_sweep("dmc-ot", "beta", ["1.5", f"{usual.config.beta:g}"], Grid(out=tmp_path))
+def test_a_sweep_reuses_what_a_bench_has_done() -> None:
+    (usual,) = plan(Grid(methods=("dmc-ot",)))
+    swept = plan_sweep("dmc-ot", "beta", ["1.5", f"{usual.config.beta:g}"], Grid())
     assert [each.folder == usual.folder for each in swept] == [False, True]
 
 
@@ -51,24 +49,11 @@ def test_a_sweep_reuses_what_a_bench_has_done(tmp_path: Path) -> None:
         ("β", ["0", "1"], {"set": ("prompt_length=3", "beta = 0.5")}, "--set beta = 0.5"),
     ],
 )
-def test_wrong_words_and_options_that_say_otherwise_are_refused(
-    key: str, values: list[str], more: dict[str, Any], named: str, tmp_path: Path
-) -> None:
+def test_wrong_words_are_refused(key: str, values: list[str], more: dict[str, Any], named: str) -> None:
+    """So are options that say otherwise."""
     with pytest.raises(UserError) as caught:
-        plan_sweep("dmc-ot", key, values, Grid(out=tmp_path, **more))
+        plan_sweep("dmc-ot", key, values, Grid(**more))
     assert named in str(caught.value)
-
-
-def test_points_leave_out_what_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    planned = plan_sweep("dmc-ot", "beta", ["0", "1"], Grid(out=tmp_path))
-
-    def fail(*_: object, **__: object) -> None:
-        raise RuntimeError("no")
-
-    monkeypatch.setattr(Experiment, "run", fail)
-    finished = run_grid(planned, tmp_path)
-    assert [isinstance(each, RunOutcome) and each.result is None for each in finished] == [True, True]
-    assert not any(line.group for line in lines_of(finished))
 
 
 def test_the_curve_is_a_picture(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from PIL import Image
 from clipcil.cli import main
 from clipcil.data.dataset import Dataset, open_dataset
 
+COLOURS = ("red", "green", "blue", "white", "black", "orange")
 FAST: dict[str, Any] = {"stage1": {"epochs": 1, "lr": 1e-4}, "stage2": {"epochs": 4, "steps": 0}, "prompt_length": 2}
 
 

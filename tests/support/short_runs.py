@@ -29,6 +29,11 @@ class Killed(BaseException):
     """Stands for SIGKILL: nothing in the package catches it, and nothing is written after it."""
 
 
+def interrupt(*_: object) -> None:
+    """Stands for Ctrl-C."""
+    raise KeyboardInterrupt
+
+
 class Told(Display):
     """Keeps what a person would have been told."""
 
