@@ -184,9 +184,6 @@ def _prepare(model: Path, source: Path, out: Path, top: int) -> list[Part]:
         raise UserError(f"{out} holds parquet files of something else; name a new folder with --out")
     files = sorted(source.glob("*.parquet")) if source.is_dir() else [source] if source.suffix == ".parquet" else []
     paths = [] if files else _paths(source)
-    job = {"model": sha256(model / "model.toml"), "source": str(source.resolve()), "top": top, "pictures": _mark(paths)}
-    before = typed(read_json(out / JOB), dict[str, Any], JOB) if (out / JOB).is_file() else job
-    _refuse_another_job(out, before, job)
     if paths:
         files = [out / MANIFEST]
         if not files[0].is_file():
@@ -195,16 +192,14 @@ def _prepare(model: Path, source: Path, out: Path, top: int) -> list[Part]:
     for file in files:
         with open_parquet(file) as reader:
             parts += [Part(len(parts) + group, str(file.resolve()), group) for group in range(reader.num_row_groups)]
-    job["parts"] = _mark([vars(part) for part in parts])
-    _refuse_another_job(out, before, job)
+    job = {"model": sha256(model / "model.toml"), "source": str(source.resolve()), "top": top}
+    job |= {"pictures": _mark(paths), "parts": _mark([vars(part) for part in parts])}
+    if (out / JOB).is_file():
+        before = typed(read_json(out / JOB), dict[str, Any], JOB)
+        if changed := [key for key in job if before.get(key) != job[key]]:
+            raise UserError(f"{out} holds the answers of another job ('{changed[0]}' has changed); name another folder")
     write_json(out / JOB, job)
     return parts
-
-
-def _refuse_another_job(out: Path, before: dict[str, Any], job: dict[str, Any]) -> None:
-    for key, value in job.items():
-        if before.get(key, value) != value:
-            raise UserError(f"{out} holds the answers of another job ('{key}' has changed); name another folder")
 
 
 def _mark(value: Any) -> str:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from clipcil.classifier.scoring import Calibration, probabilities
 from clipcil.data.pictures import decode_and, decoding_pool
-from clipcil.data.reader import Batch, TensorBatch
+from clipcil.data.reader import TensorBatch
 from clipcil.data.sources import as_picture
 from clipcil.errors import UserError
 from clipcil.methods.base import Method
@@ -74,7 +74,10 @@ def stream_scores(things: Iterable[Any], method: Method) -> Iterator[tuple[Any, 
         if whole:
             # Through half precision as in the cache on disk: learnt and predicted pictures are seen alike.
             pixels = preprocess.finish(torch.stack(whole)).half().float()
-            scored = _scores(method, TensorBatch(clip, pixels.to(method.device)))
+            seen = TensorBatch(clip, pixels.to(method.device))
+            logits, novelty = method.logits(seen), method.novelty(seen)
+            each = [None] * len(logits) if novelty is None else novelty.to(logits).float().tolist()
+            scored = map(Scores, logits.float().cpu(), each)
         for (thing, _), result in zip(batch, results, strict=True):
             yield thing, next(scored) if isinstance(result, Tensor) else result
 
@@ -96,13 +99,6 @@ def rank(logits: Tensor, novelty: float | None, names: list[str], top: int, how:
     best = probabilities(logits, how.temperature).topk(min(top, len(names)))
     chosen = [names[index] for index in best.indices.tolist()]
     return Prediction(chosen, best.values.tolist(), how.is_unknown(float(best.values[0]), novelty))
-
-
-def _scores(method: Method, batch: Batch) -> Iterator[Scores]:
-    """The scores of each picture of a batch."""
-    logits, novelty = method.logits(batch), method.novelty(batch)
-    each = [None] * len(logits) if novelty is None else novelty.to(logits).float().tolist()
-    return map(Scores, logits.float().cpu(), each)
 
 
 def _outcome(future: Future[Tensor]) -> Tensor | UserError:
