@@ -166,3 +166,11 @@ def test_the_hub_offline_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     made_up.refused("hub", "some/birds", None, repo="some/birds")
+
+
+@pytest.mark.parametrize("entry", ["{", "[]", '{"info": 3}'])
+def test_metadata_of_another_form_are_passed_over(entry: str, tmp_path: Path) -> None:
+    for part in ("train", "test"):
+        path = write(tmp_path / f"{part}-0.parquet", ["fox", "hen"])
+        pq.write_table(pq.read_table(path).replace_schema_metadata({"huggingface": entry}), path)
+    assert opened(tmp_path).classes == ["fox", "hen"]

@@ -86,9 +86,11 @@ def open_parquet(file: Path) -> Iterator[Any]:
 
 def _hub_features(metadata: dict[bytes, bytes] | None) -> dict[str, dict[str, Any]]:
     """The types of the columns as Hugging Face writes them; empty in files of other programs."""
-    table = json.loads((metadata or {}).get(b"huggingface", b"{}"))
-    features: dict[str, Any] = table.get("info", {}).get("features") or {}
-    return {key: value for key, value in features.items() if isinstance(value, dict)}
+    try:
+        features = json.loads((metadata or {}).get(b"huggingface", b"{}")).get("info", {}).get("features") or {}
+        return {key: value for key, value in features.items() if isinstance(value, dict)}
+    except (ValueError, AttributeError):  # another program's entry of this name
+        return {}
 
 
 def holds_pictures(kind: Any) -> bool:
