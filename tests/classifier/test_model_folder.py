@@ -16,6 +16,7 @@ from clipcil.classifier.folder import read_model
 from clipcil.classifier.load import summarise
 from clipcil.clip.loading import MINI_1
 from clipcil.errors import UserError
+from support.errors import one_line
 from support.lessons import pictures
 
 
@@ -49,10 +50,9 @@ def test_what_lies_there(model: clipcil.Classifier, tmp_path: Path) -> None:
 def test_the_features_that_a_model_is_made_of_are_told(tmp_path: Path) -> None:
     model = clipcil.Classifier("strata", random_features=64)
     model.learn(pictures(["airplane", "ant"]), hold_out=False)
-    model.save(tmp_path / "m")
-    kept = sum(known["pictures"] for known in summarise(tmp_path / "m")["classes"])
-    assert summarise(tmp_path / "m")["exemplars_kept"] == kept > 0
-    assert "features of training pictures" in (tmp_path / "m" / "README.md").read_text()
+    model.save(tmp_path)
+    assert summarise(tmp_path)["exemplars_kept"] == 12
+    assert "features of training pictures" in (tmp_path / "README.md").read_text()
 
 
 @pytest.mark.parametrize("step", ["weights-", "README.md", "model.toml"])
@@ -94,47 +94,33 @@ def test_refusals(model: clipcil.Classifier, tmp_path: Path) -> None:
     model.save(folder)
     edit(folder, 'format = "1.1"', 'format = "1.7"')
     assert clipcil.load(folder).classes == ["airplane", "ant"]  # a newer minor version only adds
-    edit(folder, 'format = "1.7"', 'format = "2.0"')
-    with pytest.raises(UserError, match=r"format 2\.0.*install a newer"):
-        clipcil.load(folder)
-    edit(folder, 'format = "2.0"', 'format = "1.1"')
-    fingerprint = read_model(folder).fingerprint
-    edit(folder, fingerprint, "0" * 12)
-    with pytest.raises(UserError, match="fingerprint"):
-        clipcil.load(folder)
-    edit(folder, "0" * 12, MINI_1)
-    with pytest.raises(UserError, match=r"version 1 of the backbone mini, which only clipcil 0\.1 reads"):
-        clipcil.load(folder)
-    edit(folder, MINI_1, fingerprint)
-    weights = next(folder.glob("weights-*"))
+    found = read_model(folder)
+    for old, new, words in (
+        ('format = "1.7"', 'format = "2.0"', ("format 2.0", "install a newer")),
+        (found.fingerprint, "0" * 12, ("fingerprint",)),
+        (found.fingerprint, MINI_1, ("version 1 of the backbone mini", "0.1")),
+        (found.weights, f"../{found.weights}", ("../weights",)),
+    ):
+        edit(folder, old, new)
+        (tmp_path / found.weights).write_bytes((folder / found.weights).read_bytes())
+        with one_line(*words):
+            clipcil.load(folder)
+        edit(folder, new, old)
+    weights = folder / found.weights
     whole = weights.read_bytes()
     weights.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
-    with pytest.raises(UserError, match="checksum"):
+    with one_line("checksum"):
         clipcil.load(folder)
     weights.unlink()
-    with pytest.raises(UserError, match="is missing"):
+    with one_line(found.weights, "missing"):
         clipcil.load(folder)
     (folder / "model.toml").write_text("format = ")
-    with pytest.raises(UserError, match="is damaged"):
-        clipcil.load(folder)
-    with pytest.raises(UserError, match="holds no model"):
-        clipcil.load(tmp_path / "none")
-
-
-def test_a_weights_name_cannot_lead_outside(model: clipcil.Classifier, tmp_path: Path) -> None:
-    model.save(tmp_path / "m")
-    name = read_model(tmp_path / "m").weights
-    (tmp_path / "m" / name).replace(tmp_path / name)
-    edit(tmp_path / "m", name, f"../{name}")
-    with pytest.raises(UserError, match="not the name of a weights file"):
-        clipcil.load(tmp_path / "m")
+    for place in (folder, tmp_path / "none"):
+        with one_line(str(place)):
+            clipcil.load(place)
 
 
 def test_nothing_is_pickled(model: clipcil.Classifier, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model.save(tmp_path / "m")
-
-    def refuse(*args: object, **kwargs: object) -> None:
-        raise AssertionError("torch.load was called")
-
-    monkeypatch.setattr(torch, "load", refuse)
+    monkeypatch.setattr(torch, "load", lambda *_, **__: pytest.fail("torch.load was called"))
     assert clipcil.load(tmp_path / "m").classes == ["airplane", "ant"]

@@ -30,17 +30,17 @@ async def ask_guard(
         return await client.request(method, path, headers=[("Host", host), *headers], **how)
 
 
-@pytest.mark.parametrize("host", [OWN, "localhost", "LOCALHOST:8000", "[::1]:7860", "127.0.0.2"])
-def test_on_loopback_its_names_are_hosts(host: str) -> None:
-    assert ask("/api/health", host=host).status_code == 200
-
-
 @pytest.mark.parametrize(
-    "host", ["evil.example:7860", "127.0.0.1.evil.example", "", "[::1", "192.168.7.7", "localhost.evil.example"]
+    ("host", "status"),
+    [
+        *((host, 200) for host in (OWN, "localhost", "LOCALHOST:8000", "[::1]:7860", "127.0.0.2")),
+        *((host, 403) for host in ("evil.example:7860", "127.0.0.1.evil.example", "", "[::1", "192.168.7.7")),
+        ("localhost.evil.example", 403),
+    ],
 )
-def test_other_hosts_are_refused(host: str) -> None:
+def test_only_names_of_loopback_are_hosts(host: str, status: int) -> None:
     """DNS rebinding: the page of evil.example, whose name now points here, sends its own name."""
-    assert ask("/api/health", host=host).status_code == 403
+    assert ask("/api/health", host=host).status_code == status
     assert ask("/api/health", host=host, token="secret").status_code == 401, "elsewhere the token decides"
 
 

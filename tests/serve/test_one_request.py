@@ -41,6 +41,11 @@ def service(tmp_path: Path) -> Service:
     return Service(served, Staging(tmp_path / "waiting", Limits(waiting_pictures=2)), Limits())
 
 
+def known_by(service: Service, facts: Facts) -> None:
+    served: Any = service.served
+    served.model, served.previous = SimpleNamespace(facts=lambda: facts), lambda: None
+
+
 def ask(service: Service, method: str, path: str, **how: Any) -> httpx.Response:
     async def call() -> httpx.Response:
         transport = httpx.ASGITransport(build_app(service, 7860, None))
@@ -134,14 +139,14 @@ def test_one_class_has_no_accuracy(classes: int, service: Service, tmp_path: Pat
     day, known = "2026-01-31", [KnownClass(name, name, "", 6, "", 6, 6) for name in ("fox", "owl")[:classes]]
     facts = made_of(sizes=[classes], known=known)
     facts.history = [LessonRecord(day, 1, 0, 6, classes, 6, 6)]
-    service.served.model = SimpleNamespace(facts=lambda: facts)  # type: ignore[assignment]
-    service.served.previous = lambda: None  # type: ignore[method-assign]
+    known_by(service, facts)
     about = ask(service, "GET", "/api/model").json()
     told = [state.result.accuracy, *(each["accuracy"] for each in (about, *about["lessons"], *about["classes"]))]
     assert set(told) == ({None} if classes == 1 else {1.0})
 
 
 def test_the_page_works_where_the_folder_is_not_utf8(service: Service) -> None:
+    known_by(service, made_of())
     service.served.folder = service.served.folder.with_name(os.fsdecode(b"v\xf6gel"))
 
     def refuse() -> None:
@@ -150,7 +155,4 @@ def test_the_page_works_where_the_folder_is_not_utf8(service: Service) -> None:
     service.served.undo = refuse  # type: ignore[method-assign]
     answer = ask(service, "POST", "/api/undo")
     assert answer.status_code == 400 and "cannot write" in answer.json()["error"]
-    facts = made_of()
-    service.served.model = SimpleNamespace(facts=lambda: facts)  # type: ignore[assignment]
-    service.served.previous = lambda: None  # type: ignore[method-assign]
     assert ask(service, "GET", "/api/model").json()["name"] == "v\\udcf6gel"

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 from PIL import Image
 
-from clipcil.errors import UserError
 from clipcil.serve import staging
 from clipcil.serve.answers import Limits
 from clipcil.serve.staging import Staging
+from support.errors import one_line
 from support.server import png
 
 ONE, OTHER = (png(Image.new("RGB", (8, 8), colour)) for colour in ("red", "blue"))
@@ -28,22 +29,23 @@ def add_meanwhile(waiting: Staging, content: bytes, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(staging, "decode", slow)
 
 
-def test_the_limit_holds_for_pictures_that_are_decoded_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    waiting = Staging(tmp_path, Limits(waiting_pictures=1))
-    add_meanwhile(waiting, OTHER, monkeypatch)
-    with pytest.raises(UserError, match="1 pictures"):
-        waiting.add("b", "one.png", ONE)
+@pytest.mark.parametrize(
+    ("meanwhile", "limits", "refused"),
+    [(OTHER, Limits(waiting_pictures=1), True), (ONE, Limits(waiting_bytes=len(ONE)), False)],
+    ids=["another picture", "the same picture"],
+)
+def test_limits_hold_for_pictures_that_are_decoded_at_once(
+    meanwhile: bytes, limits: Limits, refused: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same picture twice at once waits once."""
+    waiting = Staging(tmp_path, limits)
+    add_meanwhile(waiting, meanwhile, monkeypatch)
+    with one_line("1 pictures") if refused else nullcontext():
+        assert waiting.add("B", "one.png", ONE).title == "other.png"
     assert [item.title for items in waiting.classes().values() for item in items] == ["other.png"]
     assert len(list(tmp_path.iterdir())) == 2  # the picture that waits and its thumbnail
-
-
-def test_the_same_picture_twice_at_once_waits_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    waiting = Staging(tmp_path, Limits(waiting_bytes=len(ONE)))
-    add_meanwhile(waiting, ONE, monkeypatch)
-    assert waiting.add("B", "one.png", ONE).title == "other.png"
-    assert len(list(tmp_path.iterdir())) == 2
-    with pytest.raises(UserError, match="space"):
-        waiting.add("b", "other.png", OTHER)
+    with one_line("pictures" if refused else "space"):
+        waiting.add("b", "other.png", ONE if refused else OTHER)
 
 
 def test_the_folder_is_private_and_holds_nothing_of_a_killed_server(
