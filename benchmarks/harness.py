@@ -7,7 +7,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -123,46 +123,38 @@ def table(rows: Sequence[Row]) -> str:
     return "\n".join([markdown_table(HEAD, [row.cells() for row in rows]), "", *notes])
 
 
-def read_kept(folder: Path) -> list[tuple[dict[str, Any], list[Row]]]:
-    """Machine and rows of every file in the folder, without the rows that a later file (by name) measures again.
-
-    Raises:
-        UserError: The folder has no file, or one of them was made with `--quick`, whose sizes say nothing about speed.
-    """
-    paths = sorted(folder.glob("*.json"))
-    if not paths:
-        raise UserError(f"{folder} has no measurement; `python -m benchmarks --json {folder}/NAME.json` makes one")
-    names = {field.name for field in fields(Row)}
-    kept: list[tuple[dict[str, Any], list[Row]]] = []
-    for path in paths:
-        found = read_json(path)
-        if found["machine"]["quick"]:
-            raise UserError(f"{path} was made with --quick, whose sizes say nothing about speed; measure again without")
-        rows = [Row(**{key: value for key, value in row.items() if key in names}) for row in found["rows"]]
-        again = {(row.name, row.step) for row in rows}
-        kept = [(machine, [row for row in old if (row.name, row.step) not in again]) for machine, old in kept]
-        kept.append((found["machine"], rows))
-    return [(machine, rows) for machine, rows in kept if rows]
-
-
 def speed_table(folder: Path, compared: bool = False) -> str:
     """A line for each step, P before S and by number, and under it the machines that were measured.
+
+    A later file (by name) replaces the rows that it measures again.
 
     Args:
         folder: Where the measurements are kept.
         compared: Only the steps that have a goal and are compared with the peers' way.
     """
-    kept = read_kept(folder)
-    if compared:
-        kept = [(machine, [row for row in rows if row.theirs and row.goal]) for machine, rows in kept]
-        kept = [(machine, rows) for machine, rows in kept if rows]
-    rows = sorted((row for _, rows in kept for row in rows), key=lambda row: (row.name[0], int(row.name[1:])))
-    machines = []
-    for machine, own in kept:
-        which = "" if len(kept) == 1 else f"{', '.join(dict.fromkeys(row.name for row in own))}: "
+    found: dict[tuple[str, str], tuple[Row, Path]] = {}
+    machines: dict[Path, dict[str, Any]] = {}
+    for path in sorted(folder.glob("*.json")):
+        kept = read_json(path)
+        machines[path] = kept["machine"]
+        if kept["machine"]["quick"]:
+            raise UserError(f"{path} was made with --quick, whose sizes say nothing about speed; measure again without")
+        for row in kept["rows"]:
+            row.pop("passed")
+            key = row["name"], row["step"]
+            found.pop(key, None)
+            found[key] = Row(**row), path
+    if not found:
+        raise UserError(f"{folder} has no measurement; `python -m benchmarks --json {folder}/NAME.json` makes one")
+    rows = [(row, path) for row, path in found.values() if not compared or (row.theirs and row.goal)]
+    measured = []
+    for path, machine in machines.items():
+        own = dict.fromkeys(row.name for row, place in rows if place == path)
+        which = "" if len({place for _, place in rows}) == 1 else f"{', '.join(own)}: "
         threads = f"{machine['threads']} thread{'s' * (machine['threads'] != 1)} on {machine['cores']} cores"
-        machines.append(
+        measured += [
             f"{which}{threads} with {machine['instructions']} instructions, load before {machine['load before']},"
             f" torch {machine['torch']}."
-        )
-    return "\n".join([markdown_table(HEAD, [row.cells() for row in rows]), "", *machines])
+        ] * bool(own)
+    rows.sort(key=lambda pair: (pair[0].name[0], int(pair[0].name[1:])))
+    return "\n".join([markdown_table(HEAD, [row.cells() for row, _ in rows]), "", *measured])

@@ -15,10 +15,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from clipcil.errors import UserError
+from reproduce.claims import print_claims
+from reproduce.keep import EVIDENCE, keep
+from reproduce.tables import ROOT, update
 
 
-def parser() -> argparse.ArgumentParser:
-    """The commands and their options."""
+def main(words: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit code."""
     whole = argparse.ArgumentParser(
         prog="python -m reproduce", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -27,41 +30,24 @@ def parser() -> argparse.ArgumentParser:
     claims.add_argument("runs", nargs="*", type=Path, help="folders of runs; default: the evidence")
     tables = commands.add_parser("tables", help="rewrite docs/claims.md and the tables made from evidence")
     tables.add_argument("--check", action="store_true", help="write nothing; exit code 1 where a page is not current")
-    keep = commands.add_parser("keep", help="add finished runs to the evidence")
-    keep.add_argument("runs", nargs="+", type=Path, help="folders of runs, or folders that hold them")
-    keep.add_argument("--part", default="claims", help="part of the evidence; default: claims")
-    keep.add_argument("--evidence", type=Path, help="folder of the evidence; default: reproduce/evidence")
-    return whole
-
-
-def main(words: Sequence[str] | None = None) -> int:
-    """Run one command; returns the exit code."""
-    options = parser().parse_args(words)
+    kept = commands.add_parser("keep", help="add finished runs to the evidence")
+    kept.add_argument("runs", nargs="+", type=Path, help="folders of runs, or folders that hold them")
+    kept.add_argument("--part", default="claims", help="part of the evidence; default: claims")
+    kept.add_argument("--evidence", type=Path, default=EVIDENCE, help="folder of the evidence")
+    options = whole.parse_args(words)
     try:
-        return run(options)
+        if options.command == "claims":
+            print_claims(options.runs or [EVIDENCE / "claims"])
+        elif options.command == "keep":
+            print(f"{keep(options.runs, options.part, options.evidence)} runs added to the evidence")
+        else:
+            stale = update(options.check)
+            for path in stale:
+                print(f"{path.relative_to(ROOT)} {'is not current' if options.check else 'was written'}")
+            return int(bool(stale) and options.check)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-
-
-def run(options: argparse.Namespace) -> int:
-    """Run the command that was parsed; returns the exit code."""
-    if options.command == "claims":
-        from reproduce.claims import print_claims
-        from reproduce.keep import EVIDENCE
-
-        print_claims(options.runs or [EVIDENCE / "claims"])
-    elif options.command == "keep":
-        from reproduce.keep import EVIDENCE, keep
-
-        print(f"{keep(options.runs, options.part, options.evidence or EVIDENCE)} runs added to the evidence")
-    else:
-        from reproduce.tables import ROOT, update
-
-        stale = update(options.check)
-        for path in stale:
-            print(f"{path.relative_to(ROOT)} {'is not current' if options.check else 'was written'}")
-        return 1 if stale and options.check else 0
     return 0
 
 

@@ -17,6 +17,7 @@ from clipcil.errors import UserError
 from clipcil.paper import Row, read_table
 from clipcil.report.compare import group_runs
 from clipcil.report.runs import RunRecord, find_runs
+from reproduce.claims import markdown_table
 from reproduce.judge import since_then
 
 Stream = tuple[str, int]
@@ -72,7 +73,7 @@ def table(found: dict[Stream, dict[str, Scores]], best: str) -> str:
     streams = sorted(stream for stream, scores in found.items() if best in scores)
     methods = sorted({method for stream in streams for method in found[stream]})
     head = ["A_B (ours above it ± standard error)", *(f"{data}, {tasks} tasks" for data, tasks in streams), "average"]
-    lines = [" | ".join(head), " | ".join("---" for _ in head)]
+    lines = []
     for method in sorted(methods, key=lambda name: (name != best, name)):
         cells, gaps = [method], []
         for stream in streams:
@@ -88,8 +89,8 @@ def table(found: dict[Stream, dict[str, Scores]], best: str) -> str:
             cells.append(level)
         streams_word = "stream" if len(gaps) == 1 else "streams"
         cells.append(f"{statistics.fmean(gaps):+.1f} over {len(gaps)} {streams_word}" if gaps else "")
-        lines.append(" | ".join(cells))
-    return "\n".join(f"| {line} |" for line in lines)
+        lines.append(cells)
+    return markdown_table(head, lines)
 
 
 def main() -> None:
