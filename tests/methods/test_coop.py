@@ -3,7 +3,6 @@
 - Prompt: [SOS] V_1 … V_M name . [EOS], 77 tokens, the placeholder's embeddings replaced by V; V shared by all
   classes.
 - Text feature: the tower's output at the end-of-text token, projected, normalised; score = s · cos; cross-entropy.
-- M = 16, V from N(0, 0.02²), SGD 2e-3, batch 32, cosine, one epoch of warm-up.
 
 No class-incremental version is official; epochs, exemplars and the growing set of classes are not CoOp's.
 """

@@ -5,7 +5,6 @@
   / B; cross-entropy with the logits of other tasks at −∞; total = cross-entropy − 1.0 · pull.
 - Test: the expert of the key with the largest product.
 - General prompt at layers 0 and 1, experts at 2, 3 and 4, lengths 5; a new expert starts from the one before it.
-- The port draws prompts from U(−1, 1), trains 5 epochs in batches of 24 at 0.03 × 24 / 256, constant, clip norm 1.
 
 Both codes reshape the chosen experts across the batch without a permute. For a batch of one picture that changes
 nothing:

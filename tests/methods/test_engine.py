@@ -12,7 +12,6 @@
 - Re-ranking of the five best: texts "a with D[a][b]" averaged over the four rivals b, *then normalised*, times the
   unit picture; 0 for the rest.
 - final = stat · head + (1 − stat) · (rerank · r + (1 − rerank) · cosine); (0.8, 0.5) on CIFAR-100.
-- SGD 0.05, momentum 0.9, weight decay 0.05, batch 64, 10 epochs, cosine stepped once an epoch.
 
 The code draws one description for every pair, three times; with one description for each pair there is nothing to
 draw.

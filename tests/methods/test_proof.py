@@ -11,7 +11,6 @@
 - Test: raw projected picture · unit text + fused picture · (fused text + fused prototype), where the *raw* projected
   picture enters the fusion; the unit text is the normalised mean of the unit projected texts of all templates.
 - From the second task on all text projections train; image projections and contexts of earlier tasks do not.
-- SGD 1e-3, momentum 0.9, weight decay 0.05, batch 64, 5 epochs on CIFAR-100, cosine stepped once an epoch.
 
 The code averages fused texts and prototypes over the batch. For a batch of one picture that changes nothing:
 """

@@ -8,7 +8,6 @@
 - Fusion: W_old = U S Vᵀ; Δ = |Uᵀ W_new − S Vᵀ|; mask = min(Δ / max Δ + b, 1); W = U (Uᵀ W_new ⊙ mask + S Vᵀ ⊙ (1 −
   mask)).
 - `shrink`: Σ + mean(diagonal) I + mean(off-diagonal) (1 − I).
-- τ = 0.65 for ImageNet-R in tasks of 20, 0.60 in tasks of 10 or 40; 0.55 CIFAR-100; 0.65 CUB-200.
 """
 
 from __future__ import annotations
