@@ -117,14 +117,11 @@ def test_tasks_share_out_all_classes_or_are_refused(
     assert base is None or parts[0] == base
 
 
+words = st.text(max_size=10) | st.sampled_from(["--seed", "--set", "--tasks", "x=1", "--resume"])
+
+
 @settings(max_examples=60, deadline=None)
-@given(
-    st.lists(
-        st.text(max_size=10) | st.sampled_from(["--seed", "--set", "--tasks", "x=1", "--resume"]),
-        min_size=1,
-        max_size=4,
-    )
-)
+@given(st.lists(words, min_size=1, max_size=4))
 def test_any_words_give_one_line_and_exit_code_2(words: list[str]) -> None:
     out, errors = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(errors), pytest.raises(SystemExit) as stop:

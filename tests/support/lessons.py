@@ -45,11 +45,7 @@ def plain(*colours: str) -> list[Image.Image]:
 
 
 def week(folder: Path) -> Path:
-    for name, colours in (("green", ("green", "lime")), ("grey", ("grey", "silver"))):
-        (folder / name).mkdir(parents=True)
-        for place, image in enumerate(plain(*colours)):
-            image.save(folder / name / f"{place}.png")
-    return folder
+    return write_tree(folder, {"green": plain("green", "lime"), "grey": plain("grey", "silver")})
 
 
 def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
