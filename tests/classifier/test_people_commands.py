@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import re
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -16,8 +17,8 @@ from clipcil.classifier.small_pictures import SmallPictures
 from clipcil.cli import COMMANDS, main
 from clipcil.commands import text
 from clipcil.commands.folders import watch
-from clipcil.errors import UserError
-from support.lessons import pictures, write_tree
+from support.errors import one_line
+from support.lessons import pictures, refused, write_tree
 
 Capture = pytest.CaptureFixture[str]
 
@@ -45,19 +46,14 @@ def asked(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def said(capsys: Capture, *words: object, code: int = 0) -> str:
-    """What a command prints on stdout; on stderr where it fails."""
+    """What a command prints on stdout; one line on stderr where it is refused."""
     capsys.readouterr()
-    if code:
-        with pytest.raises(SystemExit) as stop:
-            main(list(map(str, words)))
-        assert stop.value.code == code
-    else:
-        main(list(map(str, words)))
-    out = capsys.readouterr()
     if code == 2:
-        assert out.err.count("\n") == 1 and "Traceback" not in out.err
-        return out.err
-    return out.out
+        return refused(capsys, *map(str, words))
+    with pytest.raises(SystemExit) if code else nullcontext() as stop:
+        main(list(map(str, words)))
+    assert not code or stop.value.code == code
+    return capsys.readouterr().out
 
 
 def test_learning_shows_what_it_does(tmp_path: Path, capsys: Capture) -> None:
@@ -65,21 +61,15 @@ def test_learning_shows_what_it_does(tmp_path: Path, capsys: Capture) -> None:
     pictures(["apple"])["apple"][0].save(week / "loose.png")
     (week / "bee" / "clip.mp4").write_bytes(b"a film")
     dry = said(capsys, "learn", place, week, "--dry-run")
-    assert "banana" in dry and "nothing was learnt" in dry and not place.exists()
+    assert "banana" in dry and not place.exists()
     shown = said(capsys, "learn", place, week, "--method", "simplecil")
-    for words in (
-        "skipped: 1 .mp4, 1 picture in no class folder",
-        str(week / "bee" / "clip.mp4"),
-        "learnt 2 new classes; the model knows 2 classes now",
-        "trained on 10 of 12 pictures; 2 held out",
-        f"clipcil test {place} FOLDER",
-    ):
+    for words in ("1 .mp4", str(week / "bee" / "clip.mp4"), "2 classes", "10 of 12 pictures", f"test {place} FOLDER"):
         assert words in shown
     write_tree(tmp_path / "next", pictures(["bee", "apple"], test=True))
     shown = said(capsys, "learn", place, tmp_path / "next")
-    assert "learnt 1 new class, and more of 1 known class; the model knows 3 classes now" in shown
-    assert "nothing new to learn" in said(capsys, "learn", place, tmp_path / "next", code=2)
-    assert "it knows 2 classes" in said(capsys, "undo", place)
+    assert "1 new class" in shown and "1 known class" in shown and "3 classes" in shown
+    assert "nothing new" in said(capsys, "learn", place, tmp_path / "next", code=2)
+    assert "2 classes" in said(capsys, "undo", place)
     assert clipcil.load(place).classes == ["banana", "bee"]
 
 
@@ -99,19 +89,18 @@ def test_testing(model: Path, asked: Path, tmp_path: Path, capsys: Capture) -> N
 
 
 def test_watching_hands_on_each_picture_once(tmp_path: Path) -> None:
-    (tmp_path / "camera").mkdir()
     looks: list[int] = []
 
     def should_stop() -> bool:
         looks.append(1)
         if len(looks) == 2:
-            (tmp_path / "camera" / "b.png").write_bytes(b"b")
+            (tmp_path / "b.png").write_bytes(b"b")
         return len(looks) > 6
 
-    (tmp_path / "camera" / "a.png").write_bytes(b"a")
-    found = [path.name for batch in watch([tmp_path / "camera"], should_stop, pause=0) for path in batch]
+    (tmp_path / "a.png").write_bytes(b"a")
+    found = [path.name for batch in watch([tmp_path], should_stop, pause=0) for path in batch]
     assert found == ["a.png", "b.png"]
-    with pytest.raises(UserError, match="nowhere"):
+    with one_line("nowhere"):
         next(watch([tmp_path / "nowhere"]))
 
 
@@ -119,6 +108,21 @@ def test_probabilities_that_would_be_zero_are_left_out(capsys: Capture) -> None:
     text.print_line(Path("a.png"), Prediction(["cat", "lynx", "dog"], [0.97, 0.027, 0.003]))
     text.print_line(Path("b.png"), Prediction(["cat", "dog"], [0.004, 0.003]))
     assert capsys.readouterr().out == "a.png: cat 97%, lynx 3%\nb.png: cat 0%\n"
+
+
+@pytest.mark.parametrize(
+    ("method", "kept", "told"),
+    [
+        ("simplecil", (0, 0), "no picture; keeps class means"),
+        ("dmc", (0, 0), "no picture; keeps class Gaussians"),
+        ("dmc", (2, 1), "1 small picture"),
+        ("zero-shot", (0, 0), "no picture and no features"),
+        ("l2p", (3, 0), "features of 3 pictures"),
+    ],
+)
+def test_it_is_said_what_a_model_gives_away(method: str, kept: tuple[int, int], told: str) -> None:
+    counts = {"exemplars_kept": 0, "features_kept": kept[0], "pictures_kept": kept[1]}
+    assert told in text.kept({"method": method, **counts})
 
 
 def test_one_class_and_a_folder_with_a_dot_and_a_blank(
@@ -185,21 +189,6 @@ def test_show_rename_undo_forget(own: str, capsys: Capture) -> None:
     assert "after a class was forgotten" in said(capsys, "undo", own, code=2)
 
 
-@pytest.mark.parametrize(
-    ("method", "kept", "told"),
-    [
-        ("simplecil", (0, 0), "keeps no picture; keeps class means (of a class with few training pictures"),
-        ("dmc", (0, 0), "keeps no picture; keeps class Gaussians (of a class with few training pictures"),
-        ("dmc", (2, 1), "keeps 1 small picture for the page"),
-        ("zero-shot", (0, 0), "keeps no picture and no features of pictures"),
-        ("l2p", (3, 0), "keeps no picture; keeps the features of 3 pictures for evaluation"),
-    ],
-)
-def test_it_is_said_what_a_model_gives_away(method: str, kept: tuple[int, int], told: str) -> None:
-    counts = {"exemplars_kept": 0, "features_kept": kept[0], "pictures_kept": kept[1]}
-    assert text.kept({"method": method, **counts}).startswith(told)
-
-
 def test_small_pictures_of_the_page_follow_the_commands(own: str, capsys: Capture) -> None:
     small = SmallPictures(Path(own))
     small.switch(True)
@@ -220,30 +209,27 @@ def test_a_page_shows_no_markup_of_a_stranger(own: str, tmp_path: Path, capsys: 
 
 
 def test_a_dry_run_finds_what_learning_would_refuse(model: Path, tmp_path: Path, capsys: Capture) -> None:
-    week = write_tree(tmp_path / "week", pictures(["bee", "banana"]))
+    week = write_tree(tmp_path / "week", pictures(["bee", "ant"]))
     (week / "bee" / "bad.png").write_bytes(b"no picture")
     words = ("learn", tmp_path / "m", week)
     shown = said(capsys, *words, "--dry-run")
-    assert "bad.png" in shown and "1 picture cannot be read" in shown and "--skip-broken" in shown
-    assert "would be skipped" in said(capsys, *words, "--dry-run", "--skip-broken")
+    assert "bad.png" in shown and "1 picture" in shown and "--skip-broken" in shown
+    assert "skipped" in said(capsys, *words, "--dry-run", "--skip-broken")
     assert "--skip-broken" in said(capsys, *words, "--quiet", code=2)
     (week / "bee" / "bad.png").unlink()
+    assert "taught before: 6 pictures" in said(capsys, "learn", model, week, "--dry-run")
     (week / "bee").rename(week / ("x" * 200))
     for more in ("--dry-run", "--quiet"):
         assert "tokens" in said(capsys, *words, more, code=2)
-    again = write_tree(tmp_path / "again", pictures(["ant", "bee"]))
-    assert "taught before: 6 pictures" in said(capsys, "learn", model, again, "--dry-run")
 
 
 def test_a_class_without_pictures_for_evaluation_and_pictures_of_two_classes(tmp_path: Path, capsys: Capture) -> None:
-    week = write_tree(tmp_path / "week", {name: each[:1] for name, each in pictures(["ant", "bee"]).items()})
-    place = tmp_path / "m"
+    week, place = tmp_path / "week", tmp_path / "m"
+    write_tree(week, {name: each[:1] for name, each in pictures(["ant", "crab"]).items()})
     assert "is not known" in said(capsys, "learn", place, week, "--method", "simplecil")
-    write_tree(tmp_path / "more", {"fly": pictures(["crab"])["crab"]})
-    said(capsys, "learn", place, tmp_path / "more", "--quiet")
-    (tmp_path / "more" / "fly").rename(tmp_path / "more" / "crab")
-    notes = [line for line in said(capsys, "learn", place, tmp_path / "more").splitlines() if "taught as" in line]
-    assert len(notes) == 1 and "as 'crab' and as 'fly'" in notes[0]
+    (week / "crab").rename(week / "fly")
+    notes = [line for line in said(capsys, "learn", place, week).splitlines() if "taught as" in line]
+    assert len(notes) == 1 and "'fly'" in notes[0] and "'crab'" in notes[0]
 
 
 def test_settings_of_another_version_are_named_with_their_file(own: str, asked: Path, capsys: Capture) -> None:
@@ -256,25 +242,25 @@ def test_settings_of_another_version_are_named_with_their_file(own: str, asked: 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["learn", "{new}", "{model}"], "did you mean: clipcil learn {model} {new}?"),
-        (["learn", "{week}", "{new}"], "did you mean: clipcil learn {new} {week}?"),
-        (["predict", "{week}", "{model}"], "did you mean: clipcil predict {model} {week}?"),
-        (["test", "{week}", "{model}"], "did you mean: clipcil test {model} {week}?"),
-        (["learn", "{new}", "{nowhere}"], "does not exist"),
+        (["learn", "{new}", "{model}"], "clipcil learn {model} {new}?"),
+        (["learn", "{week}", "{new}"], "clipcil learn {new} {week}?"),
+        (["predict", "{week}", "{model}"], "clipcil predict {model} {week}?"),
+        (["test", "{week}", "{model}"], "clipcil test {model} {week}?"),
+        (["learn", "{new}", "{nowhere}"], "{nowhere}"),
         (["undo", "{model}"], "nothing can be undone"),
-        (["learn", "{model}", "{week}", "--method", "dmc"], "has method 'simplecil'"),
+        (["learn", "{model}", "{week}", "--method", "dmc"], "'simplecil'"),
         (["learn", "{model}", "{week}", "--set", "a=1"], "--set"),
-        (["learn", "{new}", "{week}", "--method", "simplcil"], "did you mean 'simplecil'"),
-        (["learn", "{week}", "{week}"], "holds no model"),
-        (["predict", "{nowhere}", "x.png"], "holds no model"),
+        (["learn", "{new}", "{week}", "--method", "simplcil"], "'simplecil'"),
+        (["learn", "{week}", "{week}"], "{week}"),
+        (["predict", "{nowhere}", "x.png"], "{nowhere}"),
         (["predict", "{model}", "{week}", "--json", "--csv"], "--json"),
         (["predict", "{model}", "{week}", "--top", "0"], "--top"),
         (["predict", "{model}", "{week}", "--out", "x"], "--out"),
         (["predict", "{model}", "{week}", "--on", "ray", "--json"], "--json"),
-        (["forget", "{model}", "aunt"], "did you mean 'ant'"),
+        (["forget", "{model}", "aunt"], "'ant'"),
         (["rename", "{model}", "ant", "Airplane"], "already"),
-        (["show", "{week}"], "holds no model"),
-        (["export", "{nowhere}"], "holds no model"),
+        (["show", "{week}"], "{week}"),
+        (["export", "{nowhere}"], "{nowhere}"),
         (["serve", "{model}", "--no-open", "--port", "99999"], "99999"),
     ],
 )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from clipcil.data import pictures as data_pictures
 from clipcil.data import sources as data_sources
 from clipcil.data.pictures import decode
 from clipcil.data.sources import SUFFIXES
-from clipcil.errors import UserError
+from support.errors import one_line
 from support.lessons import pictures
 
 
@@ -39,7 +38,7 @@ def tree(root: Path, *files: str) -> Path:
         (["train/a.jpg", "val/b.jpg"], "parts of a dataset"),
         (["Train/crab/a.jpg", "ant/b.jpg"], "name {root}/Train"),
         (["animals/crab/a.jpg", "bus/b.jpg"], "--subfolders"),
-        (["a.jpg", "b.jpg"], "if 'photos' is the class"),
+        (["a.jpg", "b.jpg"], "'photos' is the class"),
         (["model.toml", "crab/a.jpg"], "{root} is a model"),
         # Of an empty class folder it is said to put pictures there or to remove it, which would cost the model.
         (["model/model.toml", "crab/a.jpg"], "{root}/model is a model"),
@@ -47,19 +46,21 @@ def tree(root: Path, *files: str) -> Path:
 )
 def test_wrong_levels_are_refused_with_what_was_meant(files: list[str], named: str, tmp_path: Path) -> None:
     root = tree(tmp_path / "photos", *files)
-    with pytest.raises(UserError) as error:
+    with one_line(named.format(root=root)):
         check_layout(root)
-    assert named.format(root=root).lower() in str(error.value).lower()
 
 
-def test_right_levels_are_accepted(tmp_path: Path) -> None:
-    plain = tree(tmp_path / "a", "crab/1.jpg", "ant/2.jpg", "ant/more/3.jpg")
-    nested = tree(tmp_path / "b", "animals/crab/1.jpg", "bus/2.jpg")
-    named_test = tree(tmp_path / "c", "test/1.jpg", "exam/2.jpg")  # a class may be called so
-    check_layout(plain)
-    check_layout(nested, subfolders=True)
-    check_layout(named_test)
-    assert skipped_files(plain) == skipped_files(nested) == skipped_files(named_test) == []
+@pytest.mark.parametrize(
+    "files",
+    [
+        ["crab/1.jpg", "ant/2.jpg", "ant/more/3.jpg"],
+        ["animals/crab/1.jpg", "bus/2.jpg"],
+        ["test/1.jpg", "exam/2.jpg"],  # a class may be called so
+    ],
+)
+def test_right_levels_are_accepted(files: list[str], tmp_path: Path) -> None:
+    check_layout(tree(tmp_path, *files), subfolders="animals/crab/1.jpg" in files)
+    assert not skipped_files(tmp_path)
 
 
 def test_what_is_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,11 +89,11 @@ def test_pictures_of_a_phone_without_the_extra_are_named(tmp_path: Path, monkeyp
         lambda: decode(root / "ant" / "1.heic", "1.heic"),
         lambda: decode((root / "ant" / "1.heic").read_bytes(), "1.heic"),
     ):
-        with pytest.raises(UserError, match=re.escape("pip install 'clipcil[heic]'")):
+        with one_line("clipcil[heic]"):
             action()
-    with pytest.raises(UserError, match="there are no pictures"):
+    with one_line("texts", "no pictures"):
         expand([tree(tmp_path / "texts", "notes.txt")])
-    with pytest.raises(UserError, match="replace or remove it"):
+    with one_line("notes.txt"):
         decode(b"no picture", "notes.txt")
 
 
@@ -101,14 +102,12 @@ def test_pictures_of_a_phone(tmp_path: Path) -> None:
     for name, images in pictures(["ant", "bee"]).items():
         (tmp_path / name).mkdir()
         for place, image in enumerate(images):
-            decode(image, name).save(tmp_path / name / f"{place}.png")
-            Image.open(tmp_path / name / f"{place}.png").save(tmp_path / name / f"{place}.HEIC", quality=95)
-            (tmp_path / name / f"{place}.png").unlink()
-    model = clipcil.Classifier()
+            decode(image, name).save(tmp_path / name / f"{place}.HEIC", quality=95)
+    model = clipcil.Classifier("simplecil")
     assert model.learn(tmp_path).new == {"ant": 6, "bee": 6} and not skipped_files(tmp_path)
     assert model.predict(tmp_path / "bee" / "0.HEIC").name == "bee"
     (tmp_path / "ant" / "cut.heic").write_bytes((tmp_path / "ant" / "0.HEIC").read_bytes()[:300])
-    with pytest.raises(UserError, match=r"cut\.heic is not a picture that can be read"):
+    with one_line("cut.heic"):
         model.predict(tmp_path / "ant" / "cut.heic")
 
 
@@ -119,7 +118,7 @@ def test_pictures_are_taught_once(tmp_path: Path) -> None:
     model.save(tmp_path / "m")
     model = clipcil.load(tmp_path / "m")
     before = model.facts()
-    with pytest.raises(UserError, match="all 10 pictures were taught before"):
+    with one_line("10 pictures"):
         model.learn({"ant": data["ant"][:4], "bee": data["bee"]})
     assert model.facts() == before
     again = model.learn({"ant": data["ant"], "bee": data["bee"]})  # bee has nothing new
@@ -145,7 +144,7 @@ def test_one_picture_or_many() -> None:
     many, single = as_list(np.stack([array] * 5))
     assert len(many) == 5 and not single
     for shape in ((3, 224, 224), (5, 28, 28), (2, 3, 4, 5, 3), (7,)):
-        with pytest.raises(UserError, match="not clearly one picture or many"):
+        with one_line(str(shape)):
             as_list(np.zeros(shape, dtype=np.uint8))
 
 
@@ -165,31 +164,30 @@ def test_python_conveniences(tmp_path: Path) -> None:
     shared.learn(data)
     shared.save(tmp_path / "m")
     assert clipcil.load(tmp_path / "m").classes == model.classes
-    with pytest.raises(UserError, match="backbone is of type int"):
-        clipcil.Classifier("simplecil", 3)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
-    ("call", "message"),
+    ("call", "value"),
     [
-        (lambda model, data: model.learn({1: data["ant"]}), "class name 1 is of type int"),
-        (lambda model, data: model.learn({"ant": None}), "class 'ant' needs a list of pictures"),
-        (lambda model, data: model.learn({"ant": iter(data["ant"])}), "class 'ant' needs a list of pictures"),
-        (lambda model, data: model.learn(data["ant"]), "a list cannot be learnt; give a folder"),
-        (lambda model, data: model.forget(3), "class name 3 is of type int"),
-        (lambda model, data: model.predict(None), "a NoneType is not a picture"),
+        (lambda model, data: model.learn({1: data["ant"]}), "int"),
+        (lambda model, data: model.learn({"ant": None}), "'ant'"),
+        (lambda model, data: model.learn({"ant": iter(data["ant"])}), "'ant'"),
+        (lambda model, data: model.learn(data["ant"]), "list"),
+        (lambda model, data: model.forget(3), "int"),
+        (lambda model, data: model.predict(None), "NoneType"),
         (lambda model, data: model.predict(data["ant"], top="2"), "top is '2'"),
         (lambda model, data: model.predict(data["ant"], top=1.5), "top is 1.5"),
-        (lambda model, data: clipcil.Classifier(seed="zero"), "setting 'seed' is 'zero'"),
-        (lambda model, data: clipcil.Classifier(seed=1.5), "setting 'seed' is '1.5'"),
-        (lambda model, data: clipcil.Classifier(clipcil.methods()["simplecil"]), "give the name of a method"),
-        (lambda model, data: clipcil.load_clip(None), "backbone is of type NoneType"),
-        (lambda model, data: clipcil.Experiment("simplecil", data=data), "data is of type dict"),
-        (lambda model, data: clipcil.Experiment("dmc", settings=["beta"]), "settings must be a mapping"),
+        (lambda model, data: clipcil.Classifier(seed="zero"), "'zero'"),
+        (lambda model, data: clipcil.Classifier(seed=1.5), "'1.5'"),
+        (lambda model, data: clipcil.Classifier(clipcil.methods()["simplecil"]), "name of a method"),
+        (lambda model, data: clipcil.Classifier("simplecil", 3), "int"),
+        (lambda model, data: clipcil.load_clip(None), "NoneType"),
+        (lambda model, data: clipcil.Experiment("simplecil", data=data), "dict"),
+        (lambda model, data: clipcil.Experiment("dmc", settings=["beta"]), "settings"),
     ],
 )
-def test_likely_mistakes_in_python_are_one_line(taught: Any, call: Callable[[Any, Any], object], message: str) -> None:
-    with pytest.raises(UserError, match=re.escape(message)):
+def test_likely_mistakes_in_python_are_one_line(taught: Any, call: Callable[[Any, Any], object], value: str) -> None:
+    with one_line(value):
         call(*taught)
 
 
