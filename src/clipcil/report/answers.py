@@ -6,7 +6,7 @@ import csv
 import io
 import json
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -44,9 +44,7 @@ def read_predictions(folder: Path) -> list[TestAnswer]:
     path = folder / "predictions.csv"
     try:
         if (evidence := find_evidence(folder)) is not None:
-            if not (kept := list(_kept(*evidence))):
-                raise UserError(f"{folder} has no predictions")
-            return kept
+            return _kept(*evidence)
         found = []
         for line in csv.DictReader(io.StringIO(read_text(path), newline="")):
             answer = TestAnswer(
@@ -68,13 +66,15 @@ def read_predictions(folder: Path) -> list[TestAnswer]:
         raise UserError(f"{path} cannot be read ({type(error).__name__})") from error
 
 
-def _kept(folder: Path, run: str) -> Iterator[TestAnswer]:
-    """The predictions of one run of evidence; none where they were not kept."""
+def _kept(folder: Path, run: str) -> list[TestAnswer]:
+    """The predictions of one run of evidence; a run whose predictions were not kept is refused."""
     table, places = _predictions(folder / PREDICTIONS)
-    start, count = places.get(run, (0, 0))
+    if run not in places:
+        raise UserError(f"{folder / run} has no predictions")
+    start, count = places[run]
     columns = (table.slice(start, count)[name].to_pylist() for name in ("task", "row", "true", "guess"))
-    for task, row, true, guess in zip(*columns, strict=True):
-        yield TestAnswer(task, row, true, true if guess is None else guess)
+    rows = zip(*columns, strict=True)
+    return [TestAnswer(task, row, true, true if guess is None else guess) for task, row, true, guess in rows]
 
 
 @lru_cache(maxsize=2)
@@ -120,14 +120,6 @@ class Thumbnail(NamedTuple):
     answer: TestAnswer
 
 
-def evenly_spaced(predictions: Sequence[TestAnswer], count: int) -> list[TestAnswer]:
-    """`count` predictions at equal distances, so that every task has its share; the same ones every time."""
-    if len(predictions) <= count:
-        return list(predictions)
-    step = len(predictions) / count
-    return [predictions[int((index + 0.5) * step)] for index in range(count)]
-
-
 class Thumbnails:
     """Thumbnails of runs; each dataset is opened once for all runs on it."""
 
@@ -137,8 +129,7 @@ class Thumbnails:
     def of(self, run: RunRecord, right: int = 8, wrong: int = 16) -> tuple[list[Thumbnail], list[Thumbnail]]:
         """Some right predictions, and the most confident mistakes (the first where no probability was written).
 
-        Raises:
-            UserError: The predictions or the pictures of the run are missing; the line says why.
+        A run whose predictions or pictures are missing is refused; the line says why.
         """
         predictions, dataset = read_predictions(run.folder), self._dataset(run)
         if len(dataset.test) > MOST_PICTURES:
@@ -151,7 +142,9 @@ class Thumbnails:
                 raise UserError(f"the pictures of {run.data} are not the ones the run was measured on")
             return Thumbnail(thumbnail(dataset.test.image(place), SIDE), answer)
 
-        some = evenly_spaced([each for each in predictions if each.right], right)
+        some = [each for each in predictions if each.right]
+        if len(some) > right:  # at equal distances, so that every task has its share
+            some = [some[int((index + 0.5) * (len(some) / right))] for index in range(right)]
         mistakes = sorted((each for each in predictions if not each.right), key=lambda each: -(each.probability or 0.0))
         return [shown(each) for each in some], [shown(each) for each in mistakes[:wrong]]
 

@@ -162,7 +162,7 @@ def has_drift(group: Group) -> bool:
 
 def drift(standings: Sequence[Standing], theme: Theme) -> Figure:
     """Distance of the stored means from the true ones after each task, before and after calibration."""
-    standings = best([standing for standing in standings if has_drift(standing.group)], MOST["drift"])
+    standings = best(standings, MOST["drift"])
     with figure_style(theme) as pyplot:
         labels = [f"{standing.group.label}: before calibration" for standing in standings]
         canvas = Canvas(pyplot, 4.4 + 0.2 * 2 * _legend_lines(labels), panels=2, sharex=True)
@@ -304,8 +304,7 @@ def save_sweep(curves: Sequence[Curve], title: str, key: str, path: Path) -> Non
     Values are in order of size at equal distances: the values of a sweep usually grow by factors, and often include
     zero, which a logarithmic axis cannot show.
     """
-    values = list(dict.fromkeys(value for curve in curves for value, _, _ in curve.points))
-    values.sort(key=_size)
+    values = sorted(dict.fromkeys(value for curve in curves for value, _, _ in curve.points), key=_size)
     with figure_style("light") as pyplot:
         figure, axes = pyplot.subplots(figsize=(5.6, 3.8))
         for curve, look in zip(curves, series_looks(len(curves)), strict=True):
@@ -328,9 +327,7 @@ def save_sweep(curves: Sequence[Curve], title: str, key: str, path: Path) -> Non
 def check_plot(path: Path) -> None:
     """Refuse a file whose ending is not one of `FORMATS`, or that is not the curve of an earlier sweep."""
     if path.suffix[1:].lower() not in FORMATS:
-        raise UserError(
-            f"{path} cannot be a curve; name a file that ends in {', '.join(f'.{name}' for name in FORMATS)}"
-        )
+        raise UserError(f"{path} cannot be a curve; name a file that ends in .{', .'.join(FORMATS)}")
     if os.path.lexists(path) and (not path.is_file() or MADE_BY.encode() not in read_bytes(path, 2**26)):
         raise UserError(f"{path} exists and is not a curve of clipcil; name another file with --plot")
 
