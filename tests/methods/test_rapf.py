@@ -17,8 +17,7 @@ import torch
 from torch.nn.functional import cross_entropy, normalize
 
 from clipcil.methods.rapf import RAPF, RAPFConfig, fuse, hard_pairs, spread, widening
-from clipcil.training.trainer import Trainer
-from support.visual_stream import FAST, stream, tower
+from support.visual_stream import FAST, Recorder, stream, tower
 
 
 def test_fusion_is_the_reference() -> None:
@@ -33,15 +32,10 @@ def test_fusion_is_the_reference() -> None:
 
 def test_score_and_loss_are_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
     """With memories that give their means for every draw, so that only the arithmetic is compared."""
-    clip, kept = tower(), {}
-
-    class Keep(Trainer):
-        def fit(self, *args: object, **kwargs: object) -> None:
-            kept.update(loss=args[3], draw=kwargs["each_epoch"])
-
+    clip, session = tower(), Recorder()
     config = RAPFConfig(adapter=FAST, threshold=1.2, replay_classes=2, replay_each=3, replay_epoch=0, pair_each=2)
     torch.manual_seed(0)
-    method = RAPF(config, clip, Keep())
+    method = RAPF(config, clip, session)
     tasks = stream(clip).tasks()
     method.learn(next(tasks))
     means = method.memory.means().float()
@@ -51,8 +45,8 @@ def test_score_and_loss_are_the_reference(monkeypatch: pytest.MonkeyPatch) -> No
     texts = normalize(clip.encode_texts([f"a good photo of a {name}." for name in method.names]), dim=-1)
     rows = torch.tensor([2, 7])
     torch.manual_seed(1)
-    kept["draw"]()
-    value = kept["loss"](rows)
+    session.each_epoch()
+    value = session.loss(rows)
     torch.manual_seed(1)
     order = torch.randperm(3)
     steps = -(-len(task.pictures) // FAST.batch_size)

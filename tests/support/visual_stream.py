@@ -68,7 +68,7 @@ class Recorder(Trainer):
 
     def fit(self, stage: str, parameters: Any, data: Any, loss: Any, how: Training, each_epoch: Any = None) -> None:
         self.loss = loss if isinstance(data, int) else lambda rows: loss(rows, data[rows])
-        self.trained = list(parameters)
+        self.trained, self.each_epoch = list(parameters), each_epoch
 
 
 def encode_by_hand(
