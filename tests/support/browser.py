@@ -1,4 +1,4 @@
-"""A headless Chromium, driven over the WebDriver protocol by the standard library alone."""
+"""A headless Chromium, driven over the WebDriver protocol."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ import re
 import shutil
 import subprocess
 import time
-import urllib.request
 from pathlib import Path
 from typing import Any
+
+import httpx
 
 DRIVER = shutil.which("chromedriver")
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -121,9 +122,6 @@ class Browser:
         return {"clip": {"x": 0, "y": 0, "width": size[0], "height": size[1], "scale": 1}}
 
     def _call(self, path: str, body: dict[str, Any] | None = None, method: str = "POST") -> Any:
-        content = json.dumps(body or {}).encode() if method == "POST" else None
-        headers = {"Content-Type": "application/json"}
-        request = urllib.request.Request(self._base + path, content, headers, method=method)
-        straight = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # this machine, whatever proxy is set
-        with straight.open(request, timeout=WAIT) as answer:
-            return json.load(answer)["value"]
+        content = (body or {}) if method == "POST" else None
+        answer = httpx.request(method, self._base + path, json=content, timeout=WAIT, trust_env=False)
+        return answer.raise_for_status().json()["value"]
