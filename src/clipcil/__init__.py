@@ -12,35 +12,19 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.2.0"
 
 if TYPE_CHECKING:
-    from clipcil import checks
-    from clipcil.classifier.classifier import Classifier
-    from clipcil.classifier.load import load
-    from clipcil.classifier.predict import Prediction
-    from clipcil.clip import load_clip
-    from clipcil.data.dataset import Dataset, datasets
-    from clipcil.errors import UserError
-    from clipcil.experiment.experiment import Experiment
-    from clipcil.experiment.results import Results
-    from clipcil.methods.base import Method
-    from clipcil.methods.registry import methods
-    from clipcil.training.trainer import Training
-
-__all__ = [
-    "Classifier",
-    "Dataset",
-    "Experiment",
-    "Method",
-    "Prediction",
-    "Results",
-    "Training",
-    "UserError",
-    "__version__",
-    "checks",
-    "datasets",
-    "load",
-    "load_clip",
-    "methods",
-]
+    from clipcil import checks as checks
+    from clipcil.classifier.classifier import Classifier as Classifier
+    from clipcil.classifier.load import load as load
+    from clipcil.classifier.predict import Prediction as Prediction
+    from clipcil.clip import load_clip as load_clip
+    from clipcil.data.dataset import Dataset as Dataset
+    from clipcil.data.dataset import datasets as datasets
+    from clipcil.errors import UserError as UserError
+    from clipcil.experiment.experiment import Experiment as Experiment
+    from clipcil.experiment.results import Results as Results
+    from clipcil.methods.base import Method as Method
+    from clipcil.methods.registry import methods as methods
+    from clipcil.training.trainer import Training as Training
 
 _HOME = {
     "Classifier": "classifier.classifier",
@@ -55,6 +39,7 @@ _HOME = {
     "load": "classifier.load",
     "load_clip": "clip.loading",
 }
+__all__ = sorted([*_HOME, "__version__", "checks", "methods"])
 
 
 def __getattr__(name: str) -> Any:

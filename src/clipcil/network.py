@@ -7,29 +7,33 @@ unless the user allows more: a request would send the user's token to a reposito
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 
 ASK_FIRST = (
     "a backbone named only by a folder is not downloaded; allow it (--allow-download; in Python allow_download=True),"
     " or name the backbone yourself (--backbone; in Python backbone=)"
 )
-_allowed: ContextVar[bool] = ContextVar("downloads allowed", default=True)
-_told: ContextVar[bool] = ContextVar("told to download", default=False)
+NOTHING, NAMED, ALL = range(3)
+"""What may be fetched: nothing, what the user named, and what folders name as well."""
+_level: ContextVar[int] = ContextVar("what may be fetched", default=NAMED)
 
 
 @contextmanager
-def allow_downloads(told: bool = True) -> Iterator[None]:
-    """Inside the block, repositories that folders name may be fetched too, if the user said so (`told`)."""
-    token = _told.set(told or _told.get())
+def _at(level: int) -> Iterator[None]:
+    token = _level.set(level)
     try:
         yield
     finally:
-        _told.reset(token)
+        _level.reset(token)
 
 
-@contextmanager
-def on_behalf_of_a_folder(named: bool = False) -> Iterator[None]:
+def allow_downloads(told: bool = True) -> AbstractContextManager[None]:
+    """Inside the block, repositories that folders name may be fetched too, if the user said so (`told`)."""
+    return _at(ALL if told else _level.get())
+
+
+def on_behalf_of_a_folder(named: bool = False) -> AbstractContextManager[None]:
     """Inside the block nothing is fetched, unless the user `named` it or allowed it with `allow_downloads`.
 
     >>> with on_behalf_of_a_folder():
@@ -39,13 +43,9 @@ def on_behalf_of_a_folder(named: bool = False) -> Iterator[None]:
     ...     downloads_allowed()
     True
     """
-    token = _allowed.set(_told.get() or (named and _allowed.get()))
-    try:
-        yield
-    finally:
-        _allowed.reset(token)
+    return _at(_level.get() if named or _level.get() == ALL else NOTHING)
 
 
 def downloads_allowed() -> bool:
     """Whether files that are not on this machine may be fetched now."""
-    return _allowed.get()
+    return _level.get() != NOTHING

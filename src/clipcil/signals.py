@@ -33,34 +33,29 @@ def stops_once(for_good: bool) -> Iterator[None]:
         if seen == 1:
             raise KeyboardInterrupt("" if number == SIGINT else f"stopped by {signal.Signals(number).name}")
 
-    old = _handle([number for number in STOPS if signal.getsignal(number) is not signal.SIG_IGN], stop)
-    try:
+    with _handled([number for number in STOPS if signal.getsignal(number) is not signal.SIG_IGN], stop, for_good):
         yield
-    finally:
-        if not for_good:
-            _restore(old)
 
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
     """Defer the signals of `STOPS` until the block ends, so that a write is completed."""
     waiting: list[int] = []
-    old = _handle(STOPS, lambda number, _: waiting.append(number))
     try:
-        yield
+        with _handled(STOPS, lambda number, _: waiting.append(number)):
+            yield
     finally:
-        _restore(old)
         if waiting:
             signal.raise_signal(waiting[0])
 
 
-def _handle(numbers: Iterable[int], handler: Callable[[int, Any], object]) -> dict[int, Any]:
-    """Install a handler and return those before it; only the main thread is given signals."""
-    if threading.current_thread() is not threading.main_thread():
-        return {}
-    return {number: signal.signal(number, handler) for number in numbers}
-
-
-def _restore(handlers: dict[int, Any]) -> None:
-    for number, handler in handlers.items():
-        signal.signal(number, handler if handler is not None else signal.SIG_DFL)
+@contextmanager
+def _handled(numbers: Iterable[int], handler: Callable[[int, Any], object], for_good: bool = False) -> Iterator[None]:
+    """Install a handler, for the block or `for_good`; only the main thread is given signals."""
+    in_main = threading.current_thread() is threading.main_thread()
+    old = {number: signal.signal(number, handler) for number in numbers} if in_main else {}
+    try:
+        yield
+    finally:
+        for number, before in () if for_good else old.items():
+            signal.signal(number, before if before is not None else signal.SIG_DFL)

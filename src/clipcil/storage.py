@@ -101,7 +101,7 @@ def write_bytes(path: Path, data: bytes) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Replace `path` by a UTF-8 file; letters of file names that are not UTF-8 are written as escapes."""
+    """Replace `path` by a UTF-8 file; bytes of file names that are not UTF-8 are written as escapes."""
     write_bytes(path, text.encode("utf-8", "backslashreplace"))
 
 
@@ -144,14 +144,10 @@ def refuse_links(*paths: Path) -> None:
 
 
 def claim(path: Path, mark: str, what: str, ignore: tuple[str, ...] = ()) -> None:
-    """Refuse to replace anything that clipcil did not write.
+    """Refuse to replace anything that clipcil did not write, in whose place `what` is to be written.
 
-    Args:
-        path: A folder, which must be new, empty, or hold a file named `mark`; or a file, which must be new or have the
-            text `mark` in its first 4096 bytes.
-        mark: What shows that clipcil wrote it.
-        what: What is written there, for the message.
-        ignore: Names of files that do not count.
+    A folder must be new, or hold a file named `mark`, or hold nothing but files named in `ignore`. A file must be new,
+    or have the text `mark` in its first 4096 bytes.
     """
     refuse_links(path)
     if not path.exists():
@@ -172,10 +168,6 @@ def run_lock(folder: Path) -> Iterator[None]:
 
     The lock is released when the process ends, however it ends. A folder that was created for it and in which nothing
     was written is removed: a command that was refused leaves no trace.
-
-    Raises:
-        InUseError: Another process holds it.
-        UserError: The folder cannot be written to.
     """
     path, fresh = folder / LOCK, not folder.exists()
     refuse_links(path)
@@ -218,13 +210,7 @@ def cache_folder() -> Path:
 def open_regular(path: Path, *, links: bool = False) -> BinaryIO:
     """Open a regular file for reading; reading a pipe or a device might never end.
 
-    Args:
-        path: The file.
-        links: Follow a symbolic link. For files that a user named, not for files found in a folder.
-
-    Raises:
-        MissingFileError: There is no such file.
-        UserError: It is a link, or not a regular file, or cannot be opened.
+    Symbolic links are followed only with `links`: for files that a user named, not for files found in a folder.
     """
     flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | (0 if links else os.O_NOFOLLOW)
     try:
@@ -232,9 +218,9 @@ def open_regular(path: Path, *, links: bool = False) -> BinaryIO:
     except FileNotFoundError as error:
         raise MissingFileError(f"{path} is missing") from error
     except OSError as error:
-        if error.errno == errno.ELOOP:
-            raise UserError(f"{path} is a symbolic link, which is not followed here") from error
-        raise UserError(f"{path} cannot be read ({error.strerror})") from error
+        linked = error.errno == errno.ELOOP
+        why = "is a symbolic link, which is not followed here" if linked else f"cannot be read ({error.strerror})"
+        raise UserError(f"{path} {why}") from error
     if not stat.S_ISREG(os.fstat(handle).st_mode):
         os.close(handle)
         raise UserError(f"{path} is not a regular file")
@@ -255,7 +241,7 @@ def read_bytes(path: Path, most: int = MOST_TEXT, *, links: bool = False) -> byt
 
 
 def read_text(path: Path, most: int = MOST_TEXT, *, links: bool = False) -> str:
-    """The contents of a UTF-8 file without a byte-order mark."""
+    """The contents of a UTF-8 file without its byte-order mark."""
     try:
         return read_bytes(path, most, links=links).decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -272,14 +258,10 @@ def parse_json(text: str | bytes, called: str) -> Any:
     return _parse(lambda: from_json(text, allow_inf_nan=False), called, "JSON")
 
 
-def read_toml(path: Path, most: int = MOST_TOML, *, links: bool = False) -> dict[str, Any]:
+def read_toml(path: Path, *, links: bool = False) -> dict[str, Any]:
     """The table in a TOML file; its numbers are finite."""
-    return parse_toml(read_text(path, most, links=links), str(path))
-
-
-def parse_toml(text: str, called: str) -> dict[str, Any]:
-    """`read_toml` for a text in memory; `called` names it in errors."""
-    table: dict[str, Any] = _parse(lambda: tomllib.loads(text), called, "TOML")
+    text = read_text(path, MOST_TOML, links=links)
+    table: dict[str, Any] = _parse(lambda: tomllib.loads(text), str(path), "TOML")
     return table
 
 

@@ -23,15 +23,7 @@ from torch import Tensor
 
 from clipcil.errors import UserError
 from clipcil.signals import uninterrupted
-from clipcil.storage import (
-    MOST_TENSORS,
-    TEMPORARY,
-    cache_folder,
-    parse_json,
-    read_bytes,
-    refuse_links,
-    write_bytes,
-)
+from clipcil.storage import MOST_TENSORS, TEMPORARY, cache_folder, parse_json, read_bytes, refuse_links, write_bytes
 
 SHARED_BYTES = 4 * 2**30
 """Size of the user's cache of stages and features; what was unused for the longest time is deleted first."""
@@ -144,19 +136,13 @@ class TensorStore:
             spare += size
 
 
-def read_entry(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Tensors and facts of an entry of a store; a `UserError` names a damaged file."""
-    return _read(path, path.stem[-64:])
+def read_entry(path: Path, sha256: str | None = None) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Tensors and facts of a safetensors file, whose name ends in its checksum unless `sha256` is given.
 
-
-def read_tensors(path: Path, sha256: str) -> dict[str, Tensor]:
-    """The tensors of a safetensors file with this checksum: known number types, every float finite."""
-    return _read(path, sha256)[0]
-
-
-def _read(path: Path, sha256: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    A `UserError` names a damaged file, a number type that clipcil does not use, and a NaN or infinity.
+    """
     data = read_bytes(path, MOST_TENSORS)
-    if hashlib.sha256(data).hexdigest() != sha256:
+    if hashlib.sha256(data).hexdigest() != (sha256 or path.stem[-64:]):
         raise UserError(f"{path} does not match its checksum")
     try:
         tensors = load(data)

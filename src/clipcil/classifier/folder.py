@@ -25,7 +25,7 @@ from clipcil.classifier.state import WEIGHTS, Facts, ModelState, NewerFormatErro
 from clipcil.errors import UserError, quoted
 from clipcil.signals import uninterrupted
 from clipcil.storage import MissingFileError, claim, read_bytes, read_toml, run_lock, toml_bytes, whole_file
-from clipcil.tensor_store import read_tensors
+from clipcil.tensor_store import read_entry
 
 COPY = "restore the folder from a copy"
 """How errors about a damaged model end."""
@@ -149,7 +149,7 @@ def read_previous(folder: Path) -> Facts | None:
 
 def _read_weights(folder: Path, facts: Facts) -> ModelState:
     try:
-        return ModelState(facts, read_tensors(folder / facts.weights, facts.sha256))
+        return ModelState(facts, read_entry(folder / facts.weights, facts.sha256)[0])
     except UserError as error:
         raise UserError(f"{error}; {COPY}") from error
 
