@@ -16,7 +16,7 @@ import pytest
 from clipcil.commands.info import describe as command
 from clipcil.descriptions import client as module
 from clipcil.descriptions.client import AnswerError, Endpoint, ask_for_descriptions, parse_answer
-from clipcil.descriptions.file import Descriptions, read_table
+from clipcil.descriptions.file import read_table, require_pairs
 from clipcil.errors import UserError
 from support.errors import one_line
 
@@ -90,7 +90,7 @@ def endpoint(server: StandIn, **options: Any) -> Endpoint:
 
 def check_whole(out: Path) -> None:
     table = read_table(out)
-    Descriptions(table).require(CLASSES)
+    require_pairs(table, CLASSES, out)
     for a, b in permutations(CLASSES, 2):
         assert table[a][b][0] == f"{a} not {b}"
 

@@ -9,7 +9,14 @@ import pytest
 import torch
 
 from clipcil.clip import CLIP
-from clipcil.descriptions.file import Descriptions, average_by_owner, encode_descriptions, read_table, shorten
+from clipcil.descriptions.file import (
+    average_by_owner,
+    encode_descriptions,
+    read_table,
+    require_pairs,
+    sentences,
+    shorten,
+)
 from clipcil.errors import UserError
 from support.errors import one_line
 
@@ -25,23 +32,23 @@ def write(path: Path, value: object) -> Path:
 
 
 def test_sentences(tmp_path: Path) -> None:
-    known = Descriptions.read(write(tmp_path / "d.json", TABLE))
-    known.require(["cat", "dog"])
-    assert known.sentences("cat", "dog") == ["cat with a short nose", "cat with upright ears"]
-    assert known.sentences("dog", "dog") == known.sentences("bird", "cat") == []
-    with one_line("'bird'"):
-        known.require(["cat", "dog", "bird"])
+    file = write(tmp_path / "d.json", TABLE)
+    known = read_table(file)
+    require_pairs(known, ["cat", "dog"], file)
+    assert sentences(known, "cat", "dog") == ["cat with a short nose", "cat with upright ears"]
+    assert sentences(known, "dog", "dog") == sentences(known, "bird", "cat") == []
+    with one_line("'bird'", "d.json"):
+        require_pairs(known, ["cat", "dog", "bird"], file)
 
 
 @pytest.mark.parametrize(
     ("value", "entry"),
     [
-        ([], "dictionary"),
-        ({"cat": ["x"]}, "['cat']"),
-        ({"cat": {"dog": "x"}}, "['cat']['dog']"),
-        ({"cat": {"dog": []}}, "['cat']['dog']"),
-        ({"cat": {"dog": [" "]}}, "['cat']['dog'][0]"),
-        ({"cat": {"dog": [1]}}, "['cat']['dog'][0]"),
+        ([], "d.json"),
+        ({"cat": {"dog": "x"}}, "D.cat.dog"),
+        ({"cat": {"dog": []}}, "D.cat.dog"),
+        ({"cat": {"dog": [" "]}}, "D.cat.dog.0"),
+        ({"cat": {"dog": [1]}}, "D.cat.dog.0"),
         (None, "clipcil describe"),
     ],
 )
@@ -60,12 +67,12 @@ def test_encoding_gives_raw_vectors_with_owners(tiny_clip: CLIP, monkeypatch: py
     encode = tiny_clip.encode_texts
     with monkeypatch.context() as patch:
         patch.setattr(tiny_clip, "encode_texts", lambda texts: calls.append(list(texts)) or encode(texts))
-        vectors, owners = encode_descriptions(tiny_clip, Descriptions(table), pairs)
+        vectors, owners = encode_descriptions(tiny_clip, table, pairs)
     assert calls == [["cat with fur", "cat with claws"]]  # the sentence both pairs share is encoded once
     assert owners.tolist() == [0, 2, 2]
     expected = encode(["cat with fur", "cat with claws"])
     torch.testing.assert_close(vectors, expected[[0, 0, 1]])
-    assert encode_descriptions(tiny_clip, Descriptions({}), pairs)[0].shape == (0, tiny_clip.config.dim)
+    assert encode_descriptions(tiny_clip, {}, pairs)[0].shape == (0, tiny_clip.config.dim)
     means = average_by_owner(vectors, owners, 3)
     torch.testing.assert_close(means, torch.stack([expected[0], torch.zeros_like(expected[0]), expected.mean(0)]))
 

@@ -18,6 +18,7 @@ from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, sto
 from clipcil.data.names import clean_name
 from clipcil.descriptions.file import Table, read_table
 from clipcil.errors import UserError, printable
+from clipcil.settings import typed
 from clipcil.storage import need_writable, parse_json, write_json
 
 SAVE_EVERY = 20
@@ -32,7 +33,7 @@ HOPELESS = 10
 """Consecutive unusable answers after which no more questions are asked: the model cannot do it."""
 
 QUESTION = """Two classes of an image dataset are easily confused: "{first}" and "{second}".
-Name {count} short visual features that a picture of {first} shows and a picture of {second} does not, and {count} the \
+Name 5 short visual features that a picture of {first} shows and a picture of {second} does not, and 5 the \
 other way round. Only what can be seen: shape, parts, colour, texture, surroundings. Each feature must fit into \
 "a photo of {first} with <feature>", in at most ten words, and must not name the other class.
 Answer with JSON alone: {{"first": [features of {first}], "second": [features of {second}]}}
@@ -57,8 +58,6 @@ class Endpoint:
     url: str
     model: str
     key: str = field(default="", repr=False)
-    count: int = 5
-    """Number of features to ask for, for each of the two classes."""
     attempts: int = 5
     timeout: float = 60.0
     """Seconds that one answer may take."""
@@ -69,21 +68,20 @@ class Endpoint:
         try:
             url = httpx.URL(self.url)
             url.host.encode("idna")  # as the lookup does, which fails for long and empty parts
-            good = url.scheme in ("http", "https") and bool(url.host) and not url.userinfo
         except (httpx.InvalidURL, UnicodeError):
-            good = False
-        if not good:  # it is not shown: it may hold a password
+            url = httpx.URL()
+        if url.scheme not in ("http", "https") or not url.host or url.userinfo:  # not shown: it may hold a password
             raise UserError(
-                "--endpoint is not an address without a name and a password; give one such as http://localhost:8000/v1,"
-                " and the key with --key-from"
+                "--endpoint is not an address such as http://localhost:8000/v1; the key is given with --key-from"
             )
         if not (self.key.isascii() and self.key.isprintable() and " " not in self.key):
             raise UserError("the key has blanks or other characters that no key has; set the variable again")
 
     @property
-    def address(self) -> str:
+    def address(self) -> httpx.URL:
         """The address of the chat completions."""
-        return f"{self.url.rstrip('/').removesuffix('/chat/completions')}/chat/completions"
+        url = httpx.URL(self.url)
+        return url.copy_with(path=f"{url.path.rstrip('/').removesuffix('/chat/completions')}/chat/completions")
 
     async def ask(self, client: httpx.AsyncClient, first: str, second: str) -> tuple[list[str], list[str]]:
         """Features of `first` against `second`, and of `second` against `first`.
@@ -92,7 +90,7 @@ class Endpoint:
         """
         stop, retry = stop_after_attempt(self.attempts), retry_if_exception_type((AnswerError, _BusyError))
         retrying = AsyncRetrying(stop=stop, wait=self._wait, retry=retry, reraise=True)
-        return await retrying(self._ask_once, client, QUESTION.format(first=first, second=second, count=self.count))
+        return await retrying(self._ask_once, client, QUESTION.format(first=first, second=second))
 
     def _wait(self, state: RetryCallState) -> float:
         asked: float = getattr(state.outcome and state.outcome.exception(), "delay", 0.0)
@@ -101,39 +99,31 @@ class Endpoint:
     async def _ask_once(self, client: httpx.AsyncClient, question: str) -> tuple[list[str], list[str]]:
         body = {"model": self.model, "messages": [{"role": "user", "content": question}]}
         headers = {"Authorization": f"Bearer {self.key}"} if self.key else {}
+        shown = self.address.copy_with(query=None)  # a query may hold a key
         try:
             post = client.stream("POST", self.address, json=body, headers=headers)
             async with asyncio.timeout(self.timeout), post as response:
                 text = (await anext(response.aiter_bytes(LARGEST), b"")).decode("utf-8", "replace")
         except (httpx.HTTPError, TimeoutError) as error:
-            reason = "the answer takes too long" if isinstance(error, TimeoutError) else self._clean(error)
-            raise _BusyError(f"{self._shown} cannot be reached: {reason}") from None
-        if not response.is_success:
-            raise self._refusal(response, text)
-        return parse_answer(text)
-
-    def _refusal(self, response: httpx.Response, text: str) -> UserError:
-        code = response.status_code
-        hints = {401: "; check the key (--key-from)", 403: "; check the key (--key-from)", 404: "; check --endpoint"}
-        reason = ""
+            reason = "the answer takes too long" if isinstance(error, TimeoutError) else error
+            raise _BusyError(self._clean(f"{shown} cannot be reached: {reason}")) from None
+        if response.is_success:
+            return parse_answer(text)
+        code, line = response.status_code, f"{shown} answered {response.status_code} {response.reason_phrase}"
         with suppress(UserError, LookupError, TypeError):
-            reason = f" ({self._clean(parse_json(text, 'the answer')['error']['message'])})"
-        line = f"{self._shown} answered {code} {self._clean(response.reason_phrase)}{reason}{hints.get(code, '')}"
+            line += f" ({parse_json(text, 'the answer')['error']['message']})"
+        hints = {401: "; check the key (--key-from)", 403: "; check the key (--key-from)", 404: "; check --endpoint"}
+        line = self._clean(line) + hints.get(code, "")
         if code < 500 and code not in (408, 409, 429):
-            return UserError(line)
+            raise UserError(line)
         busy, asked = _BusyError(line), response.headers.get("Retry-After", "")
         busy.delay = float(asked) if asked.isdecimal() else 0.0
-        return busy
+        raise busy
 
-    @property
-    def _shown(self) -> str:
-        """The address for messages, without a query: it may hold a key."""
-        return self.address.partition("?")[0]
-
-    def _clean(self, text: object) -> str:
-        """One line of at most 200 characters, without the key, which some servers repeat."""
-        line = printable(" ".join(str(text).split()))
-        return (line.replace(self.key, "***") if self.key else line)[:200]
+    def _clean(self, text: str) -> str:
+        """One line of at most 300 characters, without the key, which some servers repeat."""
+        line = printable(" ".join(text.split()))
+        return (line.replace(self.key, "***") if self.key else line)[:300]
 
 
 def parse_answer(text: str) -> tuple[list[str], list[str]]:
@@ -141,20 +131,13 @@ def parse_answer(text: str) -> tuple[list[str], list[str]]:
     try:
         content = parse_json(text, "the answer")["choices"][0]["message"]["content"]
         found = parse_json(content[content.index("{") : content.rindex("}") + 1], "the answer")
-        first, second = (_features(found[side]) for side in ("first", "second"))
+        both = typed([found["first"], found["second"]], list[list[str]])
     except (UserError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise AnswerError(f"not the JSON that was asked for ({type(error).__name__})") from error
+    first, second = ([name for one in found if (name := clean_name(one[:LONGEST]))] for found in both)
     if not first or not second:
         raise AnswerError("an empty list of features")
     return first, second
-
-
-def _features(values: object) -> list[str]:
-    if not isinstance(values, list):
-        raise TypeError("not a list")
-    cleaned = [clean_name(one[:LONGEST]) for one in values if isinstance(one, str)]
-    "".join(cleaned).encode()  # raises a ValueError for half of a character, which no file can hold
-    return [one for one in cleaned if one]
 
 
 def ask_for_descriptions(
@@ -184,14 +167,11 @@ def ask_for_descriptions(
     table: Table = read_table(out) if out.exists() else {}
     pairs = list(combinations(classes, 2))
     missing = [(a, b) for a, b in pairs if not (table.get(a, {}).get(b) and table.get(b, {}).get(a))]
-    answered, failed, in_a_row = 0, list[str](), 0
-    on_progress("pairs", len(pairs) - len(missing), len(pairs))
-    if missing:  # questions cost money: find out now that the answers cannot be kept
-        need_writable(out)
-    coming = iter(missing)
+    coming, failed, in_a_row, done = iter(missing), list[str](), 0, len(pairs) - len(missing)
+    on_progress("pairs", done, len(pairs))
 
     async def work(client: httpx.AsyncClient) -> None:
-        nonlocal answered, in_a_row
+        nonlocal done, in_a_row
         for a, b in coming:
             if in_a_row == HOPELESS:
                 return
@@ -202,20 +182,22 @@ def ask_for_descriptions(
                 in_a_row += 1
                 continue
             table.setdefault(a, {})[b], table.setdefault(b, {})[a] = answer
-            answered, in_a_row = answered + 1, 0
-            if answered % SAVE_EVERY == 0:
+            done, in_a_row = done + 1, 0
+            if done % SAVE_EVERY == 0:
                 write_json(out, table)
-            on_progress("pairs", len(pairs) - len(missing) + answered, len(pairs))
+            on_progress("pairs", done, len(pairs))
 
     async def ask_all() -> None:
-        async with httpx.AsyncClient(timeout=endpoint.timeout) as client:
-            await asyncio.gather(*(work(client) for _ in range(max(1, jobs))))
+        async with httpx.AsyncClient(timeout=None) as client:  # `ask` has its own
+            await asyncio.gather(*(work(client) for _ in range(jobs)))
 
-    try:
-        asyncio.run(ask_all())
-    finally:
-        if answered % SAVE_EVERY:
-            write_json(out, table)
+    if missing:
+        need_writable(out)  # questions cost money: find out now that the answers cannot be kept
+        try:
+            asyncio.run(ask_all())
+        finally:
+            if table:
+                write_json(out, table)
     if failed:
         raise UserError(
             f"{len(failed)} of {len(pairs)} pairs have no usable answer, the first {failed[0]};"

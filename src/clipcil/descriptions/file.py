@@ -13,60 +13,42 @@ from pathlib import Path
 from typing import Annotated
 
 import torch
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import Field
 from torch import Tensor
 
 from clipcil.clip import CLIP
 from clipcil.errors import UserError
+from clipcil.settings import typed
 from clipcil.storage import MissingFileError, read_json
 
-Table = dict[str, dict[str, list[str]]]
-Phrase = Annotated[str, Field(strict=True, pattern=r"\S")]
-SCHEMA = TypeAdapter(dict[str, dict[str, Annotated[list[Phrase], Field(min_length=1)]]])
+Phrase = Annotated[str, Field(pattern=r"\S")]
+Table = dict[str, dict[str, Annotated[list[Phrase], Field(min_length=1)]]]
 
 
 def read_table(path: Path) -> Table:
-    """D[a][b] from a file.
-
-    Raises:
-        UserError: The file is missing or is not of this shape; the line names the entry.
-    """
+    """D[a][b] from a file; a `UserError` names the entry of another shape."""
     try:
-        return SCHEMA.validate_python(read_json(path, links=True))
+        values = read_json(path, links=True)
     except MissingFileError as error:
         raise UserError(f"there is no file of descriptions {path}; make one with `clipcil describe`") from error
-    except ValidationError as error:
-        found = error.errors()[0]
-        entry = "".join(f"[{part!r}]" for part in found["loc"])
-        raise UserError(f"{path}: D[a][b] is a list of phrases, but D{entry}: {found['msg']}") from error
+    table: Table = typed(values, Table, f"{path}: D")
+    return table
 
 
-class Descriptions:
-    """The sentences "a with <phrase>" of a file, for the classes it knows."""
-
-    def __init__(self, table: Table, called: str = "the descriptions") -> None:
-        self.table, self.called = table, called
-
-    @classmethod
-    def read(cls, path: Path) -> Descriptions:
-        """The descriptions of a file."""
-        return cls(read_table(path), str(path))
-
-    def require(self, names: Sequence[str]) -> None:
-        """Refuse a file without a description of every ordered pair of these classes."""
-        for first, second in permutations(names, 2):
-            if second not in self.table.get(first, {}):
-                raise UserError(
-                    f"{self.called} does not tell '{first}' from '{second}'; run `clipcil describe` for all classes"
-                )
-
-    def sentences(self, first: str, second: str) -> list[str]:
-        """`lynx with tufted ears`, … : what tells `first` from `second`."""
-        phrases = (" ".join(phrase.split()) for phrase in self.table.get(first, {}).get(second, []))
-        return [f"{first} with {phrase.rstrip('.')}" for phrase in phrases if phrase]
+def require_pairs(table: Table, names: Sequence[str], path: Path) -> None:
+    """Refuse the file `path` if its table lacks an ordered pair of these classes."""
+    for first, second in permutations(names, 2):
+        if second not in table.get(first, {}):
+            raise UserError(f"{path} does not tell '{first}' from '{second}'; run `clipcil describe` for all classes")
 
 
-def encode_descriptions(clip: CLIP, known: Descriptions, pairs: Sequence[tuple[str, str]]) -> tuple[Tensor, Tensor]:
+def sentences(table: Table, first: str, second: str) -> list[str]:
+    """`lynx with tufted ears`, … : what tells `first` from `second`."""
+    phrases = (" ".join(phrase.split()) for phrase in table.get(first, {}).get(second, []))
+    return [f"{first} with {phrase.rstrip('.')}" for phrase in phrases]
+
+
+def encode_descriptions(clip: CLIP, table: Table, pairs: Sequence[tuple[str, str]]) -> tuple[Tensor, Tensor]:
     """Encode the sentences of ordered pairs of classes; a sentence that several pairs share is encoded once.
 
     Returns:
@@ -75,7 +57,7 @@ def encode_descriptions(clip: CLIP, known: Descriptions, pairs: Sequence[tuple[s
     texts: dict[str, int] = {}
     rows, owners = [], []
     for place, (first, second) in enumerate(pairs):
-        for sentence in known.sentences(first, second):
+        for sentence in sentences(table, first, second):
             rows.append(texts.setdefault(shorten(clip, sentence, first), len(texts)))
             owners.append(place)
     device = clip.logit_scale.device
@@ -94,8 +76,7 @@ def average_by_owner(vectors: Tensor, owners: Tensor, count: int) -> Tensor:
 
 def shorten(clip: CLIP, sentence: str, name: str) -> str:
     """Drop words from the end until the sentence fits the text tower; the words of `name` stay."""
-    words = sentence.split()
-    fewest = len(name.split())
+    words, fewest = sentence.split(), len(name.split())
     while len(" ".join(words).encode()) > clip.tokenizer.context - 2 and len(words) > fewest:
         try:
             clip.tokenizer([" ".join(words)])

@@ -31,7 +31,7 @@ from torch.nn.functional import cross_entropy, linear, normalize, pad
 
 from clipcil.data.reader import Batch, Pictures
 from clipcil.data.tasks import Task
-from clipcil.descriptions.file import Descriptions, average_by_owner, encode_descriptions
+from clipcil.descriptions.file import Table, average_by_owner, encode_descriptions, read_table, require_pairs
 from clipcil.heads.lda import RunningHead
 from clipcil.methods.base import Method
 from clipcil.methods.registry import register
@@ -96,7 +96,7 @@ class ENGINE(Method):
         self.growing_buffer("prototypes", self.dim)
         self.growing_buffer("sentences", len(self.templates), self.dim, persistent=False)
         self.register_buffer("pair_texts", torch.zeros(0, 0, self.dim, device=self.device))
-        self._known: Descriptions | None = None
+        self._known: Table | None = None
         self._described: list[tuple[Tensor, Tensor]] = []  # a task each: raw sentences (S, dim), their pairs (S, 2)
 
     def check_names(self, names: Sequence[str]) -> None:
@@ -137,8 +137,8 @@ class ENGINE(Method):
         if self.config.descriptions is None:
             return []
         if self._known is None:
-            self._known = Descriptions.read(self.config.descriptions)
-        self._known.require(self.names)
+            self._known = read_table(self.config.descriptions)
+        require_pairs(self._known, self.names, self.config.descriptions)
         while len(self._described) < len(self.sizes):  # after a resume: those of earlier tasks, in the same batches
             self._described.append(self.encode_task(self._known, len(self._described)))
         vectors, pairs = self._described[-1]
@@ -148,7 +148,7 @@ class ENGINE(Method):
         subject = torch.cat([pairs[:, 0] for _, pairs in self._described])
         return [every[subject == label] for label in range(self.seen)]
 
-    def encode_task(self, known: Descriptions, task: int) -> tuple[Tensor, Tensor]:
+    def encode_task(self, known: Table, task: int) -> tuple[Tensor, Tensor]:
         """Raw sentences (S, dim) of all pairs that a task brings, and the two classes (S, 2) of each."""
         old, seen = sum(self.sizes[:task]), sum(self.sizes[: task + 1])
         places = [(a, b) for a, b in product(range(seen), repeat=2) if max(a, b) >= old]
