@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import colorsys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
+from itertools import cycle
 from typing import Any, Literal, NamedTuple
 
 Theme = Literal["light", "dark"]
@@ -55,56 +54,32 @@ LOOKS: dict[str, Look] = {
     "rapf": Look("#5f7d00", "#b5d334", "*"),
     "engine": Look("#b8860b", "#ffd24d", "p"),
 }
+# Colours for everything else, light and dark: as far from those above and from each other as RGB allows ("redmean").
+MORE = (
+    ("#1bbb1b", "#8bee8b"), ("#7e0707", "#f43434"), ("#077e07", "#34f434"), ("#a1bb1b", "#deee8b"),
+    ("#6a077e", "#d434f4"), ("#bb361b", "#ee9c8b"), ("#07077e", "#3434f4"), ("#78833f", "#c0ca91"),
+    ("#076a7e", "#34d4f4"), ("#861bbb", "#cd8bee"), ("#077e56", "#34f4b4"), ("#1bbb86", "#8beecd"),
+    ("#3f834a", "#91ca9a"), ("#3f8383", "#91caca"), ("#072e7e", "#3474f4"), ("#077e2e", "#34f474"),
+    ("#6c3f83", "#b791ca"), ("#833f3f", "#ca9191"), ("#3f4a83", "#919aca"), ("#7e0742", "#f43494"),
+    ("#1b50bb", "#8bacee"), ("#42077e", "#9434f4"), ("#bb6b1b", "#eebd8b"), ("#2e7e07", "#74f434"),
+)  # fmt: skip
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "d", "H", "<", ">", "p", "*", "h")
 
 
 def assign_looks(names: Sequence[str]) -> list[Look]:
-    """A look for each name, no colour twice; the same list always gives the same looks.
+    """A look for each name; the same list always gives the same looks.
 
-    The first with the name of a method in `LOOKS` has its look; variants of it, and other names, get new ones.
+    The first with the name of a method in `LOOKS` has its look; variants of it, and other names, get new ones. Markers
+    differ where there are more new ones than colours.
     """
-    looks: list[Look] = []
-    kept = [LOOKS[name] for name in dict.fromkeys(names) if name in LOOKS]
-    for index, name in enumerate(names):
-        own = LOOKS.get(name) if names.index(name) == index else None
-        looks.append(own or _farthest([*kept, *looks], MARKERS[index % len(MARKERS)]))
-    return looks
+    new = (Look(*colours, marker) for colours, marker in zip(cycle(MORE), cycle(MARKERS), strict=False))
+    known = {names.index(name): LOOKS[name] for name in names if name in LOOKS}
+    return [known.get(place) or next(new) for place in range(len(names))]
 
 
 def series_looks(count: int) -> list[Look]:
     """Looks for series that are not methods, such as the datasets of a sweep or the phases of a run."""
-    lent = list(LOOKS.values())[:count]
-    return lent + assign_looks([f"series {index}" for index in range(count - len(lent))])
-
-
-def _farthest(used: Sequence[Look], marker: str) -> Look:
-    """The colour that differs most from all used ones, on the light page and on the dark one."""
-    return max(_candidates(marker), key=lambda look: min((_distance(look, other) for other in used), default=0.0))
-
-
-@cache
-def _candidates(marker: str) -> tuple[Look, ...]:
-    """36 hues, each dull and vivid, dark and light."""
-    shades = ((0.26, 0.58, 0.9), (0.42, 0.74, 0.75), (0.38, 0.68, 0.35))
-    return tuple(
-        Look(_hex(step / 36, light, vivid), _hex(step / 36, dark, vivid), marker)
-        for step in range(36)
-        for light, dark, vivid in shades
-    )
-
-
-def _hex(*hls: float) -> str:
-    return "#" + "".join(f"{round(255 * part):02x}" for part in colorsys.hls_to_rgb(*hls))
-
-
-def _distance(one: Look, other: Look) -> float:
-    """How different two looks are in the theme where they differ less: a weighted distance in RGB ("redmean")."""
-    found = []
-    for pair in ((one.light, other.light), (one.dark, other.dark)):
-        a, b = ([int(colour[place : place + 2], 16) for place in (1, 3, 5)] for colour in pair)
-        red, (dr, dg, db) = (a[0] + b[0]) / 2, (x - y for x, y in zip(a, b, strict=True))
-        found.append(((2 + red / 256) * dr**2 + 4 * dg**2 + (2 + (255 - red) / 256) * db**2) ** 0.5)
-    return float(min(found))
+    return assign_looks([*LOOKS, *map(str, range(count))])[:count]
 
 
 @contextmanager
