@@ -21,14 +21,10 @@ The paper does not say what T is for a nearly singular covariance. The floor of 
 both floors, 1e-14, which is still above the rounding of an eigensolver (1e-16): equal singular covariances give T ≈ I.
 Ledoit–Wolf covariances lie far above the floor.
 """
-TINY = 1e-30
-"""Floor of a covariance that is exactly zero."""
 RIDGES = tuple(10.0**power for power in range(-6, 4))
 """Candidate ridges of `paired_map`, as shares of the average variance of the features before."""
 SDC_WIDTH = 0.2
 """σ of `sdc_shifts` for unit features, from the authors' script (yulu0724/SDC-IL, commit 4d9efc9, run_demo.sh)."""
-
-
 CalibrationName = Literal["none", "task", "class", "pairs", "sdc"]
 """An option: see `calibrate`; none leaves the stored Gaussians as they are, as DMC does."""
 
@@ -52,6 +48,7 @@ def calibrate(how: CalibrationName, memory: GaussianMemory, before: Sequence[Ten
         before: (n_c, d) unit features of each class of the new task, by the tower before its change.
         after: (n_c, d) features of the same pictures by the tower after its change.
     """
+    old, new = torch.cat(list(before)), torch.cat(list(after))
     if how == "task":
         memory.transport(bures_map(*average_moments(before), *average_moments(after)))
     elif how == "class":
@@ -59,9 +56,9 @@ def calibrate(how: CalibrationName, memory: GaussianMemory, before: Sequence[Ten
         matrices, offsets = zip(*maps, strict=True)
         memory.transport(AffineMap(torch.stack(matrices).mean(0), torch.stack(offsets).mean(0)))
     elif how == "pairs":
-        memory.transport(paired_map(torch.cat(list(before)), torch.cat(list(after))))
+        memory.transport(paired_map(old, new))
     elif how == "sdc":
-        memory.shift(sdc_shifts(memory.means(), torch.cat(list(before)).double(), torch.cat(list(after)).double()))
+        memory.shift(sdc_shifts(memory.means(), old.double(), new.double()))
 
 
 def bures_map(mean_from: Tensor, cov_from: Tensor, mean_to: Tensor, cov_to: Tensor) -> AffineMap:
@@ -80,7 +77,9 @@ def bures_map(mean_from: Tensor, cov_from: Tensor, mean_to: Tensor, cov_to: Tens
     """
     mean_from, mean_to = mean_from.double(), mean_to.double()
     cov_from, cov_to = _symmetric(cov_from.double()), _symmetric(cov_to.double())
-    floor_from, floor_to = _floor(cov_from), _floor(cov_to)
+    floor_from, floor_to = (
+        torch.clamp(RELATIVE_FLOOR * torch.linalg.matrix_norm(cov), min=1e-30) for cov in (cov_from, cov_to)
+    )
 
     values, basis = torch.linalg.eigh(cov_from)  # (d,), (d, d)
     root = values.clamp(min=floor_from).sqrt()
@@ -92,18 +91,17 @@ def bures_map(mean_from: Tensor, cov_from: Tensor, mean_to: Tensor, cov_to: Tens
     return AffineMap(matrix, mean_to - matrix @ mean_from)
 
 
-def paired_map(before: Tensor, after: Tensor, ridges: Sequence[float] = RIDGES) -> AffineMap:
+def paired_map(before: Tensor, after: Tensor) -> AffineMap:
     """The affine map that best maps each feature to its counterpart, regularised towards a plain shift.
 
         T = I + E,    E = argmin ‖X Eᵀ − D‖² + r ‖E‖²,    D = Y − X,    b = ȳ − T x̄
 
     with X, Y centred and r = ridge · ‖X‖²/d. The leave-one-out residual of picture i is d_i/(1 − h_i), with d_i its
-    residual in the fit and h_i = x_iᵀ (XᵀX + r I)⁻¹ x_i + 1/n; the ridge with the smallest such residuals is taken.
+    residual in the fit and h_i = x_iᵀ (XᵀX + r I)⁻¹ x_i + 1/n; that of `RIDGES` with the smallest residuals is taken.
 
     Args:
         before: (n, d) features by the tower before its change.
         after: (n, d) features of the same pictures by the tower after its change.
-        ridges: Ridges to choose from.
 
     Returns:
         The map, in float64. With one picture it is a shift.
@@ -130,14 +128,14 @@ def paired_map(before: Tensor, after: Tensor, ridges: Sequence[float] = RIDGES) 
         total: Tensor = (rest / (1 - leverage).clamp(min=1e-9)[:, None]).square().sum()
         return total
 
-    ridge = min(ridges, key=lambda choice: float(missed(choice))) if len(ridges) > 1 and len(x) > 1 else ridges[-1]
+    ridge = min(RIDGES, key=lambda choice: float(missed(choice))) if len(x) > 1 else RIDGES[-1]
     update = (basis / (values + ridge * level)) @ image  # Eᵀ
     matrix = torch.eye(x.shape[1]).to(x) + update.T
     return AffineMap(matrix, mean_to - matrix @ mean_from)
 
 
-def sdc_shifts(means: Tensor, before: Tensor, after: Tensor, width: float = SDC_WIDTH) -> Tensor:
-    """How far each mean moves, (C, d).
+def sdc_shifts(means: Tensor, before: Tensor, after: Tensor) -> Tensor:
+    """How far each mean moves, (C, d); σ is `SDC_WIDTH`.
 
         Δ_c = Σ_i w_i (y_i − x_i) / Σ_i w_i,    w_i = exp(−‖x_i − μ_c‖² / 2σ²)
 
@@ -145,14 +143,13 @@ def sdc_shifts(means: Tensor, before: Tensor, after: Tensor, width: float = SDC_
         means: (C, d) stored means in the space before.
         before: (n, d) features x of the new pictures by the tower before its change.
         after: (n, d) features y of the same pictures by the tower after its change.
-        width: σ.
 
     Example:
         >>> import torch
         >>> sdc_shifts(torch.zeros(1, 2), torch.zeros(3, 2), torch.ones(3, 2))
         tensor([[1., 1.]])
     """
-    weights = torch.softmax(-torch.cdist(means, before).square() / (2 * width**2), dim=1)
+    weights = torch.softmax(-torch.cdist(means, before).square() / (2 * SDC_WIDTH**2), dim=1)
     return weights @ (after - before)
 
 
@@ -178,7 +175,3 @@ def wasserstein2_to_samples(mean: Tensor, cov: Tensor, features: Tensor) -> Tens
 
 def _symmetric(matrix: Tensor) -> Tensor:
     return (matrix + matrix.T) / 2
-
-
-def _floor(cov: Tensor) -> Tensor:
-    return torch.clamp(RELATIVE_FLOOR * torch.linalg.matrix_norm(cov), min=TINY)

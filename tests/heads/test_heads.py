@@ -14,8 +14,7 @@ from sklearn.linear_model import Ridge
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from clipcil.heads.lda import RunningHead, Statistics, fit_rows
-from clipcil.heads.novelty import Background, relative_distance
+from clipcil.heads.lda import Background, RunningHead, Statistics, fit_rows, relative_distance
 from clipcil.heads.stacked import fit_ridge, mix
 
 DIM, CLASSES = 6, 5

@@ -7,8 +7,7 @@ import torch
 from torch import nn
 
 from clipcil.errors import UserError
-from clipcil.memory.gaussians import AffineMap, GaussianMemory
-from clipcil.memory.sampler import MANY
+from clipcil.memory.gaussians import MANY, AffineMap, GaussianMemory
 
 DIM = 8
 

@@ -1,4 +1,4 @@
-"""Linear discriminant analysis: fitted to statistics or to rows, with exact leave-one-out distances.
+"""Linear discriminant analysis: fitted to statistics or to rows, with exact leave-one-out distances and novelty.
 
 All classes share one covariance, so the score of a class is linear in the features. Statistics (class means, pooled
 scatter, counts) can be added up task by task and keep no feature of a picture; rows allow choosing the ridge.
@@ -196,6 +196,50 @@ def distances_without_each(
     return distances
 
 
+class Background(NamedTuple):
+    """One Gaussian of all pictures: Q, (C, C) float64, and s, the number of pictures minus the number of classes.
+
+    The relative Mahalanobis distance (https://arxiv.org/abs/2106.09022) is a novelty score,
+
+        score(x) = min_k ‖x − μ_k‖²_A − ‖x‖²_{A₀},    A = s (S + r I)⁻¹,    A₀ = s (S + Σ_k n_k μ_k μ_kᵀ + r I)⁻¹
+
+    with features centred on the mean of all pictures. A direction in which all classes have the same variance is in
+    both terms and cancels. A − A₀ has rank C (Woodbury), and with the discriminant's own weights W = A μ and scores s_k
+    the score of a new picture needs no D×D matrix:
+
+        score(x) = vᵀQv − 2 max_k s_k,    v = Wᵀx,    Q = N (I + N μᵀAμ N / s)⁻¹ N / s,    N = diag(√n_k)
+    """
+
+    matrix: Tensor
+    freedom: int
+
+    @classmethod
+    def of(cls, head: LDA, counts: Tensor) -> Background:
+        """From a discriminant fitted to centred rows, and the number of rows of each class (C,)."""
+        freedom, roots = max(1, int(counts.sum()) - len(counts)), counts.double().sqrt()
+        inner = torch.eye(len(counts)).to(head.means) + roots[:, None] * (head.means @ head.weight) * roots / freedom
+        return cls(roots[:, None] * torch.linalg.inv(inner) * roots / freedom, freedom)
+
+    def left_out(self, head: LDA, total: int) -> Tensor:
+        """(R,): ‖x‖²_{A₀} of the `left_out_rows` of `head`, each without itself; `total` rows were fitted."""
+        scores = head.inputs @ head.weight
+        h = (head.norms - ((scores @ self.matrix) * scores).sum(1)) / self.freedom
+        a = total / max(1, total - 1)
+        return self.freedom * a**2 * h / (1 - a * h).clamp(min=1e-9)
+
+
+def relative_distance(scores: Tensor, bias: Tensor, background: Tensor) -> Tensor:
+    """(B,): the novelty score by a discriminant's scores (B, C) and bias (C,), and Q (C, C) of its `Background`.
+
+    Example:
+        >>> import torch
+        >>> relative_distance(torch.tensor([[0.0, 2.0]]), torch.zeros(2), torch.zeros(2, 2))
+        tensor([-4.])
+    """
+    inner = scores - bias
+    return ((inner @ background) * inner).sum(1) - 2 * scores.amax(1)
+
+
 class RunningHead(nn.Module):
     """A discriminant that learns task by task from statistics: class means, and one covariance shared by all classes.
 
@@ -225,10 +269,12 @@ class RunningHead(nn.Module):
         super().__init__()
         self.averaged = averaged
         exact, scores = torch.float64, torch.float64 if averaged else torch.float32
-        own = [("inverse", (dim, dim), exact)] if averaged else [("scatter", (dim, dim), exact), ("count", (), exact)]
-        every = [("centres", (0, dim), exact), ("weight", (0, dim), scores), ("bias", (0,), scores), *own]
-        for name, shape, dtype in every:
-            self.register_buffer(name, torch.zeros(shape, dtype=dtype))
+        self.register_buffer("centres", torch.zeros(0, dim, dtype=exact))
+        self.register_buffer("weight", torch.zeros(0, dim, dtype=scores))
+        self.register_buffer("bias", torch.zeros(0, dtype=scores))
+        self.register_buffer("inverse" if averaged else "scatter", torch.zeros(dim, dim, dtype=exact))
+        if not averaged:
+            self.register_buffer("count", torch.zeros((), dtype=exact))
 
     def grow(self, classes: int) -> None:
         """Make room for new classes; `add` fills it."""

@@ -14,10 +14,13 @@ from typing import Annotated, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import embedding_bag
 
 from clipcil.memory.ledoit_wolf import SPREAD_FLOOR, Summary, floor_level, summarise, union
-from clipcil.memory.rows import SizedByState, check_rows
-from clipcil.memory.sampler import Sampler
+from clipcil.memory.rows import SizedByState, check_rows, without
+
+MANY = 8
+"""From this many draws per class on, one matrix product per class is faster than one weighted gather for all draws."""
 
 
 class AffineMap(NamedTuple):
@@ -187,11 +190,10 @@ class GaussianMemory(SizedByState):
         if not 0 <= index < len(self):
             raise IndexError(f"no class {index} among {len(self)}")
         start = int(self.ranks[:index].sum())
-        self.rows = torch.cat([self.rows[:start], self.rows[start + int(self.ranks[index]) :]])
+        self.rows = without(self.rows, start, int(self.ranks[index]))
         for name, (axes, _) in self.layout.items():
             if axes.startswith("C"):
-                value = getattr(self, name)
-                setattr(self, name, torch.cat([value[:index], value[index + 1 :]]))
+                setattr(self, name, without(getattr(self, name), index))
         old = len(self.matrices)
         used = torch.unique(self.space_of[self.space_of < old])
         self.space_of = torch.searchsorted(used, self.space_of)  # the current space comes after all others
@@ -204,26 +206,22 @@ class GaussianMemory(SizedByState):
 
     def _insert(self, index: int, summaries: Sequence[Summary], task: int) -> None:
         """Put classes of the current space before class `index`."""
-        if not summaries:
-            return
         if not self._dim:
-            empty = self.rows.new_zeros(0, len(summaries[0].mean))
-            self.origin_means = self.rows = self.offsets = empty
-            self.matrices = self.matrices.new_zeros(0, *empty.shape[1:], *empty.shape[1:])
+            dim = len(summaries[0].mean)
+            self.origin_means = self.rows = self.offsets = self.rows.new_zeros(0, dim)
+            self.matrices = self.matrices.new_zeros(0, dim, dim)
         neighbours = self._level_of_neighbours(summaries)
         shapes = [(s.shrinkage, s.shrinkage * s.level) if s.spread else (1.0, neighbours) for s in summaries]
-        new: dict[str, Sequence[float | Tensor]] = {
-            "shrinkages": [shrinkage for shrinkage, _ in shapes],
-            "noises": [noise for _, noise in shapes],
-            "ranks": [len(summary.rows) for summary in summaries],
-            "counts": [summary.count for summary in summaries],
-            "task_of": [task] * len(summaries),
-            "space_of": [len(self.matrices)] * len(summaries),
-        }
+        same = (task, len(self.matrices))
+        numbers = [
+            [float(rho), float(noise), len(s.rows), s.count, *same]
+            for s, (rho, noise) in zip(summaries, shapes, strict=True)
+        ]
+        columns = torch.tensor(numbers, dtype=torch.float64).T
         self._splice("rows", int(self.ranks[:index].sum()), torch.cat([summary.rows for summary in summaries]))
         self._splice("origin_means", index, torch.stack([summary.mean for summary in summaries]))
-        for name, values in new.items():
-            self._splice(name, index, torch.tensor([float(value) for value in values], dtype=torch.float64))
+        for name, column in zip(("shrinkages", "noises", "ranks", "counts", "task_of", "space_of"), columns):
+            self._splice(name, index, column)
         self._forget_derived()
 
     def _splice(self, name: str, at: int, new: Tensor) -> None:
@@ -266,3 +264,62 @@ class GaussianMemory(SizedByState):
         check_rows(self.rows, self.ranks)
         if bool(((self.space_of < 0) | (self.space_of > len(self.matrices)) | (self.counts < 1)).any()):
             raise ValueError("a class of a space that does not exist, or of no picture")
+
+
+class Sampler(NamedTuple):
+    """The class Gaussians prepared for sampling: shrunk, in float32; indices on the host."""
+
+    rows: Tensor  # (R, d): √(1−ρ) B of all classes, one class after another
+    starts: Tensor  # (C + 1,): class c owns rows starts[c] : starts[c + 1]
+    deviations: Tensor  # (C, 1): √s
+    means: Tensor  # (C, d): transported, Mμ + c
+    matrices: Tensor  # (P, d, d): M of the older spaces
+    spaces: Tensor  # (C,): row of `matrices`, or P where M = I
+    rank: Tensor  # (C,): the place of each class when sorted by space
+
+    @torch.no_grad()
+    def draw(self, classes: Tensor) -> Tensor:
+        """One draw for each entry of `classes` (N,), in any order: (N, d), from torch's global generator.
+
+            z = (Mμ + c) + M (√(1−ρ) Bᵀε₁ + √s ε₂),    ε₁ ~ N(0, I_r), ε₂ ~ N(0, I_d)
+
+        Draws are sorted by space and class, so that an older space is one product with its M. Rows are not copied or
+        padded, however different their numbers. Only the deviation from the mean passes M in float32; the mean was
+        transported in float64.
+        """
+        device, dtype, dim = self.rows.device, self.rows.dtype, self.rows.shape[1]
+        classes = classes.to("cpu", torch.int64)
+        if len(classes) and not 0 <= int(classes.min()) <= int(classes.max()) < len(self.means):
+            raise IndexError(f"asked for classes {int(classes.min())}…{int(classes.max())} of {len(self.means)}")
+        order = self.rank[classes].argsort(stable=True)
+        classes = classes[order]
+        on_device = classes.to(device, non_blocking=True)
+        draws = torch.randn(len(classes), dim, dtype=dtype, device=device) * self.deviations[on_device]
+        with torch.autocast(device.type, enabled=False):  # statistics keep their precision in mixed-precision training
+            self._mix_rows(classes, draws)
+            spaces, lengths = torch.unique_consecutive(self.spaces[classes], return_counts=True)
+            for space, part in zip(spaces.tolist(), torch.split(draws, lengths.tolist())):
+                if space < len(self.matrices):
+                    part.copy_(part @ self.matrices[space].T)
+        draws += self.means[on_device]
+        result = torch.empty_like(draws)
+        result[order.to(device, non_blocking=True)] = draws
+        return result
+
+    def _mix_rows(self, classes: Tensor, draws: Tensor) -> None:
+        """Add √(1−ρ) Bᵀε₁ to each of `draws`; `classes` (N,) are on the host and sorted."""
+        widths = self.starts.diff()[classes]  # (N,): the rank of each draw's class
+        ends = widths.cumsum(0)
+        weights = torch.randn(int(widths.sum()), dtype=draws.dtype, device=draws.device)  # every ε₁, one after another
+        present, repeats = torch.unique_consecutive(classes, return_counts=True)
+        if len(classes) < MANY * len(present):
+            first = self.starts[classes] - ends + widths
+            members = first.repeat_interleave(widths) + torch.arange(len(weights))  # row of B for each weight
+            bags = (members.to(draws.device), self.rows, (ends - widths).to(draws.device))
+            draws += embedding_bag(*bags, mode="sum", per_sample_weights=weights)
+            return
+        starts = self.starts.tolist()
+        used = (repeats * self.starts.diff()[present]).tolist()
+        parts = torch.split(draws, repeats.tolist()), torch.split(weights, used)
+        for c, own_draws, own_weights in zip(present.tolist(), *parts):
+            own_draws.addmm_(own_weights.view(len(own_draws), -1), self.rows[starts[c] : starts[c + 1]])

@@ -55,6 +55,11 @@ def check_rows(rows: Tensor, counts: Tensor) -> None:
         raise ValueError(f"{len(rows)} rows for classes of {counts.tolist()[:10]} rows")
 
 
+def without(values: Tensor, index: int, count: int = 1) -> Tensor:
+    """`values` (N, …) without `count` rows from row `index` on."""
+    return torch.cat([values[:index], values[index + count :]])
+
+
 class FeatureRows(SizedByState):
     """Up to `limit` features of each class, every one a few unit vectors of `sizes` numbers side by side.
 
@@ -111,7 +116,8 @@ class FeatureRows(SizedByState):
         codes = torch.cat([self.codes, codes.to(self.codes)])
         steps = torch.cat([self.steps, steps.to(self.steps)])
         labels = torch.cat([self.labels, labels.to(self.counts.device)])
-        hashes = torch.tensor([_hash(row.tobytes()) for row in codes.cpu().numpy()], device=codes.device)
+        digests = [hashlib.blake2b(row.tobytes(), digest_size=8).digest() for row in codes.cpu().numpy()]
+        hashes = torch.tensor([int.from_bytes(each, "little", signed=True) for each in digests], device=codes.device)
         order = torch.arange(len(labels), device=codes.device)
         for key in (*steps.T, hashes, labels):  # copies of a picture may share their codes and differ in their steps
             order = order[key[order].argsort(stable=True)]
@@ -133,8 +139,4 @@ class FeatureRows(SizedByState):
         """Forget a class; the labels of the classes after it move down by one."""
         keep = self.labels != index
         self.codes, self.steps = self.codes[keep], self.steps[keep]
-        self.counts = torch.cat([self.counts[:index], self.counts[index + 1 :]])
-
-
-def _hash(row: bytes) -> int:
-    return int.from_bytes(hashlib.blake2b(row, digest_size=8).digest(), "little", signed=True)
+        self.counts = without(self.counts, index)

@@ -1,4 +1,4 @@
-"""One file per method. `clipcil.methods()` lists them all: this package is also the public function of that name."""
+"""One file per method. The package can be called: `clipcil.methods()` lists the methods, as `registry.methods` does."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 class _Methods(ModuleType):
-    """The package made callable: importing a method sets `clipcil.methods` to this package, hiding the function."""
+    """Importing a module of this package sets `clipcil.methods` to the package, so the package must be the function."""
 
     def __call__(self) -> dict[str, Any]:
         from clipcil.methods.registry import methods

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -13,6 +14,7 @@ from clipcil.clip import CLIP
 from clipcil.data.reader import Batch
 from clipcil.data.tasks import Task
 from clipcil.errors import UserError, first_line
+from clipcil.memory.rows import without
 from clipcil.settings import options
 from clipcil.training.trainer import Trainer
 
@@ -33,9 +35,9 @@ class Method(nn.Module, ABC):
     scored). The other hooks are optional.
 
     A checkpoint is `state_dict()` plus `names` and `sizes`. Everything that grows is a growing buffer or is created in
-    `allocate`, so that loading can call `grow` for each task and then fill in the values. `clip` is not a submodule: a
-    frozen backbone is not part of a checkpoint. A method that fine-tunes the tower sets `tunes_tower`, is given its own
-    copy of the tower, and registers it as a module in `build`.
+    `allocate`, so that loading can call `grow` for each task and then fill in the values. `clip` is not a submodule, so
+    a frozen backbone is not part of a checkpoint. A method that fine-tunes the tower sets `tunes_tower`, is given its
+    own copy of the tower, and registers it as a module in `build`.
 
     Example:
         >>> import torch, clipcil
@@ -257,8 +259,7 @@ class Method(nn.Module, ABC):
         if not self.sizes[task]:
             del self.sizes[task]
         for name in self._growing:
-            value: Tensor = getattr(self, name)
-            setattr(self, name, torch.cat([value[:index], value[index + 1 :]]))
+            setattr(self, name, without(getattr(self, name), index))
         return task, place
 
 
@@ -306,10 +307,8 @@ def restore_method(method: Method, tensors: dict[str, Tensor], facts: dict[str, 
         names, sizes = [str(name) for name in facts["names"]], [int(size) for size in facts["sizes"]]
         if sum(sizes) != len(names) or min(sizes, default=1) < 1:
             raise ValueError(f"{len(names)} names for {sum(sizes)} classes")
-        start = 0
-        for size in sizes:
-            method.grow(names[start : start + size])
-            start += size
+        for end, size in zip(accumulate(sizes), sizes, strict=True):
+            method.grow(names[end - size : end])
         method.load_state_dict(tensors)
     except (RuntimeError, LookupError, TypeError, ValueError, AttributeError) as error:
         raise UserError(f"the checkpoint does not fit {method.name}: {first_line(error)}") from error

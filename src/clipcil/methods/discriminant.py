@@ -30,7 +30,7 @@ from torch.nn.functional import normalize
 from clipcil.data.reader import Batch
 from clipcil.data.tasks import Task
 from clipcil.heads.lda import Statistics
-from clipcil.memory.rows import check_rows
+from clipcil.memory.rows import check_rows, without
 from clipcil.methods.base import Method
 from clipcil.methods.registry import register
 
@@ -79,8 +79,7 @@ class Discriminant(Method):
 
     @torch.no_grad()
     def forget(self, index: int) -> None:
-        start = int(self.ranks[:index].sum())
-        self.rows = torch.cat([self.rows[:start], self.rows[start + int(self.ranks[index]) :]])
+        self.rows = without(self.rows, int(self.ranks[:index].sum()), int(self.ranks[index]))
         self.drop_class(index)
         self._refit()
 

@@ -28,6 +28,7 @@ from clipcil.data.reader import Batch, Pictures
 from clipcil.data.tasks import Task
 from clipcil.distributed import spread
 from clipcil.memory.gaussians import GaussianMemory
+from clipcil.memory.rows import without
 from clipcil.methods.base import Method
 from clipcil.methods.registry import register
 from clipcil.prompts.templates import check_sentences, encode_classes
@@ -280,9 +281,8 @@ class DMC(Method):
         self.memory.remove(index)
         prompts = self.class_prompts[task]
         if len(prompts) > 1:
-            left = torch.cat([prompts[:place], prompts[place + 1 :]])
-            names = self.names[sum(self.sizes[:task]) :][: len(left)]
-            self.class_prompts[task] = nn.Parameter(left, requires_grad=False)
+            names = self.names[sum(self.sizes[:task]) :][: self.sizes[task]]
+            self.class_prompts[task] = nn.Parameter(without(prompts, place), requires_grad=False)
             self.class_texts[task] = PromptTexts(self.clip, names, self.config.prompt_length, self.config.suffix)
         else:  # the last class of its task
             keep = [other for other in range(len(self.class_prompts)) if other != task]

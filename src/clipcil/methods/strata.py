@@ -32,8 +32,7 @@ from torch.nn.functional import normalize
 
 from clipcil.data.reader import Batch
 from clipcil.data.tasks import Task
-from clipcil.heads.lda import fit_rows
-from clipcil.heads.novelty import Background, relative_distance
+from clipcil.heads.lda import Background, fit_rows, relative_distance
 from clipcil.heads.stacked import Head, fit_ridge, mix, spreads
 from clipcil.memory.rows import FeatureRows
 from clipcil.methods.base import Method
@@ -68,7 +67,7 @@ class Strata(Method):
     weights: Tensor  # (3,): a, b, c
     directions: Tensor  # (D, F): R, the same everywhere
     penalties: Tensor  # (2,) float64: of the discriminant and of the regression, as chosen
-    background: Tensor  # (C, C): see `heads.novelty`
+    background: Tensor  # (C, C): see `heads.lda.Background`
 
     def build(self) -> None:
         sizes = self.clip.vision.level_sizes
@@ -114,7 +113,7 @@ class Strata(Method):
         return torch.einsum("h,hbc->bc", self.weights, torch.stack(scores))
 
     def novelty(self, batch: Batch) -> Tensor:
-        """The distance to the nearest class, relative to one Gaussian of everything (`heads.novelty`)."""
+        """The distance to the nearest class, relative to one Gaussian of everything (`heads.lda.Background`)."""
         scores = self.discriminant_scores(self.memory.unit(batch.levels))
         return relative_distance(scores, self.discriminant[:, 0], self.background)
 
