@@ -16,7 +16,7 @@ import pytest
 
 import clipcil
 from clipcil.cli import main
-from clipcil.clip.loading import download, is_hub_id, pinned
+from clipcil.clip.loading import HUB_ID, download, pinned
 from clipcil.descriptions.client import Endpoint
 from clipcil.errors import UserError
 from clipcil.network import allow_downloads, on_behalf_of_a_folder
@@ -87,10 +87,10 @@ def test_a_revision_is_pinned_and_recorded(monkeypatch: pytest.MonkeyPatch, tmp_
 
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", fetch)
     monkeypatch.setattr(huggingface_hub, "try_to_load_from_cache", functools.partial(fetch, how="looked for"))
-    assert is_hub_id("owner/name@v1.0") and not is_hub_id("owner/name@") and not is_hub_id("a/b/c")
-    folder = download("owner/name@v1.0")
-    assert pinned("owner/name", folder) == "owner/name@0a1b2c"
-    assert pinned("owner/name@v1.0", folder) == "owner/name@v1.0"
+    assert HUB_ID.fullmatch("owner/name@v1.0") and not HUB_ID.fullmatch("owner/name@")
+    weights = download("owner/name@v1.0")
+    assert pinned("owner/name", weights) == "owner/name@0a1b2c"
+    assert pinned("owner/name@v1.0", weights) == "owner/name@v1.0"
     with on_behalf_of_a_folder():
         download("owner/name")
     with allow_downloads(), on_behalf_of_a_folder():

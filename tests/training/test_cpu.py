@@ -34,10 +34,10 @@ print(done, resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """Prints the page faults of the last 20 of 40 tensors of 64 MiB."""
 THREADS = """
 import torch
-from clipcil.training.cpu import flushed_denormals, start_flushing_threads
+from clipcil.training.cpu import flushed_denormals, prepare_process
 
 torch.set_num_threads(2)
-start_flushing_threads()
+prepare_process()
 small = torch.full((2**20,), torch.finfo(torch.float32).tiny)
 with flushed_denormals():
     print(int((small / 2 == 0).sum()))
@@ -103,7 +103,7 @@ def test_forward_and_backward_passes_of_training_flush_and_what_follows_does_not
 
     Trainer().fit("train", [weight], 4, loss, Training(epochs=1, batch_size=2))
     assert seen == [True] * 4 and not flushes_denormals()  # two steps, forward and backward
-    assert printed(THREADS) == [str(2**20)]  # half of it without start_flushing_threads
+    assert printed(THREADS) == [str(2**20)]  # half of it without prepare_process
 
 
 def test_quick_dropout_drops_its_share_and_keeps_the_mean() -> None:

@@ -35,12 +35,7 @@ class Attention(nn.Module):
         self.out_proj = nn.Linear(width, width)
 
     def forward(
-        self,
-        queries: Tensor,
-        context: Tensor,
-        prefix: Prefix | None = None,
-        causal: bool = False,
-        mask: Tensor | None = None,
+        self, queries: Tensor, context: Tensor, prefix: Prefix | None, causal: bool = False, mask: Tensor | None = None
     ) -> Tensor:
         """Queries from (B, Q, width), keys and values from (B, T, width) → (B, Q, width).
 
@@ -58,8 +53,7 @@ class Attention(nn.Module):
     def mix(
         self, queries: Tensor, keys: Tensor, values: Tensor, causal: bool = False, mask: Tensor | None = None
     ) -> Tensor:
-        """The same between the projections: projected queries (B, Q, width), keys and values (B, T, width) → (B, Q,
-        width)."""
+        """Attention of projected queries (B, Q, width), keys and values (B, T, width) → (B, Q, width)."""
         mixed = F.scaled_dot_product_attention(
             self._split(queries), self._split(keys), self._split(values), attn_mask=mask, is_causal=causal
         )  # (B, heads, Q, width / heads)
@@ -101,10 +95,10 @@ class Block(nn.Module):
         return hidden
 
     def at(self, hidden: Tensor, position: Tensor | int, prefix: Prefix | None = None, causal: bool = False) -> Tensor:
-        """The block's output at one position per row alone: (B, T, width) → (B, width).
+        """The block's output at one position of each row, (B,) or one for all: (B, T, width) → (B, width). Exact.
 
-        Exact. The last block of a tower needs no more, because only that position is read after it: the queries, the
-        output projection and the MLP of all other tokens are not computed. `position` is (B,), or one int for all rows.
+        The queries, the output projection and the MLP of other tokens are not computed: after the last block of a tower
+        only this position is read.
         """
         rows = torch.arange(hidden.shape[0], device=hidden.device)
         normed = self.layer_norm1(hidden)

@@ -1,14 +1,14 @@
-"""`load_clip`: a backbone by name, folder, file or hub id, and its files, which may come from strangers.
+"""`load_clip`: a backbone by name, folder, file or hub id. Its files may come from strangers.
 
-Tensors come from safetensors; `openai` reads the one other format. From the hub come safetensors only (OpenAI's own
-repositories excepted), and nothing in offline mode.
+Tensors are read from safetensors, and by `openai` from the one other format. Only safetensors are fetched from the hub
+(except from OpenAI's own repositories), and nothing in offline mode.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -38,7 +38,9 @@ OPENAI_REPOSITORY = "openai/clip-vit-base-patch16"
 INDEX = "model.safetensors.index.json"
 WEIGHTS = ("model.safetensors", INDEX, "pytorch_model.bin", "open_clip_model.safetensors", "ViT-*.pt")
 """Files of weights in a folder; the first that is there is read."""
-_HUB_ID = re.compile(r"(hf-hub:)?[A-Za-z0-9][\w.-]*/[\w.-]+(@[\w./-]+)?")
+BY_HAND = f"put config.json, model.safetensors and {FILES} in a folder and give its path as the backbone"
+HUB_ID = re.compile(r"(hf-hub:)?[A-Za-z0-9][\w.-]*/[\w.-]+(@[\w./-]+)?")
+"""owner/name or owner/name@revision, open_clip's `hf-hub:` before it allowed."""
 
 
 def backbone_name(backbone: object) -> str:
@@ -75,26 +77,24 @@ def load_clip(name: str | Path = "mini") -> CLIP:
     """
     name = backbone_name(name)
     path = MINI if name == "mini" else Path(name).expanduser()
+    is_weights = path.suffix in (".pt", ".safetensors")
     if path.is_dir():
-        return _from_file(find_weights(path), name)
+        found = [file for pattern in WEIGHTS for file in sorted(path.glob(pattern))]
+        if not found:
+            raise UserError(
+                f"no backbone in {path}: put config.json, model.safetensors and the tokenizer ({FILES}) there"
+            )
+        return _from_file(found[0], name)
     if path.is_file():
-        if path.suffix not in (".pt", ".safetensors"):
+        if not is_weights:
             raise UserError(f"{path}: a backbone file ends in .safetensors or .pt, or is a folder")
         return _from_file(path, name)
-    if is_hub_id(name) and path.suffix not in (".pt", ".safetensors"):
-        folder = download(name)
-        clip = _from_file(find_weights(folder), name)
-        clip.pinned = pinned(name, folder)
+    if HUB_ID.fullmatch(name) and not is_weights:
+        weights = download(name)
+        clip = _from_file(weights, name)
+        clip.pinned = pinned(name, weights)
         return clip
     raise UserError(f"no backbone '{name}': not 'mini', a folder, a .pt or .safetensors file, or a hub id owner/name")
-
-
-def find_weights(folder: Path) -> Path:
-    """The file of weights in the folder of a backbone."""
-    for pattern in WEIGHTS:
-        if found := sorted(folder.glob(pattern)):
-            return found[0]
-    raise UserError(f"no backbone in {folder}: put config.json, model.safetensors and the tokenizer ({FILES}) there")
 
 
 def _from_file(path: Path, name: str) -> CLIP:
@@ -107,14 +107,28 @@ def _from_file(path: Path, name: str) -> CLIP:
             settings = {"model_cfg": {"quick_gelu": True}}
         elif (folder / openai.OPEN_CLIP_CONFIG).is_file():
             settings = _read(folder / openai.OPEN_CLIP_CONFIG, dict)
-        with _whole(f"'{name}' (weights and {openai.OPEN_CLIP_CONFIG})"):
+        with _errors_name(f"'{name}' (weights and {openai.OPEN_CLIP_CONFIG})"):
             tensors = openai.rename(tensors)
             config = openai.make_config(settings, tensors, name)
             preprocess = Preprocess(openai.make_steps(settings, config.vision.image_size))
-        return _assemble(config, openai_tokenizer(folder, config.text.context), preprocess, name, tensors)
-    config = _read(folder / "config.json", CLIPConfig.from_hf)
-    preprocess = _preprocess(folder, config.vision)
-    return _assemble(config, Tokenizer.from_folder(folder, config.text.context), preprocess, name, tensors)
+        tokenizer = openai_tokenizer(folder, config.text.context)
+    else:
+        config = _read(folder / "config.json", CLIPConfig.from_hf)
+        preprocess = _preprocess(folder, config.vision)
+        tokenizer = Tokenizer.from_folder(folder, config.text.context)
+    if tokenizer.vocab > config.text.vocab:
+        raise UserError(
+            f"the tokenizer of '{name}' has {tokenizer.vocab} tokens, the text tower {config.text.vocab}; "
+            "take tokenizer and weights from the same backbone"
+        )
+    # Old config.json files say bos 0, eos 2, pad 1, which is wrong; the tokenizer knows.
+    text = replace(config.text, bos=tokenizer.bos, eos=tokenizer.eos, pad=tokenizer.eos)
+    with torch.device("meta"):  # no time spent on random weights
+        clip = CLIP(replace(config, text=text), tokenizer, preprocess, name)
+    ours = {key.partition(".")[2]: key for key in clip.state_dict()}  # "vision." or "text." stands before their names
+    fill(clip, {ours.get(key, key): value for key, value in tensors.items()}, f"'{name}'")
+    clip.vision.inner = preprocess.trunk.inner_sizes if preprocess.trunk is not None else ()
+    return clip.freeze()
 
 
 def _preprocess(folder: Path, config: VisionConfig) -> Preprocess:
@@ -139,38 +153,20 @@ def _preprocess(folder: Path, config: VisionConfig) -> Preprocess:
 def _read(path: Path, make: Callable[[dict[str, Any]], T]) -> T:
     """`make` of the JSON object in a file of a backbone."""
     table: dict[str, Any] = typed(read_json(path, links=True), dict[str, Any], str(path))  # the hub's cache has links
-    with _whole(path):
+    with _errors_name(path):
         return make(table)
 
 
 @contextmanager
-def _whole(source: object) -> Iterator[None]:
-    """Turn whatever impossible values in a file lead to into one line that names the file."""
+def _errors_name(source: object) -> Iterator[None]:
+    """Turn errors caused by impossible values in a file into a `UserError` that names the file."""
     try:
         yield
     except UserError as error:
         raise UserError(f"{source}: {error}") from error
     except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError, RuntimeError) as error:
         found = f"{type(error).__name__}: {first_line(error)}"
-        raise UserError(f"{source} is not whole ({found}); copy it again") from error
-
-
-def _assemble(
-    config: CLIPConfig, tokenizer: Tokenizer, preprocess: Preprocess, name: str, tensors: Mapping[str, Tensor]
-) -> CLIP:
-    if tokenizer.vocab > config.text.vocab:
-        raise UserError(
-            f"the tokenizer of '{name}' has {tokenizer.vocab} tokens, the text tower {config.text.vocab}; "
-            "take tokenizer and weights from the same backbone"
-        )
-    # Old config.json files say bos 0, eos 2, pad 1, which is wrong; the tokenizer knows.
-    text = replace(config.text, bos=tokenizer.bos, eos=tokenizer.eos, pad=tokenizer.eos)
-    with torch.device("meta"):  # no time spent on random weights
-        clip = CLIP(replace(config, text=text), tokenizer, preprocess, name)
-    ours = {key.partition(".")[2]: key for key in clip.state_dict()}  # "vision." or "text." stands before their names
-    fill(clip, {ours.get(key, key): value for key, value in tensors.items()}, f"'{name}'")
-    clip.vision.inner = preprocess.trunk.inner_sizes if preprocess.trunk is not None else ()
-    return clip.freeze()
+        raise UserError(f"{source} is damaged ({found}); copy it again") from error
 
 
 def fill(module: nn.Module, tensors: Mapping[str, Tensor], source: str) -> None:
@@ -201,55 +197,46 @@ def read_safetensors(path: Path) -> dict[str, Tensor]:
 
 
 def shards(index: Path) -> list[Path]:
-    """The safetensors files beside `index` in which it says the tensors are; folders before their names are ignored."""
+    """The safetensors files that `index` names, always beside it: folders before their names are ignored."""
     Names = dict[str, Annotated[str, Field(pattern=r"\.safetensors$")]]
     files = _read(index, lambda table: typed(table["weight_map"], Names))
     return [index.parent / name for name in sorted({Path(file).name for file in files.values()})]
 
 
-def is_hub_id(name: str) -> bool:
-    """Whether `name` has the form owner/name or owner/name@revision; open_clip's `hf-hub:` before it is allowed."""
-    return _HUB_ID.fullmatch(name) is not None
-
-
-def pinned(name: str, folder: Path) -> str:
-    """`owner/name` with the commit that `folder`, found by `download`, is of: `owner/name@0a1b…`."""
-    commit = folder.name if folder.parent.name == "snapshots" else ""
-    return name if "@" in name or not commit else f"{name}@{commit}"
+def pinned(name: str, weights: Path) -> str:
+    """`owner/name` with the commit of the weights that `download` found: `owner/name@0a1b…`."""
+    known = "@" in name or weights.parent.parent.name != "snapshots"
+    return name if known else f"{name}@{weights.parent.name}"
 
 
 def download(name: str) -> Path:
-    """The folder of the cache that holds the repository's weights, config, tokenizer and preprocessing.
+    """The weights of a hub repository, in the cache; its config, tokenizer and preprocessing are beside them.
 
-    `owner/name@revision` names a commit, a tag or a branch; without one it is the newest commit of the main branch.
+    `owner/name@revision` names a commit, a tag or a branch; the default is the newest commit of the main branch.
     """
     repository = name.removeprefix("hf-hub:")
     layouts = [("config.json", "model.safetensors"), ("config.json", INDEX)]
     if repository.startswith("openai/"):  # some of its own have no safetensors; the file is read as tensors only
         layouts.append(("config.json", "pytorch_model.bin"))
-    for config, file in (*layouts, (openai.OPEN_CLIP_CONFIG, "open_clip_model.safetensors")):
-        weights = _hub_file(repository, file) if _hub_file(repository, config) else None
-        if weights is not None:
-            break
-    else:
+    layouts.append((openai.OPEN_CLIP_CONFIG, "open_clip_model.safetensors"))
+    found = (_hub_file(repository, file) for config, file in layouts if _hub_file(repository, config))
+    weights = next(filter(None, found), None)
+    if weights is None:
         if not downloads_allowed():
             raise UserError(f"'{repository}' is not on this machine; {ASK_FIRST}")
         raise UserError(f"hub repository '{repository}' has no safetensors weights of a CLIP; {BY_HAND}")
-    if weights.name == INDEX:
-        for shard in shards(weights):
-            _hub_file(repository, shard.name)
-    for file in ("tokenizer.json", "vocab.json", "merges.txt", "preprocessor_config.json"):
+    parts = [shard.name for shard in shards(weights)] if weights.name == INDEX else []
+    for file in (*parts, "tokenizer.json", "vocab.json", "merges.txt", "preprocessor_config.json"):
         _hub_file(repository, file)
-    return weights.parent
+    return weights
 
 
 def openai_tokenizer(folder: Path, context: int) -> Tokenizer:
     """OpenAI's vocabulary, which its own and open_clip's files leave out: from beside the weights, else the hub."""
     if not (folder / "tokenizer.json").is_file() and not (folder / "vocab.json").is_file():
-        try:
+        found = None
+        with suppress(UserError):
             found = _hub_file(OPENAI_REPOSITORY, "tokenizer.json")
-        except UserError:
-            found = None
         if found is None:
             where = folder.resolve()
             raise UserError(f"no tokenizer beside the weights: put {FILES} of {OPENAI_REPOSITORY} in {where}")
@@ -259,19 +246,17 @@ def openai_tokenizer(folder: Path, context: int) -> Tokenizer:
 
 def _hub_file(repository: str, file: str) -> Path | None:
     """A file of `owner/name[@revision]`, from the cache or the hub; None where the repository has none."""
-    repository, _, revision = repository.partition("@")
     from huggingface_hub import hf_hub_download, try_to_load_from_cache
     from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 
+    repository, _, named = repository.partition("@")
+    revision = named or None
     try:
         if not downloads_allowed():  # hf_hub_download(local_files_only=True) would still ask the hub something else
-            found = try_to_load_from_cache(repository, file, revision=revision or None)
+            found = try_to_load_from_cache(repository, file, revision=revision)
             return Path(found) if isinstance(found, str) else None
-        return Path(hf_hub_download(repository, file, revision=revision or None))
+        return Path(hf_hub_download(repository, file, revision=revision))
     except Exception as error:  # gated, misspelt, no network: the library has a class for each
         if isinstance(error, EntryNotFoundError) and not isinstance(error, LocalEntryNotFoundError):
             return None
         raise UserError(f"cannot get {file} of '{repository}' from the hub ({first_line(error)}); {BY_HAND}") from error
-
-
-BY_HAND = f"put config.json, model.safetensors and {FILES} in a folder and give its path as the backbone"

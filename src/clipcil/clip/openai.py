@@ -2,8 +2,8 @@
 
 open_clip's are safetensors beside an `open_clip_config.json`. OpenAI's are TorchScript archives, which hold code:
 `torch.jit.load` gets only files whose SHA-256 OpenAI published. Every other `.pt` file must be a plain state dict, read
-by `torch.load(weights_only=True)`, which makes tensors and nothing else (before torch 2.6 that had a hole,
-CVE-2025-32434, so there it is refused).
+by `torch.load(weights_only=True)`, which makes tensors and nothing else. Before torch 2.6 that function could be made
+to run code (CVE-2025-32434), so it is not used there.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import re
 import warnings
+import zipfile
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -54,18 +55,15 @@ _NAMES = {
     r"^text_projection$": "text_projection.weight",
 }
 """Hugging Face's names for parts of OpenAI's."""
-_NOT_READ = {
-    "vision_cfg": ("timm_model_name", "attentional_pool", "ls_init_value", "no_ln_pre", "pos_embed_type", "pool_type"),
-    "text_cfg": ("hf_model_name", "embed_cls", "ls_init_value", "no_causal_mask", "pool_type"),
-    "preprocess_cfg": ("resize_mode", "interpolation"),
-}
-"""open_clip's settings of other models than CLIP's plain ViT, which must be off or have one of the values below."""
-_READ = {
+_PLAIN_VIT: dict[str, tuple[str, ...]] = {
     "pool_type": ("tok", "argmax"),
     "pos_embed_type": ("learnable",),
     "resize_mode": ("shortest", "squash"),
     "interpolation": ("bicubic", "random"),
+    **dict.fromkeys(("timm_model_name", "attentional_pool", "no_ln_pre", "ls_init_value"), ()),
+    **dict.fromkeys(("hf_model_name", "embed_cls", "no_causal_mask"), ()),
 }
+"""open_clip's settings of other models than CLIP's plain ViT: each must be off or have one of these values."""
 
 
 def read_checkpoint(path: Path) -> dict[str, Tensor]:
@@ -77,8 +75,16 @@ def read_checkpoint(path: Path) -> dict[str, Tensor]:
                 return dict(torch.jit.load(str(path), map_location="cpu").state_dict())  # type: ignore[no-untyped-call]
             if tuple(map(int, torch.__version__.split(".")[:2])) < (2, 6):
                 raise RuntimeError(f"torch {torch.__version__} cannot read it safely; torch 2.6 can")
+            size = path.stat().st_size
+            if zipfile.is_zipfile(path) and sum(part.file_size for part in zipfile.ZipFile(path).infolist()) > size:
+                raise ValueError("the archive is compressed")  # it could unpack to any size
             loaded = torch.load(path, map_location="cpu", weights_only=True)
-        return TypeAdapter(dict[str, InstanceOf[Tensor]]).validate_python(dict(loaded.get("state_dict", loaded)))
+        found = TypeAdapter(dict[str, InstanceOf[Tensor]]).validate_python(dict(loaded.get("state_dict", loaded)))
+        # Views of one small tensor could be copied to any size; sparse, nested and meta tensors have no plain numbers.
+        plain = all(each.is_cpu and each.layout == torch.strided and not each.is_nested for each in found.values())
+        if not plain or sum(each.nbytes for each in found.values()) > size:
+            raise ValueError("its tensors are not plain numbers of the file")
+        return found
     except Exception as error:  # a damaged archive raises whatever the byte it breaks at leads to
         raise UserError(
             f"{path} is cut, or no plain state dict ({first_line(error)}); use OpenAI's own file, or safetensors"
@@ -91,10 +97,7 @@ def looks_like(names: Mapping[str, object]) -> bool:
 
 
 def rename(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Names and layout of Hugging Face: fused q, k, v split; projections transposed.
-
-    Unknown names are kept as they are, so that the check of the weights can name them.
-    """
+    """Names and layout of Hugging Face. Unknown names stay as they are, so that an error can name them."""
     renamed: dict[str, Tensor] = {}
     for full, tensor in tensors.items():
         theirs = name = _PREFIXES.sub("", full)
@@ -111,16 +114,16 @@ def rename(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def make_config(settings: Mapping[str, Any], tensors: Mapping[str, Tensor], name: str) -> CLIPConfig:
-    """The config of renamed tensors: their shapes, and what the content of `open_clip_config.json` says beside them.
+    """The config of renamed tensors, from their shapes and from `settings`, the content of `open_clip_config.json`.
 
-    The activation is in no tensor. open_clip's models, LAION's among them, use GELU, except configs that say
-    `quick_gelu`; without a config file the name decides: `…quickgelu…` in it means QuickGELU.
+    No tensor tells the activation. open_clip's models, LAION's among them, use GELU, except where the config says
+    `quick_gelu`; without a config, where the name of the backbone contains `quickgelu`.
     """
     model = settings.get("model_cfg") or {}
-    for section, keys in _NOT_READ.items():
+    for section in ("vision_cfg", "text_cfg", "preprocess_cfg"):
         found = (model if section in model else settings).get(section) or {}
-        for key in keys:
-            if found.get(key) and found[key] not in _READ.get(key, ()):
+        for key, allowed in _PLAIN_VIT.items():
+            if found.get(key) and found[key] not in allowed:
                 raise UserError(f"{section}.{key} = {found[key]!r} is not CLIP's plain ViT; use another backbone")
     try:
         _, channels, patch, _ = tensors["vision_model.embeddings.patch_embedding.weight"].shape
@@ -130,7 +133,7 @@ def make_config(settings: Mapping[str, Any], tensors: Mapping[str, Tensor], name
         vision, text = (_shared(tensors, tower) for tower in ("vision_model", "text_model"))
         dim = tensors["text_projection.weight"].shape[0]
     except (KeyError, ValueError) as error:
-        raise UserError(f"no CLIP with a ViT tower in it (looked for {error}); clipcil reads ViTs") from error
+        raise UserError(f"it holds no CLIP with a ViT tower ({error}); clipcil reads ViTs") from error
     quick = model.get("quick_gelu", "quickgelu" in name.lower().replace("_", "").replace("-", ""))
     vision["activation"] = text["activation"] = "quick_gelu" if quick else "gelu"
     if "head_width" in (model.get("vision_cfg") or {}):
@@ -146,14 +149,14 @@ def make_config(settings: Mapping[str, Any], tensors: Mapping[str, Tensor], name
 
 
 def _shared(tensors: Mapping[str, Tensor], tower: str) -> dict[str, Any]:
-    """What the shapes of a tower's blocks say. The number of heads is in none of them."""
+    """The fields of `TowerConfig` that shapes tell. The number of heads follows from the usual width of a head."""
     mlp, width = tensors[f"{tower}.encoder.layers.0.mlp.fc1.weight"].shape
     layers = {name.split(".")[3] for name in tensors if name.startswith(f"{tower}.encoder.layers.")}
     return {"width": width, "layers": len(layers), "heads": max(width // _HEAD_WIDTH, 1), "mlp": mlp}
 
 
 def make_steps(settings: Mapping[str, Any], image_size: int) -> Steps:
-    """open_clip's evaluation preprocessing: as OpenAI's, with the mean, std and resize mode the file names."""
+    """open_clip's evaluation preprocessing: OpenAI's, with the mean, std and resize mode of the settings."""
     found = settings.get("preprocess_cfg") or {}
     steps = Steps.plain(image_size)
     if found.get("resize_mode") == "squash":

@@ -1,8 +1,8 @@
 """The text tower: causal, fed with embeddings so that prompts can be learnt; nothing is computed for padding.
 
-On a CPU the tokens of all texts lie one after the other: projections, norms and the MLP take all of them at once, and
-attention takes texts of one length together. The last layer computes the end tokens alone. Attention is causal, so a
-beginning that the texts share has the same keys and values in each of them: it is computed once. All of this is exact.
+On a CPU the tokens of all texts are one long row: projections, norms and the MLP take it at once, and attention takes
+texts of one length together. The last layer computes the end tokens alone. Attention is causal, so a beginning that all
+texts share has the same keys and values in each of them and is computed once. All of this is exact.
 """
 
 from __future__ import annotations
@@ -49,19 +49,15 @@ class TextTower(nn.Module):
     def forward(self, embeddings: Tensor, ends: Tensor, length: int | None = None) -> Tensor:
         """Embeddings (N, L, width), without positions → features (N, dim), not normalised.
 
-        What stands after a text's end cannot reach it, so it is not computed.
-
-        Args:
-            embeddings: (N, L, width), without positions.
-            ends: (N,), positions of the end-of-text tokens; a soft prompt has no ids to search for them.
-            length: The longest end + 1, where the caller knows it: reading it from `ends` would wait for a GPU.
+        `ends` (N,) are the positions of the end-of-text tokens; nothing after them is computed. `length` is the longest
+        end + 1, where the caller knows it: reading it from `ends` would wait for a GPU.
         """
         if embeddings.shape[0] == 0:
             return embeddings.new_zeros(0, self.text_projection.out_features)
         length = int(ends.max()) + 1 if length is None else length
         if length > self.config.context:
             raise UserError(
-                f"a prompt of {length} tokens does not fit the context of {self.config.context}; shorten it"
+                f"a prompt of {length} tokens is longer than the context, {self.config.context}; shorten it"
             )
         model = self.text_model
         hidden = embeddings[:, :length] + model.embeddings.position_embedding.weight[:length]
@@ -81,7 +77,7 @@ def without_padding(blocks: Sequence[Block], hidden: Tensor, ends: Tensor) -> Te
 
 
 def padded(blocks: Sequence[Block], hidden: Tensor, ends: Tensor) -> Tensor:
-    """The same in one piece: on a GPU many small steps take longer than padding, and reading `ends` would wait."""
+    """The same with padding: on a GPU many small steps take longer, and reading `ends` would wait."""
     for block in blocks[:-1]:
         hidden = block(hidden, causal=True)
     if blocks:
@@ -92,23 +88,17 @@ def padded(blocks: Sequence[Block], hidden: Tensor, ends: Tensor) -> Tensor:
 def end_states(
     blocks: Sequence[Block], groups: Sequence[Tensor], ends: Sequence[Tensor], beginning: Tensor | None = None
 ) -> Tensor:
-    """What the layers make of the end token of each text.
+    """The layers' output at the ends of all texts, (Σ n_i, width).
 
-    Args:
-        blocks: Layers of the tower; there may be none.
-        groups: Texts of one length each, (n_i, L_i, width), with positions added.
-        ends: Where each text of a group ends, (n_i,); what stands after it is padding.
-        beginning: (1, P, width), with positions added: tokens in front of every text. Default: none.
-
-    Returns:
-        (Σ n_i, width), in the order of the groups.
+    `groups` are texts padded to one length each, (n_i, L_i, width), which end at `ends`, (n_i,). `beginning`
+    (1, P, width) are tokens in front of every text. Both include positions.
     """
     shapes = [(int(group.shape[0]), int(group.shape[1])) for group in groups]
     own = torch.cat([group.flatten(0, 1) for group in groups])  # (T, width)
     start = 0 if beginning is None else int(beginning.shape[1])
     steps = torch.arange(start + max(length for _, length in shapes), device=own.device)
     masks: list[Tensor | None] = [None] * len(groups)  # causal
-    if start:  # a token sees the beginning and what stands before it: (L, P + L)
+    if start:  # a token sees the beginning and the tokens before it: (L, P + L)
         masks = [steps[: start + length] <= steps[start : start + length, None] for _, length in shapes]
     for block in blocks[:-1]:
         own = own + _attend(block, own, shapes, masks, beginning)
@@ -138,8 +128,8 @@ def _attend(
 ) -> Tensor:
     """Attention of a layer at all tokens `own` (T, width), or at the rows `at`, one of each text: (T or N, width).
 
-    `shapes` are the number and the length of the texts of each group, which lie one after the other in `own`. `masks`
-    say what the queries of each group see of the beginning and their own text; None: what stands before them.
+    `shapes` are number and length of the texts of each group; `own` holds the groups one after the other. `masks` say
+    which tokens of the beginning and of their text the queries of a group see; None: those before them.
     """
     attention = block.self_attn
     normed = block.layer_norm1(own)

@@ -26,29 +26,17 @@ class TowerTraining(Training):
     """Training of something inside the vision tower, which sees pictures and not only their cached features."""
 
     augment: Augment = "none"
-    """none: every picture as it is; flip: left and right exchanged for half of the pictures; crop: flip, and a random
-    part of 8 to 100 % of the picture stretched to its size (RandomResizedCrop). Drawn anew at every step."""
+    """none; flip: left and right are exchanged for half of the pictures; crop: flip, and a random part of 8 to 100 % of
+    the picture stretched to its size (RandomResizedCrop). Drawn anew at every step."""
 
 
 def augmented(pixels: Tensor, how: Augment) -> Tensor:
-    """Flip and crop each picture of a batch by itself, with draws from torch's global generator.
+    """Flip and crop each picture of a batch (B, C, H, W) by itself, with draws from torch's global generator.
 
-    A crop never covers more than the picture, so resampling only enlarges, and plain bilinear interpolation is enough.
+    A crop never covers more than the picture, so resampling only enlarges, and bilinear interpolation is enough.
     Augmentation is meant for backbones that read pixels. Where a backbone has a frozen trunk (`mini`), `pixels` are the
     trunk's feature maps, and flipping these differs from the feature maps of a flipped picture: on emoji the cosine of
     the two is 0.81, and 0.86 without any flip.
-
-    Args:
-        pixels: (B, C, H, W), the input of the tower.
-        how: See `TowerTraining.augment`.
-
-    Returns:
-        A tensor of the same shape; `pixels` itself with `how="none"`.
-
-    Example:
-        >>> import torch
-        >>> augmented(torch.zeros(2, 3, 8, 8), "crop").shape
-        torch.Size([2, 3, 8, 8])
     """
     if how == "none":
         return pixels
@@ -60,19 +48,10 @@ def augmented(pixels: Tensor, how: Augment) -> Tensor:
 
 
 def training_inputs(tower: VisionTower, pixels: Tensor, features: Tensor, how: Augment) -> tuple[Tensor, Tensor]:
-    """The training inputs of a method with prompts inside a frozen tower: the pixels of a batch and their queries.
+    """Training inputs of prompts inside a frozen tower: the pixels (B, C, H, W) of a batch and its queries (B, dim).
 
-    A query is the feature of the picture from the tower without prompts. An augmented picture has a query of its own,
-    as in the codes of L2P, DualPrompt and CODA-Prompt, at the price of one more pass.
-
-    Args:
-        tower: The frozen vision tower.
-        pixels: (B, C, H, W), the pictures of the batch.
-        features: (B, dim), their cached features.
-        how: See `TowerTraining.augment`.
-
-    Returns:
-        Pixels (B, C, H, W) and queries (B, dim).
+    A query is the feature of the picture from the tower without prompts: the cached one of `features` (B, dim), or that
+    of the augmented picture, as in the codes of L2P, DualPrompt and CODA-Prompt, which takes one more pass.
     """
     if how == "none":
         return pixels, features
@@ -82,7 +61,7 @@ def training_inputs(tower: VisionTower, pixels: Tensor, features: Tensor, how: A
 
 
 def _crops(flips: Tensor, size: torch.Size) -> Tensor:
-    """(B, 2, 3): for each picture the affine map from places in the result to places in the picture, in [−1, 1]."""
+    """For each picture the affine map (B, 2, 3) from places in the result to places in the picture, in [−1, 1]."""
     count = len(flips)
     area = AREA[0] + (AREA[1] - AREA[0]) * torch.rand(count)
     low, high = torch.tensor(RATIO).log()

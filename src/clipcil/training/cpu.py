@@ -1,4 +1,4 @@
-"""Settings and tricks that make training fast on a CPU; none of them changes a result beyond rounding."""
+"""Settings and functions that make training fast on a CPU; they change results within rounding only."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ DROPOUT_STEPS = 2**16
 def prepare_process() -> None:
     """Set up this process for training; called once where a command or a worker begins."""
     keep_freed_memory()
-    start_flushing_threads()
+    with flushed_denormals():  # each of PyTorch's threads keeps the setting of the one that starts it
+        torch.ones(2**20).mul_(1)  # large enough to start all of them
 
 
 def keep_freed_memory() -> bool:
-    """Let this process keep freed memory, up to 2 GiB of it at the end of the heap; whether that was possible.
+    """Let this process keep up to 2 GiB of freed memory; False where it is not possible, or the environment sets this.
 
-    By default glibc takes every tensor above 32 MiB from the kernel and gives it back when it is freed, so that each
-    training step begins with memory the kernel has to fill with zeros, page by page. Nothing is done where there is no
-    glibc, or where the environment sets these values.
+    By default glibc takes every tensor above 32 MiB from the kernel and returns it when it is freed, so each training
+    step begins with memory that the kernel has to fill with zeros, page by page.
     """
     if any(name in os.environ for name in SETTINGS_OF_GLIBC):
         return False
@@ -39,22 +39,12 @@ def keep_freed_memory() -> bool:
     return bool(large and mallopt(M_TRIM_THRESHOLD, 2**31 - 1))
 
 
-def start_flushing_threads() -> None:
-    """Start PyTorch's other threads, where there are none yet, so that they always flush denormals.
-
-    A thread takes the setting of the one that starts it, and keeps it: `flushed_denormals` cannot reach it later.
-    """
-    with flushed_denormals():
-        torch.ones(2**20).mul_(1)  # large enough to be divided among all threads
-
-
 @contextmanager
 def flushed_denormals() -> Iterator[None]:
     """Round float32 results below 1.2e-38 to 0 inside, in this thread, where the processor can.
 
-    A softmax over many classes gives most of them gradients of any size down to 0. A processor takes a hundred times as
-    long for numbers below the smallest normal one, and a matrix product with a few of them takes several times as long.
-    Beside the other terms of a sum they are far below rounding.
+    A softmax over many classes gives most of them gradients of any size down to 0. Numbers below the smallest normal
+    one take a processor a hundred times as long; in a sum with other terms they are far below rounding.
     """
     before = flushes_denormals()
     torch.set_flush_denormal(True)
@@ -70,7 +60,7 @@ def flushes_denormals() -> bool:
 
 
 def quick_dropout(hidden: Tensor, share: float) -> Tensor:
-    """Numbers of `hidden` set to 0 with probability `share`, the others divided by the average share kept."""
+    """`hidden` with numbers set to 0 with probability `share`, the others divided by the average share kept."""
     mask = draw_kept(hidden.shape, share, hidden.device).to(hidden.dtype)
     return hidden * mask.mul_(1 / keep_share(share))
 

@@ -27,7 +27,7 @@ HALF_PRODUCT = "import torch; matrix = torch.ones(64, 64, dtype=torch.bfloat16);
 
 
 def find_device(name: str) -> str:
-    """`auto` → cuda where there is one, else cpu; another name stays as it is."""
+    """The device called `name`; `auto` is cuda where there is one, else cpu."""
     if name == "mps":
         raise UserError("Apple's GPU (mps) has no double precision, which most methods compute in; take --device cpu")
     if name != "auto":
@@ -65,10 +65,7 @@ def make_fabric(device: str, precision: Precision, devices: int = 1, nodes: int 
 
 @contextmanager
 def usual_torch(device: torch.device) -> Iterator[None]:
-    """Compute inside as in a new process: in float32 by default, with gradients, without mixed precision on `device`.
-
-    A notebook may have set any of these; its settings are restored afterwards.
-    """
+    """Compute inside as in a new process, whatever a notebook has set: float32, gradients, no mixed precision."""
     before, mixed = torch.get_default_dtype(), torch.is_autocast_enabled(device.type)
     cached = torch.is_autocast_cache_enabled()
     torch.set_default_dtype(torch.float32)
@@ -88,9 +85,8 @@ def usual_torch(device: torch.device) -> Iterator[None]:
 def avoid_broken_amx() -> None:
     """Keep oneDNN from matrix instructions (AMX) that this machine announces but does not execute.
 
-    Some virtual machines do so, and a product of bfloat16 matrices ends the process there with an illegal instruction.
-    Where the processor announces AMX, another process tries such a product, which takes about two seconds. oneDNN reads
-    the variable when it is first used, so this has to come before; one that is set already is kept.
+    On some virtual machines a product of bfloat16 matrices ends the process with an illegal instruction. Where AMX is
+    announced, another process tries one, which takes two seconds. oneDNN reads the variable when it is first used.
     """
     if "ONEDNN_MAX_CPU_ISA" in os.environ or not CPUINFO.is_file() or "amx_tile" not in CPUINFO.read_text():
         return
@@ -100,15 +96,10 @@ def avoid_broken_amx() -> None:
 
 
 def _check_started(devices: int, nodes: int) -> None:
-    """Refuse a number of processes started by torchrun or srun that is not the one of the run.
-
-    More processes would each do the run alone, into one folder; fewer would wait for the others.
-    """
+    """Refuse a wrong number of processes from torchrun or srun: more would run alone, fewer would wait for others."""
     by, started = "torchrun", os.environ.get("WORLD_SIZE") if torch.distributed.is_torchelastic_launched() else None
     if started is None:
         by, started = "srun", os.environ.get("SLURM_STEP_NUM_TASKS")
     if started not in (None, str(devices * nodes)):
-        raise UserError(
-            f"{by} started {started} processes, but the run has --devices {devices} and --nodes {nodes};"
-            " --devices is the number of processes on each machine"
-        )
+        have = f"--devices {devices} (on each machine) and --nodes {nodes}"
+        raise UserError(f"{by} started {started} processes, but the run has {have}; make them agree")

@@ -16,19 +16,14 @@ from clipcil.training.trainer import Training
 BatchOf = Literal["new", "all"]
 
 NEAREST = 32
-"""Number of nearest old classes in the softmax for each replayed class, where it is not over all classes."""
+"""Nearest old classes that a softmax over some classes has for each replayed class."""
 
 
 def clip_loss(scores: Tensor, labels: Tensor) -> Tensor:
-    """The symmetric CLIP loss, Eq. (1) of DMC.
+    """The symmetric CLIP loss, Eq. (1) of DMC, of scores (B, C) of pictures against class texts and labels (B,).
 
-    One frozen text serves a class, so the B texts of a batch are copies of the class texts: the sum over texts is a sum
-    over classes with + log count, and nothing of size B×B is encoded. Scores of mixed precision are converted to single
-    precision first: bfloat16 cannot count beyond 256.
-
-    Args:
-        scores: (B, C), pictures against class texts.
-        labels: (B,).
+    The B texts of a batch are copies of the class texts: the sum over texts is a sum over classes with + log count, and
+    nothing of size B×B is computed. Scores become float32 first: bfloat16 cannot count beyond 256.
     """
     scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
     counts = torch.zeros(scores.shape[1], device=scores.device, dtype=scores.dtype)
@@ -62,15 +57,10 @@ class Replay(NamedTuple):
 def draw_replay(
     memory: GaussianMemory, old: int, steps: int, count: int, near: Tensor | None, seen: int
 ) -> list[Replay]:
-    """Draw the replayed features of one epoch from class Gaussians, each old class equally often.
+    """Draw the replayed features of an epoch from the Gaussians of the first `old` classes, each class equally often.
 
-    Args:
-        memory: The Gaussians.
-        old: Number of old classes, which come first.
-        steps: Steps of the epoch.
-        count: R, features of each step.
-        near: From `nearest_classes`, where the softmax is over some of many classes; None: over all.
-        seen: Number of classes seen.
+    Each of the `steps` gets `count` features. `near` is from `nearest_classes` where the softmax is over some of the
+    `seen` classes; None: over all.
     """
     turns = -(-steps * count // old)
     classes = torch.cat([torch.randperm(old) for _ in range(turns)])[: steps * count]
@@ -85,15 +75,10 @@ def draw_replay(
 def replay_loss(
     scale: Tensor, texts: Tensor, features: Tensor, labels: Tensor, replay: Replay | None, share: float
 ) -> Tensor:
-    """The cross-entropy of DMC's Eq. (7) on new and replayed features.
+    """The cross-entropy of DMC's Eq. (7): `share` of it on new features, the rest on replayed ones.
 
-    Args:
-        scale: 0-d, exp(logit_scale).
-        texts: (C, dim) unit class vectors; the new classes are last.
-        features: (B, dim) unit features of new pictures.
-        labels: (B,) their classes.
-        replay: Features of old classes, if there are any.
-        share: Weight of the new features; the replayed ones have the rest.
+    `scale` is exp(logit_scale); `texts` (C, dim) are unit class vectors, the new classes last; `features` (B, dim) are
+    of new pictures, unit, and `labels` (B,) their classes.
     """
     if replay is not None and replay.among is not None:
         texts, labels = texts[replay.among], labels - (len(texts) - len(replay.among))
@@ -111,28 +96,19 @@ def nearest_classes(texts: Tensor, count: int = NEAREST) -> Tensor:
 
 
 def sampled_classes(classes: Tensor, near: Tensor, seen: int) -> tuple[Tensor, Tensor]:
-    """A softmax over some of many classes: those replayed, the nearest to them, and all new ones.
+    """A softmax over some of `seen` classes: the replayed `classes` (R,), the nearest to them, and all new ones.
 
-    Args:
-        classes: (R,) old classes replayed in the step.
-        near: (C_old, k) from `nearest_classes`.
-        seen: Number of classes seen; those from C_old on are new, and come last.
-
-    Returns:
-        Targets (R,) and the classes of the softmax (S,), ascending: `classes == among[targets]`.
+    With `near` (C_old, k) from `nearest_classes`. Returns targets (R,) and the classes of the softmax (S,), ascending:
+    `classes == among[targets]`.
     """
     among = torch.cat([torch.unique(near[classes]), torch.arange(len(near), seen)])
     return torch.searchsorted(among, classes), among
 
 
 def replay_budget(how: Training, share: float, batch_of: BatchOf, most: int) -> tuple[Training, int]:
-    """How to train where the new classes are a `share` of all, and how many features are replayed in a step.
+    """How to train where new classes are a `share` of all, and how many features, at `most`, a step replays.
 
-    Args:
-        how: Training with the batch size of the setting.
-        share: New classes divided by all.
-        batch_of: new: the batch size counts new pictures; all: new pictures and replayed features together.
-        most: Maximum number of replayed features.
+    The batch size counts new pictures (`batch_of` "new"), or new pictures and replayed features together ("all").
     """
     replayed = 0
     if batch_of == "all":

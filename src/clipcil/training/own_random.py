@@ -1,4 +1,4 @@
-"""Random states that depend on nothing drawn elsewhere: of a stage, and of an experiment."""
+"""Random states of a stage and of an experiment, which do not depend on draws elsewhere."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def set_random_state(tensors: Mapping[str, Tensor]) -> None:
 
 
 class OwnState:
-    """The random state of one experiment; nothing drawn outside of it changes it, nor the other way round."""
+    """The random state of one experiment: draws inside and outside do not affect each other."""
 
     def __init__(self) -> None:
         self._kept: dict[str, Tensor] = {}
@@ -43,7 +43,7 @@ class OwnState:
 
 @contextmanager
 def own_random(*names: object) -> Iterator[None]:
-    """Draw inside from a state that follows from the run's seed and `names` alone; outside nothing changes."""
+    """Draw inside from a state made from the run's seed and `names`; the state outside does not change."""
     words = repr((torch.initial_seed(), *names)).encode()
     devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
     with torch.random.fork_rng(devices):
