@@ -34,36 +34,30 @@ def test_score_loss_and_gradient_are_the_reference() -> None:
     for parameter in session.trained:
         parameter.requires_grad_(True)
     newest = [rows[-1] for rows in (method.prompts, method.keys, method.attention)]
-    assert {id(rows) for rows in newest} <= {id(parameter) for parameter in session.trained}
+    assert {id(p) for p in (*newest, *method.head.newest())} == {id(parameter) for parameter in session.trained}
     rows = torch.tensor([0, 9, 5])
     batch = task.pictures[rows]
     prefixes, penalty = [], torch.zeros(())
     for layer in range(5):
-        P, K, A = (
-            torch.cat([part[0][layer].detach(), part[1][layer]])
-            for part in (method.prompts, method.keys, method.attention)
-        )
+        parts = (method.prompts, method.keys, method.attention)
+        P, K, A = (torch.cat([part[0][layer].detach(), part[1][layer]]) for part in parts)
         attended = torch.einsum("bd,kd->bkd", batch.features, A)
         alpha = torch.einsum("bkd,kd->bk", normalize(attended, dim=2), normalize(K, dim=1))
         prompt = torch.einsum("bk,kld->bld", alpha, P.view(8, 6, -1))
         prefixes.append((prompt[:, :3], prompt[:, 3:]))
         penalty = penalty + sum(((t @ t.T - torch.eye(8)) ** 2).mean() for t in (K, A, P))
-    features = torch.stack(
-        [
-            project(clip, encode_by_hand(clip, x, prefixes={i: (k[b], v[b]) for i, (k, v) in enumerate(prefixes)}))
-            for b, x in enumerate(batch.pixels)
-        ]
-    )
-    logits = features @ torch.cat(list(method.head.weights)).T + torch.cat(list(method.head.biases))
+    features = []
+    for b, x in enumerate(batch.pixels):
+        own = {layer: (keys[b], values[b]) for layer, (keys, values) in enumerate(prefixes)}
+        features.append(project(clip, encode_by_hand(clip, x, prefixes=own)))
+    logits = torch.stack(features) @ torch.cat(list(method.head.weights)).T + torch.cat(list(method.head.biases))
     torch.testing.assert_close(method.logits(batch), logits, atol=1e-4, rtol=1e-4)
     masked = torch.cat([torch.full((3, 3), -torch.inf), logits[:, 3:]], dim=1)
     expected = cross_entropy(masked, batch.labels) + 0.3 * penalty
     ours = session.loss(rows)
     torch.testing.assert_close(ours, expected)
-    for one, other in zip(
-        torch.autograd.grad(ours, session.trained), torch.autograd.grad(expected, session.trained), strict=True
-    ):
-        torch.testing.assert_close(one, other, atol=1e-4, rtol=1e-3)
+    found, wanted = (torch.autograd.grad(value, session.trained) for value in (ours, expected))
+    torch.testing.assert_close(found, wanted, atol=1e-4, rtol=1e-3)
 
 
 CONFIG = CODAPromptConfig(train=FAST, components=5, length=4)
