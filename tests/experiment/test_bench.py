@@ -8,6 +8,8 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Iterable
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,11 +25,11 @@ from clipcil.clip.loading import MINI
 from clipcil.errors import UserError
 from clipcil.experiment import experiment as experiments
 from clipcil.experiment import workers
-from clipcil.experiment.bench import RESULTS, FinishedRuns, RunOutcome, lines_of, read_log, run_grid, states_of
+from clipcil.experiment.bench import RESULTS, FinishedRuns, RunOutcome, lines_of, read_log, run_grid
 from clipcil.experiment.experiment import Experiment
 from clipcil.experiment.folder import inputs
 from clipcil.experiment.grid import PlannedRun, data_roots, plan
-from clipcil.experiment.spec import Grid
+from clipcil.experiment.spec import Grid, RunSpec, method_settings
 from clipcil.storage import InUseError
 from support.lessons import COLOURS
 from support.short_runs import digest, interrupt
@@ -56,7 +58,7 @@ class Bench:
 
     def run(self, grid: Grid) -> list[RunOutcome]:
         self.told = []
-        return run_grid(plan(grid), grid.out, self.told.append, grid=grid)
+        return run_grid(plan(grid), grid, self.told.append)
 
     def status(self) -> list[str]:
         return [line["status"] for line in read_log(self.out / RESULTS)]
@@ -162,7 +164,7 @@ def test_damaged_or_foreign_results_are_done_again(bench: Bench) -> None:
     done = bench.count()
     bench.out.mkdir()
     (bench.out / RESULTS).write_text('{"run": "x", "sta')  # half a line, left by a process that was killed
-    assert len(run_grid([planned, planned], bench.out)) == 2 and len(done) == 1, "two rows may be the same run"
+    assert len(run_grid([planned, planned], grid)) == 2 and len(done) == 1, "two rows may be the same run"
     results = planned.folder / "results.json"
     results.write_text(results.read_text()[:-40])
     bench.run(grid)
@@ -260,11 +262,11 @@ def test_files_that_a_run_is_made_from(tmp_path: Path, monkeypatch: pytest.Monke
 
     def named(data: str, options: dict[str, Any], changed: str, **more: str) -> set[str]:
         """What is digested; of it exactly what `changed` is in has another digest after a change."""
-        run = {"method": "engine", "data": data, "order": "natural", "data_options": options, **more}
-        table = {"run": run, "method": {"descriptions": "answers.json"}}
-        before = inputs(table)
+        spec = RunSpec("engine", data, data_options=options, **{"order": "natural", **more})
+        config = method_settings(spec, {"descriptions": "answers.json"})
+        before = inputs(spec, config)
         (tmp_path / changed).write_text(f"{(tmp_path / changed).read_text()} and after")
-        after = inputs(table)
+        after = inputs(spec, config)
         assert before.keys() == after.keys() and sum(before[key] != after[key] for key in before) == 1
         return {*before} - {"descriptions"}
 
@@ -275,8 +277,8 @@ def test_files_that_a_run_is_made_from(tmp_path: Path, monkeypatch: pytest.Monke
     both = {"backbone", "backbone/vocab.json"}
     for part in ("vit.pt", "vocab.json"):
         assert named("emoji", {}, f"weights/{part}", backbone="weights/vit.pt") == both
-    gone = {"run": {"data": "ucf101", "data_options": {"lists": "gone"}, "backbone": "owner/name"}, "method": {}}
-    assert inputs(gone) == {}
+    gone = RunSpec("rapf", "ucf101", data_options={"lists": "gone"}, backbone="owner/name")
+    assert inputs(gone, method_settings(gone, {})) == {}
 
 
 @pytest.mark.parametrize(
@@ -329,8 +331,9 @@ def test_the_folder_of_a_dataset_is_absolute_however_it_is_named(tmp_path: Path)
 def test_two_processes_give_the_same_bytes_also_when_they_are_killed(bench: Bench) -> None:
     """Both worker processes are killed in the middle of a run of DMC-OT; others continue from the checkpoints."""
     grid = bench.grid("simplecil", "dmc-ot", seeds=2)
-    one, two = plan(replace(grid, out=bench.out.with_name("one"))), plan(grid)
-    run_grid(one, bench.out.with_name("one"))
+    alone = replace(grid, out=bench.out.with_name("one"))
+    one, two = plan(alone), plan(grid)
+    run_grid(one, alone)
 
     def kill() -> None:
         while not any(any((each.folder / "checkpoint").glob("task-0001-*")) for each in two[2:]):
@@ -361,22 +364,18 @@ def test_a_ray_that_does_not_start_is_one_line(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_run_whose_process_always_dies_fails_and_the_rest_go_on(bench: Bench) -> None:
-    """One process dies whenever it is given the first run; the other fails at once, without a real process."""
+    """The process of the first run always dies; that of the other fails at once. Neither is a real process."""
 
-    class Mortal(SimpleNamespace):
-        def __init__(self) -> None:
-            here, other = multiprocessing.Pipe()
-            super().__init__(pipe=here, other=other, process=SimpleNamespace(kill=lambda: None))
+    class Mortal(ProcessPoolExecutor):
+        def submit(self, _: Any, run: PlannedRun) -> Any:
+            ended = Future[str]()
+            if run.spec.method == "zero-shot":
+                ended.set_exception(BrokenProcessPool())
+            else:
+                ended.set_result("no pictures")
+            return ended
 
-        def give(self, run: PlannedRun) -> bool:
-            self.run = run
-            self.other.send("no pictures")
-            return True
-
-        def answer(self) -> str | None:
-            return None if self.run.spec.method == "zero-shot" else str(self.pipe.recv())
-
-    bench.patch.setattr(workers, "_Worker", Mortal)
+    bench.patch.setattr(workers, "ProcessPoolExecutor", Mortal)
     finished = bench.run(bench.grid("zero-shot", "simplecil", jobs=2))
     assert [each.error for each in finished] == ["its process died 3 times", "no pictures"]
 
@@ -406,4 +405,4 @@ def test_a_dry_run_says_how_far_the_grid_is_and_runs_nothing(
     same = ("sensitivity", "--only", "M = 10", "β = 0.05", "--data", "cifar100", "--out", str(tmp_path / "other"))
     assert "0 of 1 runs are finished" in dry(*same), "two rows that are the same run are one run"
     (planned,) = plan(bench.grid("simplecil"))
-    assert states_of([replace(planned, problem="broken")], FinishedRuns()).popitem()[1] == {"cannot be run": 1}
+    assert FinishedRuns().state(replace(planned, problem="broken")) == "cannot be run"

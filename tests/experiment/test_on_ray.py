@@ -50,7 +50,7 @@ def test_a_grid_survives_the_loss_of_a_machine(cluster: Any, pictures: Path, tmp
     here = grid_for(pictures, out=tmp_path / "here")
     on_ray = grid_for(pictures, out=tmp_path / "ray", on="ray", address=cluster.address)
     one, two, told = plan(here), plan(on_ray), list[str]()
-    run_grid(one, here.out)
+    run_grid(one, here)
 
     def lose_a_machine() -> None:
         while sum((each.folder / "results.json").exists() for each in two) < 3:
@@ -60,13 +60,13 @@ def test_a_grid_survives_the_loss_of_a_machine(cluster: Any, pictures: Path, tmp
 
     loser = threading.Thread(target=lose_a_machine, daemon=True)
     loser.start()
-    finished = run_grid(two, on_ray.out, told.append, grid=on_ray)
+    finished = run_grid(two, on_ray, told.append)
     loser.join()
     assert [each.error for each in finished] == [""] * 12, told
     assert len(told) == 12 and not cluster.worker_nodes
     assert [digest(each.folder) for each in one] == [digest(each.folder) for each in two]
     again = list[str]()
-    run_grid(two, on_ray.out, again.append, grid=on_ray)
+    run_grid(two, on_ray, again.append)
     assert all(line.endswith("(done before)") for line in again)
 
 
@@ -78,7 +78,7 @@ def test_a_folder_that_a_machine_cannot_write_to_is_refused_before_anything_runs
     monkeypatch.setattr(Path, "touch", lambda self, *more: None if self.name[:8] == ".shared-" else real(self, *more))
     grid = grid_for(pictures, out=tmp_path / "out", on="ray", address=cluster.address)
     with pytest.raises(UserError, match=r"of the cluster cannot be used: .*out is not the folder that it is here"):
-        run_grid(plan(grid), grid.out, grid=grid)
+        run_grid(plan(grid), grid)
     assert not list((tmp_path / "out").iterdir())
 
 
@@ -98,9 +98,9 @@ def test_an_interrupted_grid_is_continued_to_the_same_bytes(cluster: Any, pictur
     _, errors = child.communicate(timeout=300)
     assert child.returncode == 130 and "the same command continues" in errors and "Traceback" not in errors, errors
     assert not all((each.folder / "results.json").exists() for each in runs)
-    finished = run_grid(runs, on_ray.out, grid=on_ray)
+    finished = run_grid(runs, on_ray)
     assert [each.error for each in finished] == ["", ""]
-    run_grid(plan(here), here.out)
+    run_grid(plan(here), here)
     assert [digest(each.folder) for each in plan(here)] == [digest(each.folder) for each in runs]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import fields
 from typing import TYPE_CHECKING, Annotated, Any
@@ -50,7 +51,7 @@ def bench(table: str | None = None, /, *, quiet: Flag = False, dry_run: Flag = F
     from clipcil.experiment.bench import RESULTS, lines_of
     from clipcil.experiment.grid import plan
     from clipcil.paper import read_table
-    from clipcil.report.console import print_comparison
+    from clipcil.report.compare import print_comparison
 
     grid = _grid({**options, "table": table})
     if dry_run:
@@ -133,16 +134,22 @@ def _grid(options: dict[str, Any]) -> Grid:
 def _list(planned: list[PlannedRun], grid: Grid) -> None:
     """Print how many runs of the grid are finished."""
     from clipcil.commands.text import print_table, say
-    from clipcil.experiment.bench import FinishedRuns, distinct, on_other_devices, states_of
+    from clipcil.experiment.bench import FinishedRuns, distinct
 
-    known, runs, rows = FinishedRuns(grid.kept), distinct(planned), []
-    for (label, data, tasks), count in states_of(planned, known).items():
+    known, runs = FinishedRuns(grid.kept), distinct(planned)
+    states = {run.folder: known.state(run) for run in runs}
+    lines: dict[tuple[str, str, int | None], Counter[str]] = {}
+    for each in planned:
+        lines.setdefault(each.line, Counter())[states[each.folder]] += 1
+    rows = []
+    for (label, data, tasks), count in lines.items():
         name = f"{label} (cannot be run)" if count["cannot be run"] else label
         rows.append((name, data, tasks or "", count.total(), count["finished"] or "", count["begun"] or ""))
     print_table(("method", "data", "tasks", "runs", "finished", "begun"), rows, left=2)
-    finished = sum(known.find(run) is not None for run in runs)
-    say(f"{finished} of {len(runs)} runs are finished in {', '.join(map(str, (grid.out, *grid.kept)))}")
-    say(*(f"note: {line}" for line in on_other_devices(planned, known)))
+    unfinished = [run for run in runs if states[run.folder] != "finished"]
+    places = ", ".join(map(str, (grid.out, *grid.kept)))
+    say(f"{len(runs) - len(unfinished)} of {len(runs)} runs are finished in {places}")
+    say(*(f"note: {line}" for line in known.on_other_devices(unfinished)))
     say(*(f"cannot be run: {problem}" for problem in dict.fromkeys(each.problem for each in planned if each.problem)))
 
 
@@ -154,7 +161,7 @@ def _do(planned: list[PlannedRun], grid: Grid, quiet: bool, about: str = "") -> 
     tell: Callable[[str], None] = (lambda line: None) if quiet else say
     tell(f"{len(distinct(planned))} runs, in {grid.out}{about}")
     display = open_display if sys.stdout.isatty() and not quiet else Display
-    return run_grid(planned, grid.out, tell, display, grid)
+    return run_grid(planned, grid, tell, display)
 
 
 def _folders(finished: list[RunOutcome], grid: Grid) -> list[Path]:

@@ -56,7 +56,7 @@ def run(
         chosen["data_options"] = parse_words(chosen["data_options"])
     if resume is not None:
         experiment, folder = Experiment.resume(resume, chosen), resume
-        if (done := finished_run(folder, experiment.table)) is not None:
+        if (done := finished_run(folder, experiment.spec, experiment.config)) is not None:
             text.say(f"{folder} is complete; nothing is left to do")
             text.results(done.values, folder)
             return

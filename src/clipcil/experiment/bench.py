@@ -19,14 +19,11 @@ from clipcil.experiment.grid import PlannedRun
 from clipcil.experiment.monitor import Display
 from clipcil.experiment.spec import Grid
 from clipcil.experiment.workers import in_processes, in_this_process, on_ray
-from clipcil.report.compare import Group, group_runs
-from clipcil.report.console import Line
+from clipcil.report.compare import Group, Line, group_runs
 from clipcil.report.runs import NUMBERS, RunRecord, find_runs
 from clipcil.storage import MissingFileError, open_log, parse_json, read_bytes
 
 RESULTS = "results.jsonl"
-Key = tuple[str, str, int | None]
-"""Label, dataset and number of tasks."""
 
 
 @dataclass(frozen=True)
@@ -40,25 +37,23 @@ class RunOutcome:
 
 def run_grid(
     planned: Sequence[PlannedRun],
-    out: Path,
+    grid: Grid,
     tell: Callable[[str], None] = lambda line: None,
     make_display: Callable[[], Display] = Display,
-    grid: Grid | None = None,
 ) -> list[RunOutcome]:
     """Do every run that is not done yet; a run that was stopped continues from its checkpoint.
 
     Args:
         planned: The runs; those with the same folder are one run.
-        out: Folder of the grid. Each run that ends adds a line to its `results.jsonl`.
+        grid: Where the runs are and how they are done. Each run that ends adds a line to `results.jsonl` in its folder.
         tell: Called with a line for each run that ends.
         make_display: Makes the display of a run, where runs are done in this process.
-        grid: How runs are done: one after the other, in several processes, or on Ray. Default: one after the other.
 
     Returns:
         How each of `planned` ended, in the same order.
     """
-    grid, runs = grid or Grid(), distinct(planned)
-    known, log = FinishedRuns(grid.kept), ResultLog(out / RESULTS)
+    runs, known, log = distinct(planned), FinishedRuns(grid.kept), grid.out / RESULTS
+    logged = {line["run"] for line in read_log(log) if line.get("status") == "done"}
     outcomes: dict[Path, RunOutcome] = {}
 
     def end(run: PlannedRun, error: str, result: RunRecord | None, state: str = "done") -> None:
@@ -66,19 +61,20 @@ def run_grid(
         if result is None and not error:
             error = "the run's input files changed after it started, or its results are unreadable; use another --out"
         outcomes[run.folder] = RunOutcome(run, result, error)
-        log.add(outcomes[run.folder])
+        if result is None or run.folder.name not in logged:
+            _add_to_log(log, outcomes[run.folder])
         ending = f"FAILED: {error}"
         if result is not None:
             ending = f"A_B {result.last:.2f}, Ā {result.average:.2f}, {result.seconds:.1f} s ({state})"
         tell(f"[{runs.index(run) + 1}/{len(runs)}] {_name(run, runs)}: {ending}")
 
-    for line in on_other_devices(runs, known):
-        tell(f"note: {line}")
     done = {run.folder: result for run in runs if (result := known.find(run)) is not None}
+    todo = [run for run in runs if run.folder not in done]
+    for line in known.on_other_devices(todo):
+        tell(f"note: {line}")
     for run in runs:
         if run.folder in done:
             end(run, "", done[run.folder], "done before")
-    todo = [run for run in runs if run.folder not in done]
     if grid.on == "ray":
         doing = on_ray(todo, grid)
     else:
@@ -111,43 +107,18 @@ def distinct(planned: Sequence[PlannedRun]) -> list[PlannedRun]:
     return list(found.values())
 
 
-def on_other_devices(planned: Sequence[PlannedRun], known: FinishedRuns) -> list[str]:
-    """A line for each other device that has finished runs of the grid, and the option that uses them.
-
-    The device is part of a run's identity: `auto` on a machine with a GPU does not find runs of a CPU.
-    """
-    runs = [each for each in distinct(planned) if not each.problem]
-    asked = ", ".join(sorted({each.spec.device for each in runs}))
-    return [
-        f"{count} of the runs are kept from device {device} and are not used here, where the device is {asked};"
-        f" --device {device} uses them, and does the rest there"
-        for device, count in sorted(Counter(known.other_device(each) for each in runs).items())
-        if device
-    ]
-
-
-def states_of(planned: Sequence[PlannedRun], known: FinishedRuns) -> dict[Key, Counter[str]]:
-    """The number of runs of each label that are finished, begun, waiting, or cannot be run; nothing is run."""
-    found: dict[Key, Counter[str]] = {}
-    for each in planned:
-        begun = (each.folder / "config.toml").is_file()
-        state = "cannot be run" if each.problem else "finished" if known.find(each) else "begun" if begun else "waiting"
-        found.setdefault((each.label, each.spec.data, each.spec.tasks), Counter())[state] += 1
-    return found
-
-
 def lines_of(outcomes: Sequence[RunOutcome], table: str = "") -> list[Line]:
     """A line of the table for each label, dataset and number of tasks, in the order of the grid."""
-    members: dict[Key, list[RunOutcome]] = {}
+    members: dict[tuple[str, str, int | None], list[RunOutcome]] = {}
     for each in outcomes:
-        members.setdefault((each.planned.label, each.planned.spec.data, each.planned.spec.tasks), []).append(each)
+        members.setdefault(each.planned.line, []).append(each)
     lines = []
     for (label, data, tasks), own in members.items():
         results = [each.result for each in own if each.result is not None]
         line = Line(label, data, tasks, None, None, len(own) - len(results))
         if results:
             group = Group(label, group_runs(results)[0].runs)
-            paper = group.paper_result(table if table != "sensitivity" else "") or group.paper_result()
+            paper = group.paper_result(table) or group.paper_result()
             line = replace(line, tasks=group.first.tasks, group=group, paper=paper)
         lines.append(line)
     return lines
@@ -165,13 +136,31 @@ class FinishedRuns:
         """The results of exactly these options and settings; None where the run is not finished, or cannot be run."""
         if planned.problem:
             return None
-        if (done := finished_run(planned.folder, planned.table)) is not None:
+        if (done := finished_run(planned.folder, planned.spec, planned.config)) is not None:
             return done
-        return None if inputs(planned.table) else self._kept.get(_options_key(planned.table))  # kept without digests
+        kept = self._kept.get(_options_key(planned.table))
+        return None if inputs(planned.spec, planned.config) else kept  # kept runs have no digests
 
-    def other_device(self, planned: PlannedRun) -> str:
-        """The device of a kept run that differs only in its device, where this run is not finished; else empty."""
-        return "" if self.find(planned) else self._devices.get(_options_key(planned.table, "device"), "")
+    def state(self, planned: PlannedRun) -> str:
+        """How far a run is, in a word or two."""
+        if planned.problem or self.find(planned):
+            return "cannot be run" if planned.problem else "finished"
+        return "begun" if (planned.folder / "config.toml").is_file() else "waiting"
+
+    def on_other_devices(self, unfinished: Sequence[PlannedRun]) -> list[str]:
+        """A line for each other device that has kept results of the runs, and the option that uses them.
+
+        The device is part of a run's identity: `auto` on a machine with a GPU does not find runs of a CPU.
+        """
+        runs = [each for each in unfinished if not each.problem]
+        asked = ", ".join(sorted({each.spec.device for each in runs}))
+        devices = Counter(self._devices.get(_options_key(each.table, "device"), "") for each in runs)
+        return [
+            f"{count} of the runs are kept from device {device} and are not used here, where the device is {asked};"
+            f" --device {device} uses them, and does the rest there"
+            for device, count in sorted(devices.items())
+            if device
+        ]
 
 
 def _options_key(table: dict[str, Any], *without: str) -> str:
@@ -182,35 +171,25 @@ def _options_key(table: dict[str, Any], *without: str) -> str:
     return json.dumps([run, table["method"]], sort_keys=True, default=str)
 
 
-class ResultLog:
-    """`results.jsonl`: a line for each run that ended, added when it ends and never removed."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._known = {line.get("run") for line in read_log(path) if line.get("status") == "done"}
-
-    def add(self, outcome: RunOutcome) -> None:
-        """Add a line; a run that is in the log as done is not added again."""
-        planned, result, spec = outcome.planned, outcome.result, outcome.planned.spec
-        if result is not None and planned.folder.name in self._known:
-            return
-        line: dict[str, Any] = {"run": planned.folder.name, "status": "done" if result else "failed"}
-        line |= {"label": planned.label, "method": spec.method, "data": spec.data, "seed": spec.seed}
-        line |= {"backbone": spec.backbone, "time": time.strftime("%Y-%m-%dT%H:%M:%S%z")}
-        if result is None:
-            line["error"] = outcome.error
-        else:
-            line |= {"tasks": result.tasks, **{key: getattr(result, key) for key in NUMBERS}}
-            line |= {"seconds": round(result.seconds, 3), "after": result.after}
-            self._known.add(planned.folder.name)
-        try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            with open_log(self.path) as file:
-                # A process killed while it wrote left half a line: do not lengthen it.
-                torn = file.seek(0, os.SEEK_END) and os.pread(file.fileno(), 1, file.tell() - 1) != b"\n"
-                file.write(b"\n" * bool(torn) + json.dumps(line).encode() + b"\n")
-        except OSError as error:
-            raise UserError(f"cannot write {self.path}: {error.strerror or error}") from error
+def _add_to_log(path: Path, outcome: RunOutcome) -> None:
+    """Add the line of a run that ended to `results.jsonl`; no line is ever removed."""
+    planned, result, spec = outcome.planned, outcome.result, outcome.planned.spec
+    line: dict[str, Any] = {"run": planned.folder.name, "status": "done" if result else "failed"}
+    line |= {"label": planned.label, "method": spec.method, "data": spec.data, "seed": spec.seed}
+    line |= {"backbone": spec.backbone, "time": time.strftime("%Y-%m-%dT%H:%M:%S%z")}
+    if result is None:
+        line["error"] = outcome.error
+    else:
+        line |= {"tasks": result.tasks, **{key: getattr(result, key) for key in NUMBERS}}
+        line |= {"seconds": round(result.seconds, 3), "after": result.after}
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with open_log(path) as file:
+            # A process killed while it wrote left half a line: do not lengthen it.
+            torn = file.seek(0, os.SEEK_END) and os.pread(file.fileno(), 1, file.tell() - 1) != b"\n"
+            file.write(b"\n" * bool(torn) + json.dumps(line).encode() + b"\n")
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {error.strerror or error}") from error
 
 
 def read_log(path: Path) -> list[dict[str, Any]]:

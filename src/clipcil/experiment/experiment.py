@@ -46,7 +46,7 @@ class LoadCache:
 
     backbones: dict[str, CLIP | UserError] = field(default_factory=dict)
     """Loaded backbones, or why one could not be loaded: a grid asks the hub once for each, not once for each run."""
-    datasets: dict[tuple[str, bool], tuple[Dataset, list[str]]] = field(default_factory=dict)
+    datasets: dict[str, tuple[Dataset, list[str]]] = field(default_factory=dict)
     readers: dict[str, Reader] = field(default_factory=dict)
     stages: TensorStore | None = None
     """Trained stages, and features of the towers they trained, for runs that differ only in later stages."""
@@ -365,15 +365,14 @@ class Experiment:
 
     def _open_dataset(self) -> tuple[Dataset, list[str]]:
         """The dataset, opened once for all experiments that share the cache, and remarks about its pictures."""
-        spec, opened = self.spec, self._cache.datasets
-        key = "" if isinstance(self._data, Dataset) else repr((spec.data, self.data_root, spec.data_options))
-        if key and (key, spec.skip_broken) in opened:
-            return opened[key, spec.skip_broken]
-        given = self._data
-        dataset = given if isinstance(given, Dataset) else open_dataset(spec.data, self.data_root, spec.data_options)
-        dataset, broken = drop_broken(dataset) if spec.skip_broken else (dataset, [])
-        found = dataset, [*dataset.notes, *(f"left out: {line}" for line in broken)]
-        return opened.setdefault((key, spec.skip_broken), found) if key else found
+        spec, given = self.spec, self._data
+        opened = {} if isinstance(given, Dataset) else self._cache.datasets
+        key = repr((spec.data, self.data_root, spec.data_options, spec.skip_broken))
+        if key not in opened:
+            dataset = given if isinstance(given, Dataset) else open_dataset(spec.data, self.data_root, spec.data_options)
+            dataset, broken = drop_broken(dataset) if spec.skip_broken else (dataset, [])
+            opened[key] = dataset, [*dataset.notes, *(f"left out: {line}" for line in broken)]
+        return opened[key]
 
     def _open_reader(self, method: Method) -> Reader:
         """A reader of its own for a method that tunes its tower; otherwise one for all experiments that share."""

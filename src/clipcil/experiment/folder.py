@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import datetime
 import hashlib
+import itertools
 import json
 import os
 import platform
-import typing
-from collections.abc import Mapping
-from contextlib import ExitStack, suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
@@ -23,14 +23,13 @@ import torch
 from torch import Tensor
 
 from clipcil import __version__
-from clipcil.data.dataset import datasets
+from clipcil.data.dataset import datasets, resolve_options
 from clipcil.data.names import ANYTHING
 from clipcil.errors import UserError, quoted
 from clipcil.experiment.evaluate import Record
 from clipcil.experiment.monitor import Display, StepLog, peak_megabytes
-from clipcil.experiment.spec import check_same, first_difference
+from clipcil.experiment.spec import RunSpec, as_table, check_same, first_difference
 from clipcil.methods.base import method_state, restore_method
-from clipcil.methods.registry import methods
 from clipcil.report.runs import RunRecord, read_run
 from clipcil.settings import Count, typed
 from clipcil.storage import (
@@ -63,22 +62,20 @@ PACKAGES = ("torch", "lightning-fabric", "numpy", "tokenizers", "pillow", "safet
 
 @dataclass
 class Progress:
-    """The facts of a checkpoint beside the method."""
+    """The facts of a checkpoint."""
 
     records: list[Record]
     drift: list[dict[str, float] | None]
     log_size: Count
     seconds: dict[str, float]
+    names: list[str]
+    sizes: list[Count]
+    tasks: Count
+    belongs: dict[str, Any]
+    """The identity of the run."""
 
 
-@dataclass
-class Checkpoint:
-    """A run after some of its tasks."""
-
-    tasks: int
-    tensors: dict[str, Tensor]
-    facts: dict[str, Any]
-    progress: Progress
+Checkpoint = tuple[dict[str, Tensor], Progress]
 
 
 @dataclass
@@ -90,47 +87,42 @@ class Environment:
     """Digests of the files that the results were made from, as `inputs` returned them."""
 
 
-class RunFolder:
-    """The folder of one run; used as a context, it holds the lock inside.
+@contextmanager
+def open_run(folder: Path, table: dict[str, Any], display: Display, resume: bool) -> Iterator[RunFolder]:
+    """The folder of a run, locked inside the block; one that holds something else is refused.
 
     Args:
-        folder: The folder; entering refuses one that another process writes to, or that holds something else.
+        folder: The folder.
         table: Every option and setting, as `config.toml` holds them.
         display: Told about damaged files and about where the run continues.
         resume: Whether a run in the folder may be continued.
     """
+    with run_lock(folder):
+        claim(folder, "config.toml", "run", ignore=(ERROR,))
+        if (folder / "config.toml").exists():
+            check_same(folder, read_toml(folder / "config.toml"), table)
+            if not resume:
+                raise UserError(
+                    f"{folder} holds this run already; continue it with --resume {quoted(folder)} (in Python with"
+                    " run(folder)), or name another"
+                )
+        place = RunFolder(folder, table, display)
+        for store in (place.checkpoints, place.stages):
+            sweep(store.folder)
+        yield place
 
-    def __init__(self, folder: Path, table: dict[str, Any], display: Display, resume: bool) -> None:
-        self.folder, self.table, self.display, self.resume = folder, table, display, resume
+
+class RunFolder:
+    """The files of one run; `open_run` opens it."""
+
+    def __init__(self, folder: Path, table: dict[str, Any], display: Display) -> None:
+        self.folder, self.table, self.display = folder, table, display
         self.log = StepLog(folder / "steps.jsonl", display.tell)
+        self.checkpoints = TensorStore(folder / "checkpoint")
+        self.stages = TensorStore(folder / "checkpoint" / "stages")
         self._identity: dict[str, Any] = {}
         self._inputs: dict[str, str] = {}
         self._environment: dict[str, Any] = {}
-
-    def __enter__(self) -> RunFolder:
-        with ExitStack() as stack:
-            stack.enter_context(run_lock(self.folder))
-            self._check_start()
-            self.checkpoints = TensorStore(self.folder / "checkpoint")
-            self.stages = TensorStore(self.folder / "checkpoint" / "stages")
-            for store in (self.checkpoints, self.stages):
-                sweep(store.folder)
-            self._lock = stack.pop_all()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._lock.close()
-
-    def _check_start(self) -> None:
-        """Refuse a folder that holds something else, before anything is loaded or written."""
-        claim(self.folder, "config.toml", "run", ignore=(ERROR,))
-        if (self.folder / "config.toml").exists():
-            check_same(self.folder, read_toml(self.folder / "config.toml"), self.table)
-            if not self.resume:
-                raise UserError(
-                    f"{self.folder} holds this run already; continue it with --resume {quoted(self.folder)} (in Python"
-                    " with run(folder)), or name another"
-                )
 
     def begin(self, experiment: Experiment) -> Checkpoint | None:
         """Load the experiment, write how the run begins, and return its newest checkpoint."""
@@ -138,8 +130,8 @@ class RunFolder:
         text = json.dumps(self._identity, sort_keys=True)
         experiment.mark = hashlib.sha256(text.encode()).hexdigest()[:24]
         if (checkpoint := self._newest()) is not None:
-            self.log.size, self.log.task = checkpoint.progress.log_size, checkpoint.tasks
-        self._inputs = inputs(self.table)
+            self.log.size, self.log.task = checkpoint[1].log_size, checkpoint[1].tasks
+        self._inputs = inputs(experiment.spec, experiment.config)
         self._write_start(experiment)  # only now: a run that could not begin has claimed nothing
         for note in experiment.notes:
             self.display.tell(note)
@@ -154,15 +146,15 @@ class RunFolder:
                 except UserError as error:
                     self.display.tell(f"{error}; going back to the checkpoint before it")
                     continue
-                found = facts.get("belongs")
-                if difference := first_difference(found if isinstance(found, dict) else {}, self._identity):
+                progress: Progress = typed(facts, Progress, "checkpoint")
+                if difference := first_difference(progress.belongs, self._identity):
                     raise UserError(
                         f"{path} belongs to another run ({difference}); put the right file back or start anew"
                     )
-                tasks, progress = int(key.removeprefix("task-")), typed(facts, Progress, "checkpoint")
-                if not facts.get("tasks") == tasks == len(progress.records) == len(progress.drift):
+                tasks = progress.tasks
+                if not int(key.removeprefix("task-")) == tasks == len(progress.records) == len(progress.drift):
                     raise UserError(f"{path} is not the checkpoint after task {tasks}; start anew")
-                return Checkpoint(tasks, tensors, facts, progress)
+                return tensors, progress
         return None
 
     def _write_start(self, experiment: Experiment) -> None:
@@ -199,9 +191,9 @@ class RunFolder:
             tensors = {f"method.{key}": value for key, value in tensors.items()} | random_state()
         self.log.write()
         self.log.task = tasks
-        progress = Progress(experiment.records, experiment.drift, self.log.size, experiment.timer.seconds)
-        facts = {**asdict(progress), **shape, "tasks": tasks, "belongs": self._identity}
-        self.checkpoints.save(f"task-{tasks:04d}", tensors, facts)
+        measured = (experiment.records, experiment.drift, self.log.size, experiment.timer.seconds)
+        progress = Progress(*measured, **shape, tasks=tasks, belongs=self._identity)
+        self.checkpoints.save(f"task-{tasks:04d}", tensors, asdict(progress))
         for key in self.checkpoints.all_keys():
             if not tasks - KEEP < int(key.removeprefix("task-")) <= tasks:
                 self.checkpoints.drop(key)
@@ -224,16 +216,15 @@ class RunFolder:
         write_json(self.folder / "environment.json", self._environment)
 
 
-def restore(experiment: Experiment, checkpoint: Checkpoint) -> None:
+def restore(experiment: Experiment, tensors: dict[str, Tensor], progress: Progress) -> None:
     """Put an experiment that has learnt nothing into the state of a checkpoint."""
-    own = {key.removeprefix("method."): value for key, value in checkpoint.tensors.items() if key.startswith("method.")}
+    own = {key.removeprefix("method."): value for key, value in tensors.items() if key.startswith("method.")}
     with usual_torch(experiment.method.device), experiment.random.active():
-        restore_method(experiment.method, own, checkpoint.facts)
+        restore_method(experiment.method, own, vars(progress))
         try:
-            set_random_state(checkpoint.tensors)
+            set_random_state(tensors)
         except (RuntimeError, LookupError, TypeError) as error:
-            raise UserError(f"the checkpoint after task {checkpoint.tasks} has no random state; start anew") from error
-    progress = checkpoint.progress
+            raise UserError(f"the checkpoint after task {progress.tasks} has no random state; start anew") from error
     experiment.records, experiment.drift, experiment.timer.seconds = progress.records, progress.drift, progress.seconds
 
 
@@ -248,14 +239,14 @@ def identity(experiment: Experiment) -> dict[str, Any]:
         "dataset": {"name": experiment.spec.data, "train": data.train.key, "test": data.test.key},
         "labels": [hashlib.sha256(part.labels.numpy().tobytes()).hexdigest() for part in (data.train, data.test)],
         "templates": list(data.templates),
-        "files": {key: sha256(path) for key, path in vars(experiment.config).items() if isinstance(path, Path)},
+        "files": {key: sha256(path) for key, path in _paths(experiment.config).items()},
         "classes": experiment.stream.names,
         "sizes": experiment.stream.sizes,
         "config": experiment.table,
     }
 
 
-def finished_run(folder: Path, table: dict[str, Any]) -> RunRecord | None:
+def finished_run(folder: Path, spec: RunSpec, config: Any) -> RunRecord | None:
     """The results in `folder`; None where they are incomplete or not of these options, settings and input files."""
     if not all((folder / name).is_file() for name in RUN_FILES):
         return None
@@ -263,10 +254,10 @@ def finished_run(folder: Path, table: dict[str, Any]) -> RunRecord | None:
         found = read_run(folder)
     except UserError:  # damaged results are made again from the last checkpoint
         return None
-    if json.dumps(found.config, sort_keys=True) != json.dumps(table, sort_keys=True):
+    if json.dumps(found.config, sort_keys=True) != json.dumps(as_table(spec, config), sort_keys=True):
         return None
     before = read_environment(folder).inputs or {}
-    changed = any(before.get(key, digest) != digest for key, digest in inputs(table).items())
+    changed = any(before.get(key, digest) != digest for key, digest in inputs(spec, config).items())
     return None if changed else found
 
 
@@ -278,32 +269,29 @@ def read_environment(folder: Path) -> Environment:
     return Environment()
 
 
-def inputs(table: dict[str, Any]) -> dict[str, str]:
+def inputs(spec: RunSpec, config: Any) -> dict[str, str]:
     """A digest of every file and folder that the options and settings name and that is there: an order, descriptions,
     lists of a split, weights with the files beside them, pictures of one's own. A dataset that is the same everywhere
     is not digested: its folder may hold a million files."""
-    run, known, method = table["run"], datasets().get(table["run"]["data"]), methods().get(table["run"].get("method"))
-    named = _paths(method.Config, table["method"]) if method else {}
-    if known:
-        options = _paths(known.options, run.get("data_options", {}))
-        named |= {f"data_options.{key}": value for key, value in options.items()}
-    if (order := Path(run.get("order", ""))).is_file():
+    named = _paths(config)
+    if spec.data in datasets():
+        options = _paths(resolve_options(spec.data, spec.data_options))
+        named |= {f"data_options.{key}": path for key, path in options.items()}
+    if (order := Path(spec.order)).is_file():
         named["order"] = order
-    if run.get("backbone", "mini") != "mini":
-        named["backbone"] = backbone = Path(run["backbone"])
+    if spec.backbone != "mini":
+        named["backbone"] = backbone = Path(spec.backbone)
         if backbone.is_file():  # its config and its tokenizer
             beside = [path for pattern in ("*.json", "*.txt") for path in backbone.parent.glob(pattern)]
             named |= {f"backbone/{path.name}": path for path in beside}
-    if run["data"] in ANYTHING and run.get("data_root"):
-        named["data_root"] = Path(run["data_root"])
+    if spec.data in ANYTHING and spec.data_root:
+        named["data_root"] = spec.data_root
     return {key: digest for key, path in named.items() if (digest := _digest(path))}
 
 
-def _paths(kind: type, values: Mapping[str, Any]) -> dict[str, Path]:
-    """Those of the values that the dataclass `kind` says are paths: a word of another setting may name a file, too."""
-    hints = typing.get_type_hints(kind)
-    kinds = {key: (hints.get(key), *typing.get_args(hints.get(key))) for key in values}
-    return {key: Path(value) for key, value in values.items() if Path in kinds[key]}
+def _paths(options: Any) -> dict[str, Path]:
+    """Those of the options or settings that are paths."""
+    return {key: value for key, value in vars(options).items() if isinstance(value, Path)}
 
 
 def _digest(path: Path) -> str:
@@ -325,8 +313,5 @@ def _digest(path: Path) -> str:
 def fresh_folder(what: str) -> Path:
     """`runs/2026-01-31-what`, followed by a number where that exists."""
     stem = f"{datetime.date.today().isoformat()}-{what}"
-    for number in range(1, 10_000):
-        folder = Path("runs") / (stem if number == 1 else f"{stem}-{number}")
-        if not folder.exists():
-            return folder
-    raise UserError("runs/ holds ten thousand runs with this name; name a folder with --out")
+    names = itertools.chain([stem], (f"{stem}-{number}" for number in itertools.count(2)))
+    return next(folder for name in names if not (folder := Path("runs") / name).exists())

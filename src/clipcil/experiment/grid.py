@@ -43,6 +43,11 @@ class PlannedRun:
     """Why it cannot be run, where that is known before."""
 
     @property
+    def line(self) -> tuple[str, str, int | None]:
+        """Label, dataset and number of tasks: runs that differ only in class order and seed share a line."""
+        return self.label, self.spec.data, self.spec.tasks
+
+    @property
     def table(self) -> dict[str, Any]:
         """Every option and setting, as `config.toml` holds them."""
         return as_table(self.spec, self.config)
@@ -84,7 +89,8 @@ def plan_sweep(method: str, key: str, values: Sequence[str], grid: Grid) -> list
     if not has_setting(config, key) and key not in options:
         known = [*(item.name for item in dataclasses.fields(config)), *sorted(options)]
         raise UserError(f"{method} has no setting '{key}'{nearest(key, known)}")
-    chosen = list(dict.fromkeys(values)) or [f"{value:g}" for value in study_values(key)]
+    study = (f"{value:g}" for sweep in read_table("sensitivity").sweeps if sweep.key == key for value in sweep.values)
+    chosen = list(dict.fromkeys(values or study))
     if len(chosen) < 2:
         raise UserError(f"a sweep needs at least two values of '{key}'; write them one after the other")
     if has_setting(config, key):
@@ -103,33 +109,26 @@ def plan_sweep(method: str, key: str, values: Sequence[str], grid: Grid) -> list
     return planned
 
 
-def study_values(key: str) -> tuple[float, ...]:
-    """The values that the paper's sensitivity study takes for a setting."""
-    return next((sweep.values for sweep in read_table("sensitivity").sweeps if sweep.key == key), ())
-
-
 def _choose(rows: list[Row], data: Sequence[str], grid: Grid) -> tuple[list[Row], list[str]]:
     """The rows of the methods that are named, then rows and datasets cut by the patterns of `--only`."""
 
-    def fitting(pattern: str) -> list[Row]:
-        label = pattern.lower()
-        return [row for row in rows if fnmatchcase(row.method, pattern) or fnmatchcase(row.label.lower(), label)]
+    def fits(row: Row, pattern: str) -> bool:
+        return fnmatchcase(row.method, pattern) or fnmatchcase(row.label.lower(), pattern.lower())
 
     names = list(dict.fromkeys(row.method for row in rows))
     if grid.methods and "all" not in grid.methods:
-        chosen = {pattern: fitting(pattern) for pattern in grid.methods}
-        if missing := [pattern for pattern, found in chosen.items() if not found]:
-            raise UserError(f"there is no method '{missing[0]}' here{nearest(missing[0], names)}")
-        rows = list({(row.method, row.label): row for found in chosen.values() for row in found}.values())
-    of_rows = [pattern for pattern in grid.only if fitting(pattern)]
-    of_data = [name for name in data if any(fnmatchcase(name, pattern) for pattern in grid.only)]
+        for pattern in grid.methods:
+            if not any(fits(row, pattern) for row in rows):
+                raise UserError(f"there is no method '{pattern}' here{nearest(pattern, names)}")
+        named = [row for pattern in grid.methods for row in rows if fits(row, pattern)]
+        rows = list({(row.method, row.label): row for row in named}.values())
     for pattern in grid.only:
-        if pattern not in of_rows and not any(fnmatchcase(name, pattern) for name in data):
+        if not any(fits(row, pattern) for row in rows) and not any(fnmatchcase(name, pattern) for name in data):
             near = nearest(pattern, [*names, *data])
             raise UserError(f"--only '{pattern}' fits no method and no dataset of the grid{near}")
-    if of_rows:
-        rows = [row for row in rows if any(row in fitting(pattern) for pattern in of_rows)]
-    return rows, of_data or list(data)
+    of_rows = [row for row in rows if any(fits(row, pattern) for pattern in grid.only)]
+    of_data = [name for name in data if any(fnmatchcase(name, pattern) for pattern in grid.only)]
+    return of_rows or rows, of_data or list(data)
 
 
 def _expand(cases: Sequence[Case], data: Sequence[str], grid: Grid) -> list[PlannedRun]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import html
 import json
 import os
+import resource
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -102,12 +103,8 @@ class StepLog(Callback):
             raise UserError(f"cannot write {self.path}: {error.strerror or error}") from error
 
 
-def peak_megabytes() -> float | None:
-    """The most memory this process has held since it began; None where the system does not say (Windows)."""
-    try:
-        import resource
-    except ImportError:
-        return None
+def peak_megabytes() -> float:
+    """The most memory this process has held since it began."""
     used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # kilobytes on Linux, bytes on macOS
     return round(used / (1024**2 if sys.platform == "darwin" else 1024), 1)
 
@@ -115,17 +112,17 @@ def peak_megabytes() -> float | None:
 class Display(Callback):
     """Shows nothing. The base class of the displays, and the default in Python."""
 
+    _stage = ("", 0, 0)
+    """What is under way, the steps that are done, and their number."""
+
     def start(self, title: str, tasks: int) -> None:
         """A run begins."""
 
     def tell(self, line: str) -> None:
         """Print a line."""
 
-    def bar(self, name: str, total: int) -> None:
-        """A stage or phase of `total` steps begins, 0 where the number is not known; no name: nothing is under way."""
-
-    def progress(self, what: str, done: int, total: int) -> None:
-        """Pictures are being preprocessed or encoded."""
+    def show(self, what: str, done: int, total: int) -> None:
+        """Show that `done` of `total` are done, 0 where the number is not known; no text: nothing is under way."""
 
     def row(self, results: Results, seconds: float) -> None:
         """A task is learnt and evaluated, which took `seconds`."""
@@ -133,16 +130,26 @@ class Display(Callback):
     def stop(self) -> None:
         """The run has ended or failed."""
 
+    def progress(self, what: str, done: int, total: int) -> None:
+        """Pictures are being preprocessed or encoded."""
+        self.show(f"{what} pictures", done, total)
+
     def begin_stage(self, stage: str, epochs: int, steps: int) -> None:
-        self.bar(stage, epochs * steps)
+        self._stage = (stage, 0, epochs * steps)
+        self.show(*self._stage)
+
+    def step(self, stage: str, epoch: int, step: int, loss: Tensor, rate: float) -> None:
+        name, done, total = self._stage
+        self._stage = (name, done + 1, total)
+        self.show(*self._stage)
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        self.bar(name, 0)
+        self.show(name, 0, 0)
         try:
             yield
         finally:
-            self.bar("", 0)
+            self.show("", 0, 0)
 
 
 class PlainDisplay(Display):
@@ -183,21 +190,17 @@ class LiveDisplay(PlainDisplay):
             TimeElapsedColumn(),
         )
         self._bars = Progress(*columns, console=self.console, transient=True)
-        self._tasks, self._stage = self._bars.add_task("tasks", total=None), self._bars.add_task("", total=None)
+        self._tasks, self._bar = self._bars.add_task("tasks", total=None), self._bars.add_task("", total=None)
 
     def start(self, title: str, tasks: int) -> None:
         super().start(title, tasks)
         self._bars.reset(self._tasks, total=tasks)
         self._bars.start()
 
-    def bar(self, name: str, total: int) -> None:
-        self._bars.reset(self._stage, description=name, total=total or None)
-
-    def step(self, stage: str, epoch: int, step: int, loss: Tensor, rate: float) -> None:
-        self._bars.advance(self._stage)
-
-    def progress(self, what: str, done: int, total: int) -> None:
-        self._bars.update(self._stage, description=f"{what} pictures", completed=done, total=total)
+    def show(self, what: str, done: int, total: int) -> None:
+        if not done:
+            self._bars.reset(self._bar)  # its time begins anew
+        self._bars.update(self._bar, description=what, completed=done, total=total or None)
 
     def row(self, results: Results, seconds: float) -> None:
         super().row(results, seconds)
@@ -214,30 +217,14 @@ class NotebookDisplay(PlainDisplay):
         super().__init__()
         self._handle: Any = None
         self._updated = 0.0
-        self._stage = ("", 0, 0)
-
-    def bar(self, name: str, total: int) -> None:
-        self._stage = (name, 0, total)
-        if name:
-            self.show(*self._stage)
-        else:
-            self.stop()
-
-    def step(self, stage: str, epoch: int, step: int, loss: Tensor, rate: float) -> None:
-        name, done, total = self._stage
-        self._stage = (name, done + 1, total)
-        self.show(*self._stage)
-
-    def progress(self, what: str, done: int, total: int) -> None:
-        self.show(f"{what} pictures", done, total)
 
     def show(self, what: str, done: int, total: int) -> None:
-        """Show that `done` of `total` are done; a total of 0: there is nothing to count."""
-        if done not in (0, total) and time.monotonic() - self._updated < BAR_PAUSE:
-            return
-        self._updated = time.monotonic()
-        count, place = (f" {done}/{total}", f' max="{total}" value="{done}"') if total else ("", "")
-        self._put(f"<progress{place}></progress> {html.escape(what)}{count}")
+        if not what:
+            self.stop()
+        elif done in (0, total) or time.monotonic() - self._updated >= BAR_PAUSE:
+            self._updated = time.monotonic()
+            count, place = (f" {done}/{total}", f' max="{total}" value="{done}"') if total else ("", "")
+            self._put(f"<progress{place}></progress> {html.escape(what)}{count}")
 
     def stop(self) -> None:
         if self._handle is not None:

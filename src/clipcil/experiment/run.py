@@ -9,7 +9,7 @@ from pathlib import Path
 from clipcil.distributed import barrier, from_first, name_lost_processes, rank
 from clipcil.errors import UserError
 from clipcil.experiment.experiment import Experiment
-from clipcil.experiment.folder import RunFolder, restore
+from clipcil.experiment.folder import open_run, restore
 from clipcil.experiment.monitor import Display, default_display
 from clipcil.experiment.results import Results
 
@@ -34,13 +34,13 @@ def run(experiment: Experiment, folder: Path, display: Display | None = None, re
     experiment.launch()
     leads = rank() == 0
     display = (display or default_display()) if leads else Display()
-    opened = RunFolder(folder, experiment.table, display, resume) if leads else nullcontext()
+    opened = open_run(folder, experiment.table, display, resume) if leads else nullcontext()
     with opened as place, name_lost_processes(folder):
         experiment.reset(display, (place.log,) if place else (), place.stages if place else None)
         checkpoint, experiment.mark = from_first((place.begin(experiment), experiment.mark) if place else (None, ""))
         if checkpoint is not None:
-            restore(experiment, checkpoint)
-            display.tell(f"going on after task {checkpoint.tasks} of {len(experiment)}")
+            restore(experiment, *checkpoint)
+            display.tell(f"going on after task {len(experiment.records)} of {len(experiment)}")
         display.start(repr(experiment), len(experiment))
         try:
             for task in experiment:

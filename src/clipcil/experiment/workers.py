@@ -12,10 +12,11 @@ import traceback
 import uuid
 from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterable, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import suppress
 from functools import cache
-from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any
 
 from clipcil.cluster import connect, need_ray
 from clipcil.errors import UserError, first_line
@@ -32,6 +33,8 @@ ATTEMPTS = 3
 """Maximum number of attempts at a run whose process dies, each from its last checkpoint."""
 PATIENCE = 120
 """Seconds that a run on Ray waits for an earlier attempt at it to release its folder."""
+THREADS = "OMP_NUM_THREADS"
+"""Environment variable that torch reads when it is imported."""
 ENVIRONMENT = ("CLIPCIL_CACHE", SIZE, "OMP_WAIT_POLICY", "HF_HOME", "HF_HUB_OFFLINE")
 """Environment variables that a worker of Ray is given as they are here."""
 
@@ -39,10 +42,16 @@ Ending = tuple[PlannedRun, str]
 """A run that has ended, and why it failed; empty where it went well."""
 
 
-def attempt(planned: PlannedRun, cache: LoadCache, display: Display, patience: float = 0) -> str:
+def attempt(
+    planned: PlannedRun, shared: LoadCache | None = None, display: Display | None = None, patience: float = 0
+) -> str:
     """Do a run, or continue it from its checkpoint; returns why it failed, in one line.
 
-    It waits up to `patience` seconds for another process to release the folder.
+    Args:
+        planned: The run.
+        shared: What the runs share. Default: the cache of this worker process.
+        display: Shows the progress. Default: none.
+        patience: Seconds to wait for another process to release the folder.
     """
     if planned.problem:
         return planned.problem
@@ -50,7 +59,8 @@ def attempt(planned: PlannedRun, cache: LoadCache, display: Display, patience: f
     until = time.monotonic() + patience
     while True:
         try:
-            Experiment.of(planned.spec, planned.config, cache).run(planned.folder, display=display)
+            experiment = Experiment.of(planned.spec, planned.config, shared or worker_cache())
+            experiment.run(planned.folder, display=display or Display())
             (planned.folder / ERROR).unlink(missing_ok=True)
             return ""
         except UserError as error:
@@ -76,87 +86,53 @@ def in_this_process(todo: Iterable[PlannedRun], make_display: Callable[[], Displ
 
 
 def in_processes(todo: Sequence[PlannedRun], jobs: int, tell: Callable[[str], None]) -> Generator[Ending]:
-    """`jobs` runs at a time, each in a process with one thread. A run whose process dies is continued by another."""
+    """`jobs` runs at a time, each in a process with one thread. A run whose process dies is continued by another.
+
+    Each process has an executor of its own: one that dies would take the others of its executor with it.
+    """
     TensorStore.of_user()  # an invalid size of the cache is refused here, not in every process
     waiting, begun = deque(todo), Counter[Path]()
-    idle: list[_Worker] = []
-    busy: dict[Any, _Worker] = {}
+    idle: list[ProcessPoolExecutor] = []
+    busy: dict[Future[str], tuple[PlannedRun, ProcessPoolExecutor]] = {}
+    threads, others = os.environ.get(THREADS), set(multiprocessing.active_children())
+    os.environ[THREADS] = "1"
     try:
         while waiting or busy:
             while waiting and len(busy) < jobs:
-                worker = idle.pop() if idle else _Worker()
-                if worker.give(waiting[0]):
+                worker = idle.pop() if idle else ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), _begin)
+                with suppress(BrokenProcessPool):  # it died while it had nothing to do
+                    busy[worker.submit(attempt, waiting[0])] = waiting[0], worker
                     begun[waiting.popleft().folder] += 1
-                    busy[worker.pipe] = worker
-            for pipe in wait(list(busy)):
-                worker = busy.pop(pipe)
-                if (error := worker.answer()) is not None:
+            for ended in wait(busy, return_when=FIRST_COMPLETED).done:
+                run, worker = busy.pop(ended)
+                if ended.exception() is None:
                     idle.append(worker)
-                    yield worker.run, error
-                elif begun[worker.run.folder] < ATTEMPTS:
-                    tell(f"the process of {worker.run.folder.name} died; another continues from its checkpoint")
-                    waiting.append(worker.run)
+                    yield run, ended.result()
+                elif begun[run.folder] < ATTEMPTS:
+                    tell(f"the process of {run.folder.name} died; another continues from its checkpoint")
+                    waiting.append(run)
                 else:
-                    yield worker.run, f"its process died {ATTEMPTS} times"
+                    yield run, f"its process died {ATTEMPTS} times"
     finally:
-        for worker in (*idle, *busy.values()):
-            worker.process.kill()  # every file is written whole: unfinished runs can be continued
+        for child in {*multiprocessing.active_children()} - others:
+            child.kill()  # every file is written whole: unfinished runs can be continued
+        os.environ.pop(THREADS)
+        if threads is not None:
+            os.environ[THREADS] = threads
 
 
-class _Worker:
-    """A process that does one run after the other, and the pipe to it."""
-
-    run: PlannedRun
-
-    def __init__(self) -> None:
-        context = multiprocessing.get_context("spawn")
-        self.pipe, other = context.Pipe()
-        self.process = context.Process(target=_serve, args=(other,), daemon=True)
-        threads = os.environ.get("OMP_NUM_THREADS")
-        os.environ["OMP_NUM_THREADS"] = "1"  # read by the new process when it imports torch
-        try:
-            self.process.start()
-        finally:
-            os.environ.pop("OMP_NUM_THREADS")
-            if threads is not None:
-                os.environ["OMP_NUM_THREADS"] = threads
-        other.close()
-
-    def give(self, run: PlannedRun) -> bool:
-        """Hand over a run; False where the process has died."""
-        self.run = run
-        try:
-            self.pipe.send(run)
-        except OSError:
-            return False
-        return True
-
-    def answer(self) -> str | None:
-        """Why the run failed, empty where it went well; None where the process died."""
-        try:
-            return str(self.pipe.recv())
-        except (EOFError, OSError):
-            self.process.join()
-            return None
-
-
-def _serve(pipe: Connection) -> None:
-    """The loop of a worker process; it ends with its parent."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches every process of a terminal; the first one decides
+def _begin() -> None:
+    """A worker process begins: it leaves Ctrl-C, which all processes of a terminal receive, to its parent, and ends
+    with it."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    parent = multiprocessing.parent_process()
+    assert parent is not None
 
     def end_with_parent() -> None:
-        parent = multiprocessing.parent_process()
-        assert parent is not None
         parent.join()
         os._exit(1)
 
     threading.Thread(target=end_with_parent, daemon=True).start()
-    while True:
-        try:
-            planned = pipe.recv()
-        except EOFError:
-            return
-        pipe.send(attempt(planned, worker_cache(), Display()))
 
 
 def on_ray(todo: Sequence[PlannedRun], grid: Grid) -> Generator[Ending]:
@@ -200,4 +176,4 @@ def _attempt_on_ray(planned: PlannedRun, here: str, mark: Path) -> str:
             " here; --out must be a folder that all machines share and may write to"
         )
     os.chdir(here)
-    return attempt(planned, worker_cache(), Display(), PATIENCE)  # the worker before it may still hold the folder
+    return attempt(planned, patience=PATIENCE)  # the worker before it may still hold the folder
