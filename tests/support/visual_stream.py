@@ -64,11 +64,16 @@ def all_tests(source: TaskStream) -> Pictures:
 
 
 class Recorder(Trainer):
-    """Trains nothing and keeps the loss of the last stage, so that a test can call it with rows."""
+    """Trains nothing and keeps the loss of the last stage, so that a test can call it with rows, and of every stage."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stages: dict[str, tuple[Any, list[Tensor]]] = {}
 
     def fit(self, stage: str, parameters: Any, data: Any, loss: Any, how: Training, each_epoch: Any = None) -> None:
         self.loss = loss if isinstance(data, int) else lambda rows: loss(rows, data[rows])
         self.trained, self.each_epoch = list(parameters), each_epoch
+        self.stages[stage] = (self.loss, self.trained)
 
 
 def encode_by_hand(
