@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -72,22 +71,17 @@ def alternate(sides: Mapping[str, Callable[[], object]], repeats: int, warm_up: 
     return {name: statistics.median(values) for name, values in seconds.items()}
 
 
-@contextmanager
-def stopwatch(into: dict[str, float], name: str) -> Iterator[None]:
-    """Add the seconds spent inside to `into[name]`."""
-    start = time.perf_counter()
-    try:
-        yield
-    finally:
-        into[name] = into.get(name, 0.0) + time.perf_counter() - start
-
-
 def difference(ours: Tensor, theirs: Tensor) -> float:
     """max |a − b| / max |b|; infinite where the shapes differ or a NaN stands."""
     if ours.shape != theirs.shape:
         return float("inf")
     apart = float((ours.double() - theirs.double()).abs().max() / theirs.double().abs().max().clamp(min=1e-300))
     return apart if apart == apart else float("inf")
+
+
+def bytes_of(tensors: Iterable[Tensor]) -> int:
+    """The bytes of all numbers in the tensors."""
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
 def duration(seconds: float) -> str:

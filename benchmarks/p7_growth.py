@@ -14,22 +14,24 @@ import math
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from benchmarks.harness import Row, duration, stopwatch
+from benchmarks.harness import Row, bytes_of, duration
 from benchmarks.p3_memory import near_identity
 from benchmarks.shapes import B16_TEXT, MINI_TEXT, SMALL_TEXT, SMALL_VISION, names, random_clip
-from clipcil.clip import CLIP
+from clipcil.clip.config import TextConfig
 from clipcil.data.tasks import Task
 from clipcil.memory.gaussians import GaussianMemory
 from clipcil.methods.dmc import DMCOT, DMCOTConfig
 from clipcil.training.augment import TowerTraining
 from clipcil.training.trainer import Callback, Trainer, Training
+
+CLASSES = 10
+"""New classes of each task."""
 
 
 class MadeUp:
@@ -51,36 +53,33 @@ class MadeUp:
         return len(self.labels)
 
 
-class Phases(Callback):
-    """Seconds by phase."""
+class Calibration(Callback):
+    """Seconds of the phase `calibration`."""
 
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = {}
+    seconds = 0.0
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        with stopwatch(self.seconds, name):
-            yield
+        start = time.perf_counter()
+        yield
+        self.seconds += (name == "calibration") * (time.perf_counter() - start)
 
 
 class Growth:
     """A DMC-OT that classes can be added to quickly, and whose next task can be timed."""
 
-    def __init__(self, dim: int = 512, classes: int = 10, count: int = 30, clip: CLIP | None = None) -> None:
+    def __init__(self, dim: int, text: TextConfig, train_old: bool) -> None:
         torch.manual_seed(0)
-        self.dim, self.classes, self.count = dim, classes, count
-        clip = clip or random_clip(SMALL_VISION, MINI_TEXT, dim)
-        config = DMCOTConfig(
-            stage1=TowerTraining(epochs=0), stage2=Training(epochs=1, lr=2e-3), train_old_prompts=False
-        )
-        self.method = DMCOT(config, clip, Trainer(callbacks=[Phases()]))
+        self.dim, stages = dim, {"stage1": TowerTraining(epochs=0), "stage2": Training(epochs=1, lr=2e-3)}
+        config = DMCOTConfig(**stages, train_old_prompts=train_old)
+        self.method = DMCOT(config, random_clip(SMALL_VISION, text, dim), Trainer(callbacks=[Calibration()]))
         self.transports: dict[int, float] = {}
         """Seconds of one transport by the number of spaces it carried."""
 
     def task(self) -> Task:
         seen, number = self.method.seen, len(self.method.sizes)
-        pictures: Any = MadeUp(seen, self.classes, self.count, self.dim)
-        return Task(number, names(seen + self.classes)[seen:], pictures)
+        pictures: Any = MadeUp(seen, CLASSES, 30, self.dim)
+        return Task(number, names(seen + CLASSES)[seen:], pictures)
 
     def skip(self, carry: bool = True) -> None:
         """A task that leaves what a task leaves, without training; unless `carry`, the tower did not move."""
@@ -95,20 +94,17 @@ class Growth:
         method.classifier = normalize(torch.randn_like(method.classifier), dim=-1)
         method.task_texts = normalize(torch.randn_like(method.task_texts), dim=-1)
 
-    def learn(self, train_old: bool) -> tuple[float, float]:
+    def learn(self) -> tuple[float, float]:
         """Seconds of the next task without its calibration, and of the calibration; on a copy."""
-        method = copy.deepcopy(self.method)
-        method.config = replace(method.config, train_old_prompts=train_old)
-        task = self.task()
+        method, task = copy.deepcopy(self.method), self.task()
         start = time.perf_counter()
         method.learn(task)
         total = time.perf_counter() - start
-        calibration = method.trainer.callbacks[0].seconds.get("calibration", 0.0)  # type: ignore[attr-defined]
+        calibration = method.trainer.callbacks[0].seconds  # type: ignore[attr-defined]
         return total - calibration, calibration
 
     def bytes(self) -> int:
-        kept = {key: value for key, value in self.method.state_dict().items() if not key.startswith("tower.")}
-        return sum(value.numel() * value.element_size() for value in kept.values())
+        return bytes_of(value for key, value in self.method.state_dict().items() if not key.startswith("tower."))
 
 
 def slope(seconds: dict[int, float], start: int) -> float:
@@ -133,52 +129,42 @@ def transport_seconds(spaces: int, classes: int, dim: int) -> float:
 
 
 def run(quick: bool) -> list[Row]:
-    marks, dim = ((2, 4), 64) if quick else ((2, 10, 50, 100), 512)
-    text = SMALL_TEXT if quick else B16_TEXT
-    growth, trained = Growth(dim, clip=random_clip(SMALL_VISION, text, dim)), Growth(dim)
-    sides: dict[bool, dict[int, float]] = {False: {}, True: {}}
+    marks, dim, text = ((2, 4), 64, SMALL_TEXT) if quick else ((2, 10, 50, 100), 512, B16_TEXT)
+    frozen, trained = Growth(dim, text, train_old=False), Growth(dim, MINI_TEXT, train_old=True)
+    sides: tuple[dict[int, float], dict[int, float]] = {}, {}
     maps, sizes = {}, {}
-    trained.learn(train_old=True)  # what is done once in a process is done here
+    trained.learn()  # what is done once in a process is done here
     for number in range(1, max(marks) + 1):
         if number in marks:
-            sides[False][number], maps[number] = growth.learn(train_old=False)
-            sides[True][number], _ = trained.learn(train_old=True)
-        growth.skip()
+            sides[0][number], maps[number] = frozen.learn()
+            sides[1][number], _ = trained.learn()
+        frozen.skip()
         trained.skip(carry=False)
-        sizes[number] = growth.bytes()
+        sizes[number] = frozen.bytes()
     early, last = marks[len(marks) // 2 - 1], marks[-1]
     rows = []
-    for train_old, what, most, goal in (
-        (False, "old prompts frozen", 0.15, "flat"),
-        (True, "old prompts training", 1.1, "≤ linear"),
-    ):
-        seconds = sides[train_old]
+    goals = ("old prompts frozen", 0.15, "flat"), ("old prompts training", 1.1, "≤ linear")
+    for seconds, (what, most, goal) in zip(sides, goals, strict=True):
         power = slope(seconds, early)
-        step = f"tasks {_list(marks)} of 10 classes, d={dim}, {what}"
+        step = f"tasks {_list(marks)} of {CLASSES} classes, d={dim}, {what}"
         result = f"{seconds[last] / seconds[early]:.2f}× from task {early}"
         note = f"seconds ∝ tasks^{power:.2f} from task {early} to {last}; calibration is the next line"
         details = {"seconds": seconds, "power": power}
         times = _list(map(duration, seconds.values()))
         rows.append(Row("P7", step, "", times, result, goal, power <= most, note=note, details=details))
     few, many = transport_seconds(4, 2, dim), transport_seconds(4, 50, dim)
-    per_space = {spaces: seconds / spaces for spaces, seconds in growth.transports.items()}
-    rows.append(
-        Row(
-            "P7",
-            f"calibration of tasks {_list(marks)}; transport of 50 classes a task against 2",
-            "",
-            _list(map(duration, maps.values())),
-            f"{many / few:.2f}×",
-            "no classes·d³",
-            many / few < 2,
-            note=f"two eigendecompositions, and one product a task: {duration(per_space[max(per_space)])} each",
-            details={"calibration": maps, "transport": growth.transports, "few": few, "many": many},
-        )
-    )
-    per_class = {mark: sizes[mark] / (mark * growth.classes) for mark in marks}
+    product = max((spaces, seconds / spaces) for spaces, seconds in frozen.transports.items())[1]
+    step = f"calibration of tasks {_list(marks)}; transport of 50 classes a task against 2"
+    times, result = _list(map(duration, maps.values())), f"{many / few:.2f}×"
+    note = f"two eigendecompositions, and one product a task: {duration(product)} each"
+    details = {"calibration": maps, "transport": frozen.transports, "few": few, "many": many}
+    rows.append(Row("P7", step, "", times, result, "no classes·d³", many / few < 2, note=note, details=details))
+    per_class = {mark: sizes[mark] / (mark * CLASSES) for mark in marks}
     level = per_class[last] / per_class[early]
-    kilobytes = _list(f"{value / 1e3:.0f} kB" for value in per_class.values())
-    result = f"{level:.2f}× from task {early}"
+    kilobytes, result = (
+        _list(f"{value / 1e3:.0f} kB" for value in per_class.values()),
+        f"{level:.2f}× from task {early}",
+    )
     rows.append(
         Row("P7", "bytes of state per class", "", kilobytes, result, "flat", level < 1.2, details={"bytes": sizes})
     )

@@ -33,9 +33,9 @@ def run(quick: bool) -> list[Row]:
         sides = {"one": lambda: model.predict(paths[:1]), "folder": lambda: model.predict(paths)}
         seconds = alternate(sides, 3)
     error = max(abs(a - b) for a, b in zip(single, together, strict=True))
+    one, folder, rate = duration(seconds["one"]), duration(seconds["folder"]), many / seconds["folder"]
+    kept = [{"seconds": seconds[side]} for side in sides]
     return [
-        Row("S3", "one picture (256×256 file)", "", duration(seconds["one"]), duration(seconds["one"]), error=error,
-            tolerance=1e-6, details={"seconds": seconds["one"]}),
-        Row("S3", f"a folder of {many} pictures", "", duration(seconds["folder"]),
-            f"{many / seconds['folder']:.0f} a second", details={"seconds": seconds["folder"]}),
-    ]  # fmt: skip
+        Row("S3", "one picture (256×256 file)", "", one, one, error=error, tolerance=1e-6, details=kept[0]),
+        Row("S3", f"a folder of {many} pictures", "", folder, f"{rate:.0f} a second", details=kept[1]),
+    ]

@@ -39,5 +39,4 @@ def names(count: int) -> list[str]:
     first = ("red", "small", "wild", "old", "sea", "night", "field", "stone", "paper", "garden")
     last = ("fox", "boat", "apple", "tower", "bird", "train", "chair", "flower", "clock", "shark")
     pairs = [f"{a} {b}" for a in first for b in last]
-    return [f"{pairs[index % len(pairs)]} {index // len(pairs)}" if index >= len(pairs) else pairs[index]
-            for index in range(count)]  # fmt: skip
+    return [f"{pairs[index % 100]} {index // 100 or ''}".strip() for index in range(count)]
