@@ -27,18 +27,18 @@ def check_sentences(clip: CLIP, names: Sequence[str], templates: Sequence[str]) 
 
 
 def raw_sentences(clip: CLIP, names: Sequence[str], templates: Sequence[str]) -> Tensor:
-    """Every template about every class: text features as the tower gives them, (N, T, dim)."""
+    """Text features of every class in every template, not normalised: (N, T, dim)."""
     texts = clip.encode_texts([fill(template, name) for name in names for template in templates])
     return texts.reshape(len(names), len(templates), -1)
 
 
 def encode_sentences(clip: CLIP, names: Sequence[str], templates: Sequence[str]) -> Tensor:
-    """Every template about every class: unit vectors (N, T, dim)."""
+    """Unit text features of every class in every template: (N, T, dim)."""
     return normalize(raw_sentences(clip, names, templates), dim=-1)
 
 
 def ensemble(sentences: Tensor) -> Tensor:
-    """Unit sentences (N, T, dim) → unit class texts (N, dim): their mean, normalised again."""
+    """Unit sentences (N, T, dim) → unit class texts (N, dim): the mean, normalised again."""
     return normalize(sentences.mean(1), dim=-1)
 
 

@@ -1,7 +1,6 @@
 """Soft text prompts: learnt vectors in front of a class name.
 
-Eq. (2) of the paper scores pictures against f_t([SOS] V_1 … V_M name [EOS]). The text tower is causal, so it is cut at
-the longest end-of-text position, and only the vectors V get gradients.
+Eq. (2) of the paper scores pictures against f_t([SOS] V_1 … V_M name [EOS]); only the vectors V get gradients.
 """
 
 from __future__ import annotations
@@ -18,33 +17,28 @@ from clipcil.errors import UserError
 
 
 def tokenize_names(clip: CLIP, names: Sequence[str], length: int, suffix: str = "") -> tuple[Tensor, Tensor]:
-    """Tokens (N, L) of the names and their ends (N,); refuses names that leave no room for `length` vectors."""
+    """Tokens (N, L) of the names and their ends (N,); refuses a name that leaves no room for `length` vectors."""
     ids, ends = clip.tokenizer([name + suffix for name in names])
     context = clip.config.text.context
-    if length + 2 >= context:  # beside the marks of beginning and end there has to be room for a name
+    if length + 2 >= context:  # two tokens mark beginning and end, and a name needs at least one
         raise UserError(f"a prompt of {length} vectors does not fit the {context} tokens of the text tower; take fewer")
     longest, name = int(ends.max()), names[int(ends.argmax())]
     if longest + length >= context:
-        raise UserError(
-            f"class name '{name}' is {longest - 1} tokens long and does not fit the {context} tokens of the text tower"
-            f" beside a prompt of {length}; shorten the name"
-        )
+        room = f"the text tower has room for {context - length - 2} beside a prompt of {length}"
+        raise UserError(f"class name '{name}' is {longest - 1} tokens long, {room}; shorten the name")
     return ids, ends
 
 
 class PromptTexts(nn.Module):
-    """The fixed part of soft prompts: token embeddings of `[SOS]`, and of `name [EOS]`, for each class.
-
-    Not in the checkpoint: it follows from the names.
-    """
+    """The fixed part of soft prompts: token embeddings of `[SOS]` and of `name [EOS]` for each class."""
 
     start: Tensor
     rest: Tensor
     ends: Tensor
     by_length: Tensor
     lengths: tuple[tuple[int, int], ...]
-    """Groups of texts, in the order of `by_length`: their number, and the tokens of the longest in `rest`. On a CPU the
-    texts of a group are equally long; elsewhere there is one group, because padding is faster than many small steps."""
+    """Number of texts and tokens in `rest` of each group of texts, in the order of `by_length`. On a CPU the texts of a
+    group are equally long; elsewhere there is one group, because padding is faster than many small steps."""
 
     def __init__(self, clip: CLIP, names: Sequence[str], length: int, suffix: str = "") -> None:
         super().__init__()
@@ -52,6 +46,7 @@ class PromptTexts(nn.Module):
         device = clip.logit_scale.device
         with torch.no_grad():
             embedded = clip.text.embed(ids.to(device))
+        # Not in checkpoints: the names tell it.
         self.register_buffer("start", embedded[:, :1].clone(), persistent=False)  # (N, 1, width)
         self.register_buffer("rest", embedded[:, 1:].clone(), persistent=False)  # (N, L−1, width)
         self.register_buffer("ends", ends.to(device) + length, persistent=False)  # (N,)
@@ -71,7 +66,7 @@ def encode_prompts(clip: CLIP, prompts: Sequence[tuple[Tensor, Tensor]]) -> Tens
     """Encode several groups of (embeddings, ends) in one pass: (ΣN, dim), not normalised."""
     longest = max(int(embeddings.shape[1]) for embeddings, _ in prompts)
     padded = [nn.functional.pad(embeddings, (0, 0, 0, longest - embeddings.shape[1])) for embeddings, _ in prompts]
-    # The tokenizer pads to the longest name, so that `longest` is where the longest prompt ends.
+    # The tokenizer pads to the longest name, so the longest prompt ends at `longest`.
     return spread(
         lambda embeddings, ends: clip.text(embeddings, ends, longest),
         torch.cat(padded),
@@ -82,9 +77,7 @@ def encode_prompts(clip: CLIP, prompts: Sequence[tuple[Tensor, Tensor]]) -> Tens
 def encode_shared(clip: CLIP, texts: PromptTexts, vectors: Tensor) -> Tensor:
     """Encode prompts that share their vectors: vectors (1, M, width) before each of N names → (N, dim), not normalised.
 
-    The text tower is causal, so the common beginning [SOS] V_1 … V_M has the same keys and values in every class and is
-    encoded once; only the few tokens of the names are each class's own (`clip/text.py`). Exact, and with M = 16 about
-    ten times less work than one prompt after the other.
+    The common beginning [SOS] V_1 … V_M is encoded once (`clip/text.py`): with M = 16 about ten times less work.
     """
     model = clip.text.text_model
     positions = model.embeddings.position_embedding.weight

@@ -1,8 +1,7 @@
-"""Visual prompts: what L2P, DualPrompt and CODA-Prompt share.
+"""Visual prompts: functions that L2P, DualPrompt and CODA-Prompt share.
 
-A frozen tower is steered by learnt vectors, put among its tokens (L2P) or in front of a layer's keys and values (prefix
-tuning, DualPrompt and CODA-Prompt). Which vectors a picture gets is decided by its query: its feature from the same
-tower without prompts, so a picture's prompts depend on that picture alone.
+Learnt vectors steer a frozen tower, among its tokens (L2P) or in front of a layer's keys and values (DualPrompt and
+CODA-Prompt). The query of a picture, its feature from the same tower without prompts, chooses its vectors.
 """
 
 from __future__ import annotations
@@ -34,10 +33,10 @@ def cosine(queries: Tensor, keys: Tensor) -> Tensor:
 
 
 def choose(similarity: Tensor, count: int, together: bool = False) -> Tensor:
-    """Which prompts each picture gets: similarity (B, N) → the `count` nearest keys, (B, count) int64.
+    """The prompts of each picture: similarity (B, N) → the `count` nearest keys, (B, count) int64.
 
-    `together`: the batch votes and all its pictures get the winners (the reference's "batchwise" choice). For training
-    alone: at test time it would let one picture's answer depend on the others in its batch.
+    `together`: all pictures get those that most of the batch chose (the reference's "batchwise" choice). For training
+    only: at test time the answer for a picture would depend on its batch.
     """
     chosen = similarity.topk(count, dim=1).indices
     if not together:
@@ -53,10 +52,7 @@ def uniform(*shape: int, between: Sequence[float], device: torch.device) -> nn.P
 
 
 def existing(layers: Sequence[int], depth: int) -> list[int]:
-    """Those of `layers` that a tower of `depth` layers has, in order, each once.
-
-    The papers name layers of a ViT-B with 12 layers; a shallower tower gets prompts at the layers it has.
-    """
+    """Those of `layers`, which the papers name for 12, that a tower of `depth` layers has; in order, each once."""
     return [layer for layer in dict.fromkeys(layers) if layer < depth]
 
 
@@ -67,10 +63,7 @@ def missing_note(layers: Sequence[int], depth: int) -> list[str]:
 
 
 def prefixes(layers: Sequence[int], prompts: Tensor) -> dict[int, Prefix]:
-    """Prompts (layers, B or 1, 2·L, width) → layer: (keys, values), each (B or 1, L, width), views.
-
-    The first half of a prompt goes to the keys, the second to the values.
-    """
+    """Prompts (layers, B or 1, 2·L, width) → layer: (first half for keys, second for values), views."""
     half = prompts.shape[2] // 2
     return {layer: (prompt[:, :half], prompt[:, half:]) for layer, prompt in zip(layers, prompts, strict=True)}
 
@@ -78,13 +71,9 @@ def prefixes(layers: Sequence[int], prompts: Tensor) -> dict[int, Prefix]:
 def orthogonal_rows(earlier: Tensor, count: int) -> Tensor:
     """`count` random unit rows, orthogonal to the rows of `earlier` (n, d) and to each other: (count, d).
 
-    Gram–Schmidt by one QR: [earlierᵀ, randomᵀ] = Q R, and the columns of Q after the first n are the random rows with
-    all that came before taken out. Householder's QR keeps them orthogonal to rounding, also where earlier rows nearly
-    coincide, where the textbook loop does not. The sign of R's diagonal is undone, so that a row keeps its sign.
-
-    d dimensions hold no more than d orthogonal rows. When n + count > d, the first d − n rows are as above and the rest
-    are random unit rows: in d dimensions their cosines with anything are about 1/√d. (The reference code would never
-    stop drawing.)
+    Gram–Schmidt by one QR, [earlierᵀ, randomᵀ] = Q R: the columns of Q after the first n, with the signs of R's
+    diagonal undone. It is exact to rounding where earlier rows nearly coincide, unlike the textbook loop. When
+    n + count > d, only d − n rows can be orthogonal; the rest are random unit rows.
     """
     size = earlier.shape[1]
     drawn = torch.randn(count, size, dtype=torch.float64).to(earlier.device)

@@ -1,8 +1,7 @@
 """The training loop that all methods share.
 
-A stage that was trained before is restored instead of trained: from the folder of a stopped run, or from the cache that
-runs share. For that to give the same bits, the loss may draw from torch's random state, but only the parameters may
-carry anything from one epoch to the next.
+A stage that was trained before is restored: from the folder of a stopped run, or from the cache that runs share. To
+give the same bits, a loss may draw from torch's random state, but keeps nothing between epochs except the parameters.
 """
 
 from __future__ import annotations
@@ -174,7 +173,7 @@ class Trainer:
         entries = self._entries(optimizer, count, how, depends_on)
         losses = self._restore(entries, stage, trained)  # of every step, where the stage was trained before
         for place, restored in enumerate(losses):
-            self._end_step(stage, how, steps, place, restored)
+            self._report(stage, how, steps, place, restored)
 
         # Scales the loss of 16-mixed; a step with an infinite gradient is left out and lowers the scale.
         scaler = torch.amp.GradScaler(self.device.type, enabled=self.precision == "16-mixed")
@@ -202,7 +201,7 @@ class Trainer:
                 losses.append(value.detach())
                 if len(losses) % steps % CHECK_EVERY == 0:
                     _check_finite(losses, trained, stage, how, steps)
-                self._end_step(stage, how, steps, len(losses) - 1, losses[-1])
+                self._report(stage, how, steps, len(losses) - 1, losses[-1])
         for parameter in trained:
             parameter.requires_grad_(False)
             parameter.grad = None
@@ -216,8 +215,8 @@ class Trainer:
         for callback in self.callbacks:
             callback.end_stage(stage)
 
-    def _end_step(self, stage: str, how: Training, steps: int, place: int, loss: Tensor) -> None:
-        """Tell the callbacks of step `place` of a stage."""
+    def _report(self, stage: str, how: Training, steps: int, place: int, loss: Tensor) -> None:
+        """Report step `place` of a stage to the callbacks."""
         rate = how.lr * how.rate(place, how.epochs * steps)
         for callback in self.callbacks:
             callback.step(stage, place // steps, place % steps, loss, rate)
@@ -225,7 +224,7 @@ class Trainer:
     def _entries(
         self, optimizer: torch.optim.Optimizer, count: int, how: Training, depends_on: Sequence[Input] | None
     ) -> list[tuple[TensorStore, str]]:
-        """The stores that may hold this stage, each with its key there."""
+        """The stores that may hold this stage, each with its key."""
         self._place += 1
         entries = []
         if self.stages is not None:
@@ -240,7 +239,7 @@ class Trainer:
     def _restore(
         self, entries: Sequence[tuple[TensorStore, str]], stage: str, trained: list[nn.Parameter]
     ) -> list[Tensor]:
-        """Set parameters and random state to those after the stage; its losses, none where no store holds it."""
+        """Set parameters and random state to those after the stage. Returns its losses, none if no store holds it."""
         found = next((tensors for store, key in entries if (tensors := store.load(key)) is not None), None)
         found = from_first(found)  # where several processes work on a run, the first alone reads and writes files
         if found is None:
@@ -258,21 +257,20 @@ class Trainer:
 def _check_finite(
     losses: Sequence[Tensor], trained: Sequence[nn.Parameter], stage: str, how: Training, steps: int
 ) -> None:
-    """Stop a stage if one of the last `CHECK_EVERY` losses or a parameter is NaN or infinite; epochs have `steps`."""
-    values = torch.stack([loss.float() for loss in losses[-CHECK_EVERY:]]).cpu()
+    """Stop a stage of `steps` per epoch if one of the last `CHECK_EVERY` losses or a parameter is not finite."""
+    values = torch.stack([loss.float() for loss in losses[-CHECK_EVERY:]])
+    if bool(torch.stack([torch.isfinite(each).all() for each in (values, *trained)]).all()):
+        return
     broken = torch.nonzero(~torch.isfinite(values)).flatten().tolist()
     place = len(losses) - len(values) + broken[0] if broken else len(losses) - 1
     if broken and place == 0:
-        raise UserError(
-            f"training diverged before stage '{stage}': its first loss is {values[0]:g}, so its inputs are not finite;"
-            " try a lower learning rate for the stage before it"
-        )
-    if broken or (trained and not bool(torch.stack([torch.isfinite(each).all() for each in trained]).all())):
-        what = f"the loss is {values[broken[0]]:g}" if broken else "a parameter is NaN or infinite"
-        raise UserError(
-            f"training diverged: in stage '{stage}' {what} at epoch {place // steps + 1}, step {place % steps + 1}"
-            f" (learning rate {how.lr:g}); try a lower {stage}.lr, or {stage}.clip_norm=1"
-        )
+        advice = "try a lower learning rate for the stage before it"
+        raise UserError(f"training diverged before stage '{stage}': its first loss is {values[0]:g}; {advice}")
+    what = f"the loss is {values[broken[0]]:g}" if broken else "a parameter is NaN or infinite"
+    raise UserError(
+        f"training diverged: in stage '{stage}' {what} at epoch {place // steps + 1}, step {place % steps + 1}"
+        f" (learning rate {how.lr:g}); try a lower {stage}.lr, or {stage}.clip_norm=1"
+    )
 
 
 def _optimizer(parameters: Sequence[nn.Parameter] | Sequence[dict[str, Any]], how: Training) -> torch.optim.Optimizer:
