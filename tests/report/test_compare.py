@@ -12,8 +12,7 @@ from rich.console import Console
 
 from clipcil.errors import UserError
 from clipcil.paper import PaperResult
-from clipcil.report.compare import group_runs, mean_std, stream_titles
-from clipcil.report.console import Line, print_comparison
+from clipcil.report.compare import Line, group_runs, mean_std, print_comparison, stream_titles
 from clipcil.report.runs import find_runs, read_run
 from support.finished_runs import write_run
 

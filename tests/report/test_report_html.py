@@ -107,11 +107,11 @@ def test_strips_are_the_same_every_time_and_right_and_wrong_are_told_apart(tmp_p
     run = find_runs([write_run(tmp_path / "a")])[0]
     right, wrong = Thumbnails().of(run, 4, 3)
     assert (right, wrong) == Thumbnails().of(run, 4, 3)
-    assert len(right) == 4 and all(shown.answer.right for shown in right)
-    sure = [shown.answer.probability for shown in wrong]
+    assert len(right) == 4 and all(answer.right for _, answer in right)
+    sure = [answer.probability for _, answer in wrong]
     mistakes = [each for each in read_predictions(run.folder) if not each.right]
     assert sure == sorted((each.probability for each in mistakes), reverse=True)[:3] and len(set(sure)) > 1
-    assert Image.open(io.BytesIO(wrong[0].jpeg)).size == (64, 64)
+    assert Image.open(io.BytesIO(wrong[0][0])).size == (64, 64)
 
 
 def test_pictures_of_other_data_are_not_shown_as_those_of_the_run(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from clipcil.intervals import t_interval, t_quantile
 from clipcil.report.runs import RunRecord, find_runs
-from clipcil.report.statistics import Bootstrap, paired
+from clipcil.report.statistics import Bootstrap, interval, paired
 from support.finished_runs import write_run
 
 
@@ -49,7 +49,7 @@ def test_the_interval_is_that_of_a_bootstrap_written_out(tmp_path: Path) -> None
     levels = random.uniform(0.4, 0.9, runs)
     right = [random.random(count) < level for level in levels]
     made = orders_of(tmp_path, [each.tolist() for each in right])
-    found = Bootstrap(made, draws=4000).mean(made)
+    found = Bootstrap(made).mean(made)
     table = 100 * np.stack(right)
     measured, means, parts = table.mean(1), [], []
     for _ in range(4000):
@@ -98,14 +98,14 @@ def test_how_often_the_interval_of_three_orders_holds_the_truth(spread: float, c
     """Orders with a standard deviation of 0, 2 or 5 points: 95 % are aimed at, with few pictures and with many."""
     random = np.random.default_rng(1)
     hits = 0
-    trials, bootstrap = 120, Bootstrap([], draws=400)
+    trials = 120
     for _ in range(trials):
         levels = 0.05 + random.normal(0, spread, 3)
         pictures = random.normal(0, 0.15, count)  # the same in all orders
         table = 100 * (levels[:, None] + pictures[None] + random.normal(0, 0.3, (3, count)))
         counts = random.poisson(1.0, (400, count)).astype(float)
         drawn = counts @ table.T / counts.sum(1, keepdims=True)
-        found = bootstrap._interval(np.concatenate([table.mean(1)[None], drawn]))
+        found = interval(np.concatenate([table.mean(1)[None], drawn]))
         hits += found.low <= 5 <= found.high
     assert 0.9 * trials <= hits < trials, hits  # one that holds it always is too wide
 
@@ -156,6 +156,6 @@ def test_an_order_with_more_seeds_weighs_no_more_in_a_difference(tmp_path: Path)
 def test_a_mean_that_rests_on_one_order_most_of_all_is_less_certain() -> None:
     """Weights of 4, 1 and 1 sixths: the squares of the weights sum to a half, not to a third."""
     orders = ["a", "a", "a", "a", "b", "c"]
-    found = Bootstrap([], draws=2000)._interval(np.tile([69.0, 69.0, 69.0, 69.0, 70.0, 71.0], (2001, 1)), orders)
+    found = interval(np.tile([69.0, 69.0, 69.0, 69.0, 70.0, 71.0], (2001, 1)), orders)
     assert found.mean == pytest.approx(69.5)
     assert (found.high - found.low) / 2 == pytest.approx(t_quantile(2) * 0.5**0.5, rel=0.01)

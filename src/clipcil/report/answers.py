@@ -113,11 +113,8 @@ def confused_pairs(predictions: Sequence[TestAnswer], most: int = 12) -> list[Pa
     return sorted(pairs, key=lambda pair: (-pair.times, -pair.share, pair.true, pair.guess))[:most]
 
 
-class Thumbnail(NamedTuple):
-    """A small picture (JPEG) and the prediction for it."""
-
-    jpeg: bytes
-    answer: TestAnswer
+Thumbnail = tuple[bytes, TestAnswer]
+"""A small picture (JPEG) and the prediction for it."""
 
 
 class Thumbnails:
@@ -127,10 +124,7 @@ class Thumbnails:
         self._datasets: dict[str, Dataset | UserError] = {}
 
     def of(self, run: RunRecord, right: int = 8, wrong: int = 16) -> tuple[list[Thumbnail], list[Thumbnail]]:
-        """Some right predictions, and the most confident mistakes (the first where no probability was written).
-
-        A run whose predictions or pictures are missing is refused; the line says why.
-        """
+        """Some right predictions, and the most confident mistakes (the first where no probability was written)."""
         predictions, dataset = read_predictions(run.folder), self._dataset(run)
         if len(dataset.test) > MOST_PICTURES:
             raise UserError(f"{run.data} has {len(dataset.test)} test pictures; strips are for small datasets")
@@ -140,7 +134,7 @@ class Thumbnails:
             place = places.get(answer.row)
             if place is None or dataset.classes[int(dataset.test.labels[place])] != answer.true:
                 raise UserError(f"the pictures of {run.data} are not the ones the run was measured on")
-            return Thumbnail(thumbnail(dataset.test.image(place), SIDE), answer)
+            return thumbnail(dataset.test.image(place), SIDE), answer
 
         some = [each for each in predictions if each.right]
         if len(some) > right:  # at equal distances, so that every task has its share
@@ -149,7 +143,7 @@ class Thumbnails:
         return [shown(each) for each in some], [shown(each) for each in mistakes[:wrong]]
 
     def _dataset(self, run: RunRecord) -> Dataset:
-        """The dataset of a run; the second time from memory, whether or not it could be opened."""
+        """The dataset of a run; one that cannot be opened is not tried again."""
         root, options, held_out = run.run.get("data_root"), run.run.get("data_options") or {}, run.run.get("hold_out")
         key = json.dumps([run.data, root, options, [held_out, run.seed] if held_out else None], sort_keys=True)
         if key not in self._datasets:

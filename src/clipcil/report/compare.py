@@ -1,4 +1,7 @@
-"""Runs grouped by method and settings, compared on each stream of tasks and with the paper's numbers."""
+"""Runs grouped by method and settings, compared on each stream of tasks and with the paper's numbers.
+
+`print_comparison` prints the table of `clipcil bench` on a terminal.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +12,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from rich.console import Console
+from rich.table import Table
+
+from clipcil.errors import printable
 from clipcil.intervals import Interval
-from clipcil.paper import PaperResult, paper_result, read_table
+from clipcil.paper import BACKBONE, PaperResult, paper_result, read_table
 from clipcil.report.runs import RunRecord
 from clipcil.report.statistics import Bootstrap, paired
 from clipcil.report.style import Look, assign_looks
@@ -205,3 +212,59 @@ def stream_titles(streams: Sequence[Stream]) -> list[str]:
         keys = sorted({key for twin in twins for key in {*twin, *own} if twin.get(key) != own.get(key)})
         titles.append(f"{name}{''.join(f', {key} {show(own.get(key))}' for key in keys)}")
     return titles
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line of the table on a terminal; `group` is None where every run of it failed."""
+
+    label: str
+    data: str
+    tasks: int | None
+    group: Group | None
+    paper: PaperResult | None
+    failed: int = 0
+
+
+def print_comparison(lines: Sequence[Line], title: str, console: Console | None = None) -> None:
+    """A_B, Ā and seconds of each line, with the paper's numbers and the difference where it has them.
+
+    Where one table is wider than the terminal, there is one for each dataset and number of tasks, A_B above Ā: it fits
+    80 columns.
+    """
+    console = console or Console(markup=False)
+    beside = ["paper", "Δ"] if any(line.paper for line in lines) else []
+    whole = _table(title, ["method", "data"], ["tasks", "runs", "A_B", *beside, "Ā", *beside, "seconds"])
+    narrow: dict[str, Table] = {}
+    for line in lines:
+        label, tasks, group = printable(line.label), str(line.tasks or "—"), line.group
+        runs = (str(len(group.runs)) if group else "0") + (f" (+{line.failed} failed)" if line.failed else "")
+        last, average = (_cells(line, key)[: 1 + len(beside)] for key in ("last", "average"))
+        seconds = f"{group.seconds:.1f}" if group else "—"
+        whole.add_row(label, line.data, tasks, runs, *last, *average, seconds)
+        stream = f"{line.data}, {tasks} tasks"
+        heading = f"{title}: {stream}" if title else stream
+        table = narrow.setdefault(stream, _table(heading, ["method"], ["", "ours", *beside, "runs", "seconds"]))
+        table.add_row(label, "A_B", *last, runs, seconds)
+        table.add_row("", "Ā", *average)
+    fits = console.measure(whole, options=console.options.update(max_width=10_000)).maximum <= console.width
+    console.print(*([whole] if fits else narrow.values()))
+    backbones = {line.group.first.backbone for line in lines if line.group is not None} - {BACKBONE}
+    if beside and backbones:
+        console.print(f"The paper's numbers are of {BACKBONE}; these are of {', '.join(sorted(backbones))}.")
+
+
+def _table(title: str, words: Sequence[str], numbers: Sequence[str]) -> Table:
+    table = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="bold")
+    for header in words:
+        table.add_column(header, overflow="fold")
+    for header in numbers:
+        table.add_column(header, justify="right", no_wrap=True)
+    return table
+
+
+def _cells(line: Line, key: str) -> tuple[str, str, str]:
+    """A number of the runs, that of the paper, and the difference."""
+    ours, theirs = line.group.of(key) if line.group else None, getattr(line.paper, key, None)
+    apart = "—" if ours is None or theirs is None else f"{ours.mean - theirs:+.2f}"
+    return str(ours or "—"), "—" if theirs is None else f"{theirs:.2f}", apart

@@ -6,7 +6,6 @@ import io
 import os
 import textwrap
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -43,13 +42,10 @@ class Canvas:
     """A matplotlib figure, with the points that have a text."""
 
     def __init__(self, pyplot: Any, height: float, panels: int = 1, **options: Any) -> None:
-        self.figure, axes = pyplot.subplots(panels, 1, figsize=(WIDTH, height), **options)
-        self.panels = axes if panels > 1 else [axes]
+        self.figure, axes = pyplot.subplots(panels, 1, figsize=(WIDTH, height), squeeze=False, **options)
+        self.panels = axes[:, 0]
+        self.axes: Any = axes[0, 0]
         self.points: list[tuple[Any, float, float, str]] = []
-
-    @property
-    def axes(self) -> Any:
-        return self.panels[0]
 
     def tip(self, x: float, y: float, text: str, axes: Any = None) -> None:
         """Show `text` at a point in the coordinates of the axes."""
@@ -104,7 +100,7 @@ def scores(standings: Sequence[Standing], theme: Theme) -> Figure:
     """A_B with its 95 % interval, the best on top."""
     standings = sorted(best(standings, MOST["scores"]), key=lambda standing: -standing.group.last.mean)
     with figure_style(theme) as pyplot:
-        canvas = Canvas(pyplot, _rows_height(standings, 0.9))
+        canvas = _rows(pyplot, standings, theme, "A_B, %")
         axes = canvas.axes
         for place, standing in enumerate(standings):
             group, interval = standing.group, standing.interval
@@ -116,7 +112,6 @@ def scores(standings: Sequence[Standing], theme: Theme) -> Figure:
                 axes.plot(run.last, place, marker="|", color=INKS[theme].text, markersize=6, alpha=0.7)
                 canvas.tip(run.last, place, f"{group.label}, {run.order}, seed {run.seed}: {run.last:.1f} %")
             canvas.tip(mean, place, f"{group.label}: {interval or f'{mean:.2f}'} %")
-        _label_rows(axes, standings, theme, "A_B, %")
         axes.set_ylim(len(standings) - 0.5, -0.5)
         return canvas.draw()
 
@@ -141,7 +136,7 @@ def forgetting(standings: Sequence[Standing], theme: Theme) -> Figure:
     """Best accuracy so far − accuracy at the end, the mean over tasks but the last."""
     standings = best(standings, MOST["forgetting"])
     with figure_style(theme) as pyplot:
-        canvas = Canvas(pyplot, _rows_height(standings, 0.9))
+        canvas = _rows(pyplot, standings, theme, "forgetting, percentage points")
         for place, standing in enumerate(standings):
             value = standing.group.of("forgetting")
             canvas.axes.barh(place, value.mean, color=standing.look.colour(theme), height=0.65)
@@ -150,7 +145,6 @@ def forgetting(standings: Sequence[Standing], theme: Theme) -> Figure:
                 canvas.axes.errorbar(value.mean, place, xerr=value.std, **whisker)
             _annotate(canvas.axes, max(value.mean + (value.std or 0), 0), place, value.mean)
             canvas.tip(value.mean, place, f"{standing.group.label}: forgetting {value}")
-        _label_rows(canvas.axes, standings, theme, "forgetting, percentage points")
         canvas.axes.margins(x=0.14)
         return canvas.draw()
 
@@ -191,7 +185,7 @@ def seconds(standings: Sequence[Standing], theme: Theme) -> Figure:
     parts = [_phases(standing.group) for standing in standings]
     names = list(dict.fromkeys(name for phases in parts for name in phases))
     with figure_style(theme) as pyplot:
-        canvas = Canvas(pyplot, _rows_height(standings, 1.2 + 0.2 * -(-len(names) // 3)))
+        canvas = _rows(pyplot, standings, theme, "seconds", 1.2 + 0.2 * -(-len(names) // 3))
         places, left = range(len(standings)), np.zeros(len(standings))
         bar = {"height": 0.65, "edgecolor": INKS[theme].page, "linewidth": 0.6}
         for name, look in zip(names, series_looks(len(names)), strict=True):
@@ -203,7 +197,6 @@ def seconds(standings: Sequence[Standing], theme: Theme) -> Figure:
             left += widths
         for place, total in enumerate(left):
             _annotate(canvas.axes, total, place, total)
-        _label_rows(canvas.axes, standings, theme, "seconds")
         canvas.axes.margins(x=0.14)
         canvas.figure.legend(loc="outside lower center", ncols=3)
         return canvas.draw()
@@ -263,18 +256,17 @@ def _heat(values: NDArray[np.float64], names: tuple[str, str, str], tip: str, th
         return canvas.draw()
 
 
-def _rows_height(standings: Sequence[Standing], extra: float) -> float:
-    """The height of a figure with a row for each standing, high enough for the lines of the longest label."""
-    lines = max(1 + _wrap(standing.group.label).count("\n") for standing in standings)
-    return extra + (0.17 + 0.15 * lines) * len(standings)
-
-
-def _label_rows(axes: Any, standings: Sequence[Standing], theme: Theme, below: str) -> None:
-    axes.set_yticks(range(len(standings)), [_wrap(standing.group.label) for standing in standings])
-    axes.tick_params(axis="y", labelcolor=INKS[theme].text, length=0)
-    axes.invert_yaxis()
-    axes.grid(axis="y", visible=False)
-    axes.set_xlabel(below)
+def _rows(pyplot: Any, standings: Sequence[Standing], theme: Theme, below: str, extra: float = 0.9) -> Canvas:
+    """A canvas with a row for each standing, high enough for the lines of the longest label."""
+    labels = [_wrap(standing.group.label) for standing in standings]
+    lines = max(1 + label.count("\n") for label in labels)
+    canvas = Canvas(pyplot, extra + (0.17 + 0.15 * lines) * len(labels))
+    canvas.axes.set_yticks(range(len(labels)), labels)
+    canvas.axes.tick_params(axis="y", labelcolor=INKS[theme].text, length=0)
+    canvas.axes.invert_yaxis()
+    canvas.axes.grid(axis="y", visible=False)
+    canvas.axes.set_xlabel(below)
+    return canvas
 
 
 def _annotate(axes: Any, x: float, y: float, value: float) -> None:
@@ -290,8 +282,7 @@ def _wrap(label: str, width: int = 22) -> str:
     return textwrap.fill(label, width)
 
 
-@dataclass(frozen=True)
-class Curve:
+class Curve(NamedTuple):
     """The curve of a sweep on one dataset: the value, A_B and Ā of each point."""
 
     name: str

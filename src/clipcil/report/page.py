@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import fmean
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from markupsafe import Markup
 
 from clipcil.errors import UserError
 from clipcil.paper import BACKBONE
 from clipcil.report import figures
-from clipcil.report.answers import TestAnswer, Thumbnail, Thumbnails, confused_pairs, read_predictions
+from clipcil.report.answers import TestAnswer, Thumbnails, confused_pairs, read_predictions
 from clipcil.report.compare import Group, Standing, Stream, flatten, group_runs, rank_groups, show, stream_titles
 from clipcil.report.html import claim_page, write_page
 from clipcil.report.runs import RunRecord
 from clipcil.storage import claim, read_json, refuse_links, write_bytes
 
+T = TypeVar("T")
 OWN_FIGURE = re.compile(
     r"[a-z0-9-]*-\d+tasks-\d+-([a-z0-9-]+-)?(scores|accuracy|forgetting|drift|seconds|matrix|confusion)(-dark)?\.png"
 )
@@ -29,14 +30,13 @@ SAME = 0.005
 
 
 class PageFigure(NamedTuple):
-    """A figure in both themes."""
+    """A figure in both themes, and the number of methods that it compares, of which it may leave out some."""
 
     name: str
     kind: str
     light: figures.Figure
     dark: figures.Figure
     methods: int
-    """Number of methods that it compares, of which it may leave out some."""
 
 
 class Report:
@@ -56,7 +56,7 @@ class Report:
         named = zip(stream_titles(list(streams)), streams.values(), strict=True)
         return {
             "count": sum(len(group.runs) for group in self.groups),  # a run found in two folders counts once
-            "days": sorted({run.finished for run in self.runs} - {""}),
+            "days": sorted({run.timing.finished[:10] for run in self.runs} - {""}),
             "paper_backbone": BACKBONE,
             "most": figures.MOST,
             "streams": [self.stream(number, title, rank_groups(own)) for number, (title, own) in enumerate(named)],
@@ -106,29 +106,20 @@ class Report:
         """The R matrix, confusion between tasks, classes, pictures, notes and settings of one group."""
         name = f"{stream}-{_slug(group.label)}-{self.groups.index(group)}"
         kinds = ("matrix", "confusion") if group.first.tasks > 1 else ()
-        predictions: list[TestAnswer] = []
-        right: list[Thumbnail] = []
-        mistakes: list[Thumbnail] = []
-        no_pairs = no_pictures = ""
-        try:
-            predictions = [each for run in group.runs for each in read_predictions(run.folder)]
-        except UserError as error:
-            no_pairs = str(error)
-        try:
-            right, mistakes = self.thumbnails.of(group.first)
-        except UserError as error:
-            no_pictures = str(error)
+        predictions, no_pairs = _or_why(lambda: [each for run in group.runs for each in read_predictions(run.folder)])
+        strips, no_pictures = _or_why(lambda: self.thumbnails.of(group.first))
+        right, mistakes = strips or ([], [])
         return {
             "group": group,
             "figures": [self.figure(name, kind, group) for kind in kinds],
             "notes": list(dict.fromkeys(note for run in group.runs for note in run.notes)),
-            "classes": class_rows(group, predictions),
-            "confused": confused_pairs(predictions),
+            "classes": class_rows(group, predictions or []),
+            "confused": confused_pairs(predictions or []),
             "no_pairs": no_pairs,
             "no_pictures": no_pictures,
             "right": right,
             "mistakes": mistakes,
-            "has_probabilities": any(each.answer.probability is not None for each in (*right, *mistakes)),
+            "has_probabilities": any(answer.probability is not None for _, answer in (*right, *mistakes)),
             "settings": [(key, show(value)) for key, value in all_settings(group).items()],
         }
 
@@ -153,14 +144,22 @@ def write_report(runs: Sequence[RunRecord], out: Path, more: str = "") -> list[s
         claim(folder, "", "folder of figures")
     report = Report(runs)
     write_page(out, "report.html", title="clipcil: report", more=Markup(more), **report.variables())
-    files = {f"{shown.name}.png": shown.light.png for shown in report.figures}
-    files |= {f"{shown.name}-dark.png": shown.dark.png for shown in report.figures}
+    files = {f"{each.name}.png": each.light.png for each in report.figures}
+    files |= {f"{each.name}-dark.png": each.dark.png for each in report.figures}
     for name, content in files.items():
         write_bytes(folder / name, content)
     for path in folder.iterdir():  # a figure of an earlier report would be taken for one of this
         if path.name not in files and OWN_FIGURE.fullmatch(path.name):
             path.unlink()
-    return [shown.name for shown in report.figures]
+    return [each.name for each in report.figures]
+
+
+def _or_why(read: Callable[[], T]) -> tuple[T | None, str]:
+    """What can be read, or None and the reason why not."""
+    try:
+        return read(), ""
+    except UserError as error:
+        return None, str(error)
 
 
 def class_rows(group: Group, predictions: Sequence[TestAnswer]) -> list[dict[str, Any]]:

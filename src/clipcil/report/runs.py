@@ -10,13 +10,13 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar, cast
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from clipcil.data.names import ANYTHING
 from clipcil.errors import UserError
-from clipcil.settings import typed
+from clipcil.settings import Count, Text, typed
 from clipcil.storage import MissingFileError, read_json
 
 RUNS, PREDICTIONS = "runs.parquet", "predictions.parquet"
@@ -28,8 +28,7 @@ WHOLE = ("loading", "learning", "evaluation", "drift")
 NUMBERS = ("last", "average", "last_weighted", "average_weighted", "forgetting", "backward_transfer")
 """The numbers of a run that tables show."""
 
-Text = Annotated[str, Field(max_length=10_000)]
-Count = Annotated[int, Field(ge=0, le=2**53)]
+T = TypeVar("T")
 Percent = Annotated[float, Field(ge=-100, le=100)]
 Percents = Annotated[list[Percent | None], Field(min_length=1, max_length=10_000)]
 
@@ -59,7 +58,7 @@ class Timing(_Strict):
     """The contents of `timing.json`."""
 
     finished: Text = ""
-    """The day the run ended, such as 2026-01-31."""
+    """The day the run ended, such as 2026-01-31; empty where unknown."""
     seconds: dict[str, Annotated[float, Field(ge=0, le=1e12)]] = {}
     """Seconds of each phase."""
     peak_megabytes: Any = None
@@ -146,15 +145,10 @@ class RunRecord(_Strict):
     def tasks(self) -> int:
         return len(self.sizes)
 
-    @cached_property
+    @property
     def test_pictures(self) -> int:
         """Number of test pictures at the end."""
-        return sum(sum(row) for row in self.between_tasks)
-
-    @property
-    def finished(self) -> str:
-        """The day the run ended, such as 2026-01-31; empty where unknown."""
-        return self.timing.finished[:10]
+        return sum(map(sum, self.between_tasks))
 
     @property
     def seconds(self) -> float:
@@ -184,26 +178,21 @@ class RunRecord(_Strict):
 
 def read_run(folder: Path) -> RunRecord:
     """The finished run in `folder`; missing or damaged results are refused."""
-    try:
-        record = _read(folder / "results.json", "results", RunRecord)
-    except MissingFileError as error:
-        raise UserError(f"{folder} holds no finished run (there is no results.json)") from error
-    try:
-        timing = _read(folder / "timing.json", "times", Timing)
-    except MissingFileError:
-        timing = Timing()
-    found: RunRecord = record.model_copy(update={"timing": timing, "folder": folder})
-    return found
+    record = _read(folder / "results.json", RunRecord)
+    if record is None:
+        raise UserError(f"{folder} holds no finished run (there is no results.json)")
+    return record.model_copy(update={"timing": _read(folder / "timing.json", Timing) or Timing(), "folder": folder})
 
 
-def _read(path: Path, what: str, kind: type) -> Any:
+def _read(path: Path, kind: type[T]) -> T | None:
+    """The contents of a file of a run; None where it is missing."""
     try:
-        return typed(read_json(path), kind)
+        return cast(T, typed(read_json(path), kind))
     except MissingFileError:
-        raise
+        return None
     except UserError as error:
         reason = str(error).removeprefix(f"{path} ")
-        raise UserError(f"{path} is not the {what} of a run ({reason}); remove or redo it") from error
+        raise UserError(f"{path} is not the {path.stem} of a run ({reason}); remove or redo it") from error
 
 
 def find_runs(places: Iterable[Path]) -> list[RunRecord]:

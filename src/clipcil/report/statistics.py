@@ -26,7 +26,7 @@ from clipcil.report.answers import read_predictions
 from clipcil.report.runs import RunRecord
 
 DRAWS = 2000
-DRAWS_AT_ONCE = 100
+DRAWS_AT_ONCE = 100  # a divisor of DRAWS
 
 
 class Bootstrap:
@@ -34,12 +34,10 @@ class Bootstrap:
 
     Args:
         runs: Finished runs on one dataset. Those whose predictions are missing, or of other test pictures than most
-            runs have, are left out; `knows` tells.
-        draws: How often to resample.
+            runs have, are left out: their intervals are None.
     """
 
-    def __init__(self, runs: Sequence[RunRecord], draws: int = DRAWS) -> None:
-        self.draws = draws
+    def __init__(self, runs: Sequence[RunRecord]) -> None:
         found = []
         for run in runs:
             with suppress(UserError):
@@ -48,9 +46,6 @@ class Bootstrap:
         self._known = [each for each in found if each[1].tobytes() == most[0][0]]
         self._columns = {id(run): column for column, (run, *_) in enumerate(self._known)}
 
-    def knows(self, run: RunRecord) -> bool:
-        return id(run) in self._columns
-
     @cached_property
     def _accuracy(self) -> NDArray[np.float64]:
         """(draws + 1, runs) A_B in percent; the first line is measured, the others resampled."""
@@ -58,51 +53,61 @@ class Bootstrap:
         hits = weights * np.stack([right for _, _, _, right in self._known], axis=1)
         random = np.random.default_rng(1993)
         parts = [hits.sum(0, keepdims=True) / weights.sum(0, keepdims=True)]
-        for start in range(0, self.draws, DRAWS_AT_ONCE):
+        for _ in range(DRAWS // DRAWS_AT_ONCE):
             # Poisson(1) counts: resampling with replacement where the number of pictures is large.
-            counts = random.poisson(1.0, (min(DRAWS_AT_ONCE, self.draws - start), len(weights))).astype(np.float64)
+            counts = random.poisson(1.0, (DRAWS_AT_ONCE, len(weights))).astype(np.float64)
             counts[~counts.any(1)] = 1  # a draw from one to three pictures may be empty, which is not an accuracy of 0
             parts.append(counts @ hits / (counts @ weights))
         return 100 * np.concatenate(parts)
 
     def mean(self, runs: Sequence[RunRecord]) -> Interval | None:
-        """The mean of A_B over these runs; None where predictions are missing."""
-        if not runs or not all(self.knows(run) for run in runs):
+        """The mean of A_B over these runs."""
+        if (columns := self._places(runs)) is None:
             return None
-        columns = [self._columns[id(run)] for run in runs]
-        found = self._interval(self._accuracy[:, columns], [run.order for run in runs])
+        found = interval(self._accuracy[:, columns], [run.order for run in runs])
         return Interval(found.mean, max(0.0, found.low), min(100.0, found.high))
 
     def difference(self, pairs: Sequence[tuple[RunRecord, RunRecord]]) -> Interval | None:
         """The mean over class orders of A_B of the first − A_B of the second of each pair (same order, same seed)."""
-        if not pairs or not all(self.knows(run) for pair in pairs for run in pair):
+        first, second = (self._places([pair[side] for pair in pairs]) for side in (0, 1))
+        if first is None or second is None:
             return None
-        first, second = ([self._columns[id(run)] for run in side] for side in zip(*pairs, strict=True))
         apart = self._accuracy[:, first] - self._accuracy[:, second]
-        return self._interval(apart, [run.order for run, _ in pairs], alike=True)
+        return interval(apart, [run.order for run, _ in pairs], alike=True)
 
-    def _interval(self, values: NDArray[np.float64], orders: Sequence[str] = (), alike: bool = False) -> Interval:
-        """`values`: (draws + 1, n), the measured line first; `orders`: the class order of each of the n; `alike`: each
-        order weighs the same in the mean, instead of each of the n."""
-        own = np.eye(values.shape[1])
-        if len(set(orders)) > 1:
-            own = np.array([[each == order for order in dict.fromkeys(orders)] for each in orders], dtype=np.float64)
-        sizes, count = own.sum(0), own.shape[1]
-        by_order = values @ (own / sizes)
-        means = (by_order if alike else values).mean(1)
-        mean, moved = float(means[0]), means[1:] - means[0]
-        low, high = np.quantile(moved, (0.025, 0.975))
-        if count > 1:
-            squares = 1 / count if alike else float((sizes**2).sum() / sizes.sum() ** 2)  # of the orders' weights
-            apart = by_order - by_order.mean(1, keepdims=True)
-            between = sqrt(float((apart[0] ** 2).sum()) / (count - 1))
-            single = float(((apart[1:] - apart[0]) ** 2).mean(0).sum()) / (count - 1)
-            whole = float((moved**2).mean())
-            moved *= sqrt(max(0.0, whole - single * squares) / whole) if whole else 1.0
-            moved += between * sqrt(squares) * students(count - 1, len(moved))
-            ends = np.quantile(moved, (0.025, 0.975))
-            low, high = min(low, ends[0]), max(high, ends[1])
-        return Interval(mean, mean + float(low), mean + float(high))
+    def _places(self, runs: Sequence[RunRecord]) -> list[int] | None:
+        """Columns of these runs; None for no run, or where one was left out."""
+        found = [column for run in runs if (column := self._columns.get(id(run))) is not None]
+        return found if len(found) == len(runs) > 0 else None
+
+
+def interval(values: NDArray[np.float64], orders: Sequence[str] = (), alike: bool = False) -> Interval:
+    """The 95 % interval of a mean over runs.
+
+    Args:
+        values: (draws + 1, n) values of n runs, the measured line first.
+        orders: The class order of each run. Default: all differ.
+        alike: Each order weighs the same in the mean, instead of each run.
+    """
+    own = np.eye(values.shape[1])
+    if len(set(orders)) > 1:
+        own = np.array([[each == order for order in dict.fromkeys(orders)] for each in orders], dtype=np.float64)
+    sizes, count = own.sum(0), own.shape[1]
+    by_order = values @ (own / sizes)
+    means = (by_order if alike else values).mean(1)
+    mean, moved = float(means[0]), means[1:] - means[0]
+    low, high = np.quantile(moved, (0.025, 0.975))
+    if count > 1:
+        squares = 1 / count if alike else float((sizes**2).sum() / sizes.sum() ** 2)  # of the orders' weights
+        apart = by_order - by_order.mean(1, keepdims=True)
+        between = sqrt(float((apart[0] ** 2).sum()) / (count - 1))
+        single = float(((apart[1:] - apart[0]) ** 2).mean(0).sum()) / (count - 1)
+        whole = float((moved**2).mean())
+        moved *= sqrt(max(0.0, whole - single * squares) / whole) if whole else 1.0
+        moved += between * sqrt(squares) * students(count - 1, len(moved))
+        ends = np.quantile(moved, (0.025, 0.975))
+        low, high = min(low, ends[0]), max(high, ends[1])
+    return Interval(mean, mean + float(low), mean + float(high))
 
 
 @cache
