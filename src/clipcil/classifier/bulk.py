@@ -25,7 +25,7 @@ from clipcil.classifier.lesson import Progress
 from clipcil.classifier.load import load
 from clipcil.classifier.predict import Prediction
 from clipcil.cluster import connect
-from clipcil.data.parquet import ROWS, holds_pictures, open_parquet
+from clipcil.data.datasets.parquet import ROWS, holds_pictures, open_parquet
 from clipcil.data.sources import list_files, no_pictures
 from clipcil.errors import UserError, printable
 from clipcil.settings import typed

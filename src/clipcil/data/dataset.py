@@ -8,17 +8,18 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
+from pydantic import Field
 
 from clipcil.data.names import ANYTHING, check_names
 from clipcil.data.pictures import PictureSet, decoding_pool, identity_of_pictures
 from clipcil.data.sources import as_picture
 from clipcil.errors import UserError, nearest
 from clipcil.plugins import plugins
-from clipcil.settings import build, options, to_dict
+from clipcil.settings import build, options
 
 CHECK_BATCH = 1024
 """Pictures decoded between two reports of progress of `drop_broken`."""
@@ -69,9 +70,8 @@ class Dataset:
             test: Test pictures of the same classes.
             templates: Sentences about a class, `{}` standing for its name.
         """
-        for each in (train, test):
-            if not isinstance(each, Mapping):
-                raise UserError(f"{name}: give the pictures of each class, such as {{'cat': ['a.jpg', 'b.jpg']}}")
+        if not (isinstance(train, Mapping) and isinstance(test, Mapping)):
+            raise UserError(f"{name}: give the pictures of each class, such as {{'cat': ['a.jpg', 'b.jpg']}}")
         classes = list(train)
         if unknown := [each for each in test if each not in train]:
             raise UserError(f"{name}: class '{unknown[0]}' has test pictures but no training pictures")
@@ -85,9 +85,10 @@ class Dataset:
 
     def __post_init__(self) -> None:
         check_names(self.name, self.classes)
+        count = len(self.classes)
         for pictures in (self.train, self.test):
-            if len(pictures) and not 0 <= int(pictures.labels.min()) <= int(pictures.labels.max()) < len(self.classes):
-                raise UserError(f"{pictures.name}: a label lies outside the {len(self.classes)} classes")
+            if wrong := [label for label in set(pictures.labels.tolist()) if not 0 <= label < count]:
+                raise UserError(f"{pictures.name}: label {wrong[0]} is outside the {count} classes, 0 to {count - 1}")
 
     def shrink(self, per_class: int, seed: int) -> Dataset:
         """The same dataset with at most `per_class` training pictures of each class, drawn by the seed."""
@@ -126,6 +127,16 @@ class Dataset:
 @options
 class NoOptions:
     """The options of a dataset that has none."""
+
+
+@options
+class SplitOptions:
+    """Options of a dataset that is split by seed where it has no test pictures of its own."""
+
+    test_share: Annotated[float, Field(ge=0.001, le=0.999)] = 0.2
+    """Share of the pictures that are test pictures, in a split by seed."""
+    split_seed: int = 0
+    """Seed that decides which pictures those are."""
 
 
 Opener = Callable[[Path | None, Any], Dataset]
@@ -212,11 +223,6 @@ def resolve_options(name: str, given: Mapping[str, Any]) -> Any:
         raise UserError(f"{error}{hint}") from error
 
 
-def full_options(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Every option of the dataset with its value, as `config.toml` holds it."""
-    return to_dict(resolve_options(name, given))
-
-
 def open_dataset(name: str, root: Path | None = None, options: Mapping[str, Any] | None = None) -> Dataset:
     """The dataset called `name`; `root` is the folder that holds it, or its folder, where it needs one."""
     return find_dataset(name).open(own_folder(name, root), resolve_options(name, options or {}))
@@ -253,5 +259,7 @@ def drop_broken(
                 lines += [fault for fault in faults if fault is not None]
                 done += len(rows)
                 on_progress("check", done, total)
-            kept.append(pictures.subset(torch.tensor(whole)) if len(whole) < len(pictures) else pictures)
+            kept.append(
+                pictures.subset(torch.tensor(whole, dtype=torch.int64)) if len(whole) < len(pictures) else pictures
+            )
     return replace(dataset, train=kept[0], test=kept[1]), lines

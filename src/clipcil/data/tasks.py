@@ -50,20 +50,17 @@ def task_sizes(
         raise UserError("give the number of tasks or the increment, not both")
     first = [base] if base is not None else []
     rest = classes - sum(first)
-    if increment is not None:
-        return first + [min(increment, rest - done) for done in range(0, rest, increment)]
-    parts = (tasks if tasks is not None else max(1, min(10, classes))) - len(first)
-    if tasks is None and base is not None:
-        parts = min(parts, rest)  # ten tasks are only the default
-    if parts < 0 or (parts == 0) != (rest == 0) or parts > rest:
-        raise UserError(f"{tasks or 10} tasks do not fit a base task of {base} of {classes} classes: {rest} are left")
-    if rest == 0:
-        return first
-    size = -(-rest // parts)
-    if size * (parts - 1) < rest:
-        return first + [min(size, rest - done) for done in range(0, rest, size)]
-    # Rounding up would use the classes too early (100 classes in 30 tasks): spread what is left evenly instead.
-    return first + [rest // parts + (i < rest % parts) for i in range(parts)]
+    if increment is None:
+        parts = (tasks or min(10, classes)) - len(first)
+        if tasks is None:
+            parts = min(parts, rest)  # ten tasks are only the default
+        if parts > rest or (rest and not parts):
+            raise UserError(f"{tasks} tasks do not fit a base task of {base} of {classes} classes: {rest} are left")
+        increment = -(-rest // parts) if parts else classes
+        if increment * (parts - 1) >= rest > 0:
+            # Rounding up would use the classes too early (100 classes in 30 tasks): spread what is left evenly instead.
+            return first + [rest // parts + (i < rest % parts) for i in range(parts)]
+    return first + [min(increment, rest - done) for done in range(0, rest, increment)]
 
 
 class TaskStream:
@@ -187,21 +184,24 @@ ICARL = (
 )  # fmt: skip
 
 
-def _rank(seed: int, name: str) -> bytes:
-    """A number for each name, the same on every machine. No random generator, library or folder listing takes part."""
-    return hashlib.sha256(f"{seed}/{name}".encode("utf-8", "surrogateescape")).digest()
+def _lowest(names: Sequence[str], rows: Sequence[int], count: int, seed: int) -> Tensor:
+    """The `count` rows whose names have the lowest SHA-256: the same on every machine and with every library."""
+
+    def rank(row: int) -> bytes:
+        return hashlib.sha256(f"{seed}/{names[row]}".encode("utf-8", "surrogateescape")).digest()
+
+    return torch.tensor(sorted(rows, key=rank)[:count], dtype=torch.int64)
 
 
 def split_whole(names: Sequence[str], share: float, seed: int) -> Tensor:
-    """(N,) bool, True for test: the `share` with the lowest ranks, whatever their classes.
+    """(N,) bool, True for test: `share` of all pictures, whatever their classes.
 
     The lists that circulate for ImageNet-R, and the field's split of CUB, are drawn like this: classes get between
     8 % and 28 % of test pictures. 30,000 pictures give exactly 24,000 and 6,000.
     """
+    test = torch.zeros(len(names), dtype=torch.bool)
     train = int(len(names) * (1 - share) + 1e-9)
-    order = sorted(range(len(names)), key=lambda index: _rank(seed, names[index]))
-    test = torch.ones(len(names), dtype=torch.bool)
-    test[torch.tensor(order[len(names) - train :], dtype=torch.int64)] = False
+    test[_lowest(names, range(len(names)), len(names) - train, seed)] = True
     return test
 
 
@@ -210,16 +210,15 @@ def split_by_class(names: Sequence[str], labels: Tensor, share: float, seed: int
     test = torch.zeros(len(names), dtype=torch.bool)
     for label in torch.unique(labels).tolist():
         rows = torch.nonzero(labels == label).flatten().tolist()
-        rows.sort(key=lambda index: _rank(seed, names[index]))
         count = min(max(round(len(rows) * share), 1), len(rows) - 1)
-        test[torch.tensor(rows[:count], dtype=torch.int64)] = True
+        test[_lowest(names, rows, count, seed)] = True
     return test
 
 
 def split_by_group(groups: Sequence[str], labels: Tensor, share: float, seed: int) -> Tensor:
     """(N,) bool, True for test: whole groups, `share` of the groups of every class."""
-    unique = sorted({(int(label), group) for label, group in zip(labels, groups, strict=True)})
-    owner = torch.tensor([label for label, _ in unique], dtype=torch.int64)
-    chosen = split_by_class([f"{label}/{group}" for label, group in unique], owner, share, seed)
-    is_test = {pair for pair, test in zip(unique, chosen.tolist(), strict=True) if test}
-    return torch.tensor([(int(label), group) in is_test for label, group in zip(labels, groups, strict=True)])
+    of_class = list(zip(labels.tolist(), groups, strict=True))
+    place = {pair: index for index, pair in enumerate(dict.fromkeys(of_class))}
+    owner = torch.tensor([label for label, _ in place], dtype=torch.int64)
+    test = split_by_class([f"{label}/{group}" for label, group in place], owner, share, seed)
+    return test[torch.tensor([place[pair] for pair in of_class])]

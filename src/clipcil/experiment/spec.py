@@ -166,11 +166,7 @@ def method_settings(
 ) -> Any:
     """The config of the method of a run: its defaults, then the preset, then what is given.
 
-    Args:
-        spec: The run; its method, data and backbone select the preset.
-        given: Settings over the defaults and the preset; nested tables for nested settings.
-        preset: Whether to use the preset.
-        kind: The method's class. Default: the method called `spec.method`.
+    Method, data and backbone of the run select the preset. `kind` is the class of a method that is not registered.
     """
     from clipcil.methods.registry import find_method
 
@@ -196,12 +192,13 @@ def split_options(options: Mapping[str, Any], kind: type[Method]) -> tuple[dict[
 
 def resolved(spec: RunSpec) -> RunSpec:
     """The same run with its device chosen, every option of its dataset filled in, and a folder as dataset `folder`."""
-    from clipcil.data.dataset import datasets, full_options
+    from clipcil.data.dataset import datasets, resolve_options
     from clipcil.training.device import find_device
 
     if spec.data and spec.data not in datasets() and Path(spec.data).is_dir():  # Path("") is the current folder
         spec = replace(spec, data="folder", data_root=Path(spec.data))
-    return replace(spec, data_options=full_options(spec.data, spec.data_options), device=find_device(spec.device))
+    options = to_dict(resolve_options(spec.data, spec.data_options))
+    return replace(spec, data_options=options, device=find_device(spec.device))
 
 
 def as_table(spec: RunSpec, config: Any) -> dict[str, Any]:

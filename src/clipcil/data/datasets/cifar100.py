@@ -15,9 +15,9 @@ import torch
 from PIL import Image
 
 from clipcil.data.dataset import Dataset, NoOptions, register
-from clipcil.data.datasets.official import Official
+from clipcil.data.datasets.official import find_home, not_there
+from clipcil.data.datasets.parquet import read_parquet
 from clipcil.data.names import clean_name
-from clipcil.data.parquet import read_parquet
 from clipcil.data.pictures import LazyPictures, PictureSet
 from clipcil.errors import UserError
 from clipcil.storage import read_bytes
@@ -33,35 +33,29 @@ TEMPLATES = tuple(
     )
 )
 """The 18 sentences that OpenAI published for CIFAR, which PROOF, ENGINE and CLAP4CLIP average over."""
-OFFICIAL = Official(
-    title="CIFAR-100",
-    mark="meta",
-    archive="cifar-100-python.tar.gz",
-    advice="put cifar-100-python.tar.gz, or train-*.parquet and test-*.parquet of uoft-cs/cifar100 on Hugging Face,",
-    classes=100,
-    pictures=60_000,
-)
 MD5 = {
     "train": "16019d7e3df5f24257cddd939b257f8d",
     "test": "f0ef6b0ae62326f3e7ffdfab6717acfc",
     "meta": "7973b15100ade9c7d40fb424638fde48",
 }
 """As published with the dataset."""
-MOST = 2**28
-"""Bytes of a file; the largest, `train`, has 155 million."""
 
 
 @register("cifar100", "CIFAR-100, 100 classes, 32×32", "cifar-100-python(.tar.gz) or the Hugging Face parquet files")
 def open_cifar100(root: Path | None, options: NoOptions) -> Dataset:
     folder = root or Path("data/cifar100")
     files = {part: sorted(folder.glob(f"**/{part}-*.parquet")) for part in ("train", "test")}
-    home = OFFICIAL.find(folder) if all(files.values()) else OFFICIAL.need(folder)
+    home = find_home(folder, mark="meta", archive="cifar-100-python.tar.gz")
     if home is not None:
         return _python_version(home)
+    if not all(files.values()):
+        parquet = "train-*.parquet and test-*.parquet of uoft-cs/cifar100 on Hugging Face"
+        raise not_there(folder, "CIFAR-100", f"cifar-100-python.tar.gz, or {parquet},")
     train, test = (read_parquet(files[part], name=f"cifar100 {part}") for part in ("train", "test"))
     if (len(train.pictures), len(test.pictures)) != (50_000, 10_000) or train.names is None or len(train.names) != 100:
         raise UserError(f"{folder} is not the whole of CIFAR-100; download it again, or use --data parquet")
-    return Dataset("cifar100", train.names, train.pictures, test.pictures, TEMPLATES)
+    names = train.names
+    return Dataset("cifar100", names, train.picture_set(names), test.picture_set(names), TEMPLATES)
 
 
 def _python_version(folder: Path) -> Dataset:
@@ -78,7 +72,7 @@ def _pictures(part: str, table: dict[bytes, Any]) -> PictureSet:
 
 
 def _load(path: Path) -> dict[bytes, Any]:
-    content = read_bytes(path, MOST, links=True)
+    content = read_bytes(path, links=True)
     found = hashlib.md5(content, usedforsecurity=False).hexdigest()
     if found != MD5[path.name]:
         raise UserError(f"{path} is not the official file of CIFAR-100 (MD5 {found}) and is not opened")

@@ -6,52 +6,38 @@ from pathlib import Path
 from typing import Literal
 
 import torch
-from pydantic import NonNegativeInt
 
 from clipcil.data.dataset import Dataset, register
 from clipcil.data.datasets.folder import picture_files
-from clipcil.data.datasets.official import Official, TestShare
+from clipcil.data.datasets.official import OfficialOptions, check_counts, need_home
 from clipcil.data.names import clean_name
 from clipcil.data.tasks import split_whole
 from clipcil.errors import UserError
 from clipcil.settings import options
 from clipcil.storage import read_text
 
+TITLE, NEEDS = "CUB-200-2011", "CUB_200_2011.tgz or the folder in it"
 TEMPLATES = ("a photo of a {}, a type of bird.",)
 """The one sentence that OpenAI published for birds, and the only one of PROOF and ENGINE on this dataset."""
-OFFICIAL = Official(
-    title="CUB-200-2011",
-    mark="images.txt",
-    archive="CUB_200_2011*",
-    advice="put the official CUB_200_2011.tgz or the folder CUB_200_2011 unpacked from it",
-    classes=200,
-    pictures=11_788,
-)
 
 
 @options
-class CubOptions:
+class CubOptions(OfficialOptions):
     split: Literal["official", "random"] = "official"
     """official: 5,994 training pictures, 30 in most classes, and 5,794 test pictures; random: 80/20, as much of the
     field does."""
-    split_seed: NonNegativeInt = 0
-    """Seed of the random split."""
-    test_share: TestShare = 0.2
-    """Share of the test set in the random split."""
-    check: bool = True
-    """Refuse a dataset without the official 200 classes and 11,788 pictures."""
 
 
-@register("cub200", "CUB-200-2011, 200 birds, 11,788 pictures", "CUB_200_2011.tgz or the folder in it", CubOptions)
+@register("cub200", "CUB-200-2011, 200 birds, 11,788 pictures", NEEDS, CubOptions)
 def open_cub200(root: Path | None, options: CubOptions) -> Dataset:
-    home = OFFICIAL.need(root or Path("data/cub200"))
+    home = need_home(root or Path("data/cub200"), TITLE, NEEDS, mark="images.txt", archive="CUB_200_2011*")
     classes, images, labels, official = (
         _pairs(home / f"{name}.txt") for name in ("classes", "images", "image_class_labels", "train_test_split")
     )
     if not images or not (images.keys() == labels.keys() == official.keys()) or set(labels.values()) - classes.keys():
         raise UserError(f"the lists of pictures and classes in {home} do not fit together; unpack the archive again")
     if options.check:
-        OFFICIAL.check(home, len(classes), len(images))
+        check_counts(home, TITLE, (len(classes), len(images)), (200, 11_788))
     files = [home / "images" / name for name in images.values()]
     if missing := [path for path in files if not path.is_file()]:
         raise UserError(f"{len(missing)} pictures are missing, the first is {missing[0]}; unpack the archive again")

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from clipcil.data.dataset import Dataset, NoOptions, register
-from clipcil.data.parquet import read_parquet
+from clipcil.data.datasets.parquet import read_parquet
 
 
 @register("emoji", "100 things × 8 drawing styles, 64×64, embedded", "nothing")
@@ -16,12 +16,13 @@ def open_emoji(root: Path | None, options: NoOptions) -> Dataset:
     with resources.as_file(resources.files("clipcil.data") / "emoji" / "emoji.parquet") as file:
         table = read_parquet([file], name="emoji")
     assert table.names is not None
+    pictures = table.picture_set(table.names)
     is_test = torch.tensor([split == "test" for split in table.splits])
     return Dataset(
         name="emoji",
         classes=table.names,
-        train=table.pictures.subset(~is_test),
-        test=table.pictures.subset(is_test),
+        train=pictures.subset(~is_test),
+        test=pictures.subset(is_test),
         # Ours: there is no published list for drawings of emoji.
         templates=("a photo of a {}.", "a drawing of a {}.", "an icon of a {}.", "a picture of a {}."),
     )

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import torch
 
-from clipcil.data.dataset import Dataset, register
-from clipcil.data.datasets.official import TestShare
+from clipcil.data.dataset import Dataset, SplitOptions, register
 from clipcil.data.names import Template, clean_name
 from clipcil.data.pictures import PictureSet, identity_of_files
 from clipcil.data.sources import list_files, list_folders, no_pictures
@@ -20,11 +19,7 @@ TRAIN, TEST = ("train", "training"), ("test", "val", "valid", "validation")
 
 
 @options
-class FolderOptions:
-    test_share: TestShare = 0.2
-    """Share of the pictures of each class used as test pictures, where the data has no test part."""
-    split_seed: int = 0
-    """Seed that decides which pictures those are."""
+class FolderOptions(SplitOptions):
     template: Template = "a photo of a {}."
     """The sentence about a class, {} standing for its name."""
 

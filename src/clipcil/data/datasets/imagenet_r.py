@@ -13,7 +13,7 @@ import torch
 
 from clipcil.data.dataset import Dataset, register
 from clipcil.data.datasets.folder import label_files, picture_files
-from clipcil.data.datasets.official import Official, TestShare
+from clipcil.data.datasets.official import OfficialOptions, check_counts, need_home
 from clipcil.data.names import clean_name
 from clipcil.data.sources import SUFFIXES, list_files, list_folders
 from clipcil.data.tasks import split_whole
@@ -21,6 +21,7 @@ from clipcil.errors import UserError
 from clipcil.settings import options
 from clipcil.storage import read_bytes, read_text
 
+TITLE, NEEDS = "ImageNet-R", "the folder imagenet-r or imagenet-r.tar"
 TEMPLATES = (
     "itap of a {}.",
     "a bad photo of the {}.",
@@ -32,33 +33,19 @@ TEMPLATES = (
 )
 """The seven sentences that OpenAI published as the best few of its 80 for ImageNet ("itap": I took a picture of).
 PROOF and ENGINE train with the first and average over all; CLAP4CLIP averages over the 80, of which these are part."""
-OFFICIAL = Official(
-    title="ImageNet-R",
-    mark="n" + "[0-9]" * 8,
-    archive="imagenet-r*",
-    advice="put the official imagenet-r.tar or the folder imagenet-r unpacked from it",
-    classes=200,
-    pictures=30_000,
-)
 _WNID = re.compile(r"n\d{8}")
 _ENTRY = re.compile(r"n\d{8}/[^\s/'\",\]]+")
 _SECTION = re.compile(r"^[\s\-#\[]*(train|test|val)(?:ing)?[\s:\]]*$", re.IGNORECASE | re.MULTILINE)
 
 
 @options
-class ImageNetROptions:
-    split_seed: int = 0
-    """Seed that decides which pictures are the test set, where no list is given."""
-    test_share: TestShare = 0.2
-    """Share of the test set, where no list is given."""
+class ImageNetROptions(OfficialOptions):
     train_list: Path | None = None
     """A list of training pictures (txt or yaml: whatever has n01443537/art_0.jpg in it), with its test_list."""
     test_list: Path | None = None
     """The list of test pictures."""
     split_list: Path | None = None
     """One text file with both: a line `train`, the training pictures, a line `test`, the test pictures."""
-    check: bool = True
-    """Refuse a dataset without the official 200 classes and 30,000 pictures."""
 
     def __post_init__(self) -> None:
         if (self.train_list is None) != (self.test_list is None):
@@ -67,31 +54,23 @@ class ImageNetROptions:
             raise UserError("give the data option split_list, or train_list and test_list, not all three")
 
 
-@register(
-    "imagenet-r",
-    "ImageNet-R, 200 classes, 30,000 renditions",
-    "the folder imagenet-r or imagenet-r.tar",
-    ImageNetROptions,
-)
+@register("imagenet-r", "ImageNet-R, 200 classes, 30,000 renditions", NEEDS, ImageNetROptions)
 def open_imagenet_r(root: Path | None, options: ImageNetROptions) -> Dataset:
-    home = OFFICIAL.need(root or Path("data/imagenet-r"))
+    home = need_home(root or Path("data/imagenet-r"), TITLE, NEEDS, mark="n" + "[0-9]" * 8, archive="imagenet-r*")
     folders = [folder for folder in list_folders(home) if _WNID.fullmatch(folder.name)]
     said = _read_names(home / "README.txt")
     if unknown := [folder.name for folder in folders if folder.name not in said]:
-        raise UserError(
-            f"{home / 'README.txt'} has no name for the folder {unknown[0]}; take the README.txt of ImageNet-R"
-        )
+        raise UserError(f"{home}/README.txt has no name for the folder {unknown[0]}; take that of ImageNet-R")
     files, labels = label_files([list_files(folder) for folder in folders])
     if options.check:
-        OFFICIAL.check(home, len(folders), len(files))
+        check_counts(home, TITLE, (len(folders), len(files)), (200, 30_000))
     pictures = picture_files("imagenet-r", home, files, labels)
     keys = [path.relative_to(home).as_posix() for path in files]
-    notes: tuple[str, ...] = ()
     if options.split_list or options.train_list:
         train, test, notes = _read_split(options, keys)
     else:
-        is_test = split_whole(keys, options.test_share, options.split_seed)
-        train, test = ~is_test, is_test
+        test = split_whole(keys, options.test_share, options.split_seed)
+        train, notes = ~test, ()
     names = [clean_name(said[folder.name]) for folder in folders]
     return Dataset("imagenet-r", names, pictures.subset(train), pictures.subset(test), TEMPLATES, notes)
 
@@ -111,23 +90,24 @@ def _read_split(options: ImageNetROptions, keys: list[str]) -> tuple[torch.Tenso
     are not needed.
     """
     source = options.split_list or options.train_list
-    files = {"train": options.train_list, "test": options.test_list}
-    texts = {part: read_text(path, links=True) if path else "" for part, path in files.items()}
+    texts = {"train": "", "test": ""}
     if options.split_list is not None:
         before, *sections = _SECTION.split(read_text(options.split_list, links=True))
         if stray := _ENTRY.findall(before):
             raise UserError(f"{source}: '{stray[0]}' comes before any line 'train' or 'test'")
         for name, text in zip(sections[::2], sections[1::2], strict=True):
             texts["train" if name.lower() == "train" else "test"] += text
+    elif options.train_list is not None and options.test_list is not None:
+        texts = {"train": read_text(options.train_list, links=True), "test": read_text(options.test_list, links=True)}
     place = {key: row for row, key in enumerate(keys)}
     rows: dict[str, list[int]] = {}
     notes: list[str] = []
     for part, text in texts.items():
-        entries = sorted(set(_ENTRY.findall(text)))
-        stray = [entry for entry in entries if Path(entry).suffix.lower() not in SUFFIXES]
-        notes += [f"{source}: skipped '{entry}', which is not a picture" for entry in stray]
-        if missing := [entry for entry in entries if entry not in place and entry not in stray]:
+        entries = set(_ENTRY.findall(text))
+        strange = sorted(entries - place.keys())
+        if missing := [entry for entry in strange if Path(entry).suffix.lower() in SUFFIXES]:
             raise UserError(f"{source}: {len(missing)} {part} pictures are not there, the first is {missing[0]}")
+        notes += [f"{source}: skipped '{entry}', which is not a picture" for entry in strange]
         rows[part] = sorted(place[entry] for entry in entries if entry in place)
         if not rows[part]:
             raise UserError(f"{source} names no {part} pictures; entries look like n01443537/art_0.jpg")

@@ -6,66 +6,62 @@ import hashlib
 import lzma
 import tarfile
 import zlib
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
 
 from filelock import FileLock
-from pydantic import Field
 
+from clipcil.data.dataset import SplitOptions
 from clipcil.errors import UserError, first_line
+from clipcil.settings import options
 from clipcil.storage import LOCK, TEMPORARY, cache_folder, sweep
 
-TestShare = Annotated[float, Field(ge=0.001, le=0.999)]
-"""Share of the pictures that are test pictures, in a split by seed."""
+ARCHIVES = (".tar", ".tgz", ".tar.gz", ".tar.bz2", ".tar.xz")
 
 
-@dataclass(frozen=True)
-class Official:
-    """How a dataset is distributed by its authors."""
-
-    title: str
-    mark: str
-    """Glob of a file or folder that the dataset's folder holds."""
-    archive: str
-    """Glob of the archive's name; empty where clipcil does not unpack it."""
-    advice: str
-    """What to put where."""
-    classes: int
-    pictures: int
-    unit: str = "pictures"
-
-    def find(self, root: Path) -> Path | None:
-        """The dataset's folder: `root`, a folder in it, or one in the archive that `root` is or holds."""
-        home, inside = self._home(root), sorted(root.glob(self.archive)) if self.archive else []
-        archive = next((path for path in (root, *inside) if is_archive(path)), None)
-        return self._home(unpack(archive)) if home is None and archive is not None else home
-
-    def need(self, root: Path) -> Path:
-        """`find`, with an error where there is no such folder."""
-        home = self.find(root)
-        if home is None:
-            raise UserError(
-                f"{self.title} is not in {root}: {self.advice} there, or name another place with --data-root"
-            )
-        return home
-
-    def check(self, home: Path, classes: int, pictures: int) -> None:
-        """Refuse a folder with other counts than the official ones."""
-        if (classes, pictures) != (self.classes, self.pictures):
-            raise UserError(
-                f"{home} has {classes} classes and {pictures} {self.unit}, but {self.title} has {self.classes} and"
-                f" {self.pictures}; unpack it again, or set the data option check=no to use it all the same"
-            )
-
-    def _home(self, root: Path) -> Path | None:
-        marks = (*sorted(root.glob(self.mark)), *sorted(root.glob(f"*/{self.mark}")))
-        return marks[0].parent if marks else None
+@options
+class OfficialOptions(SplitOptions):
+    check: bool = True
+    """Refuse a dataset without the official numbers of classes and pictures."""
 
 
-def is_archive(path: Path) -> bool:
-    """Whether `path` is a file with the ending of a tar archive."""
-    return path.name.lower().endswith((".tar", ".tgz", ".tar.gz", ".tar.bz2", ".tar.xz")) and path.is_file()
+def find_home(root: Path, mark: str, archive: str) -> Path | None:
+    """The dataset's folder: `root`, a folder in it, or one in the archive that `root` is or holds.
+
+    Args:
+        root: The folder or archive that the user named.
+        mark: Glob of a file or folder that the dataset's folder holds.
+        archive: Glob of the archive's name.
+    """
+    if marks := [*sorted(root.glob(mark)), *sorted(root.glob(f"*/{mark}"))]:
+        return marks[0].parent
+    for path in (root, *sorted(root.glob(archive))):
+        if path.name.lower().endswith(ARCHIVES) and path.is_file():
+            return find_home(unpack(path), mark, archive)
+    return None
+
+
+def need_home(root: Path, title: str, needs: str, mark: str, archive: str) -> Path:
+    """`find_home`, with an error that says what is needed where there is no such folder."""
+    home = find_home(root, mark, archive)
+    if home is None:
+        raise not_there(root, title, needs)
+    return home
+
+
+def not_there(root: Path, title: str, needs: str) -> UserError:
+    """The error for a folder without the dataset."""
+    return UserError(f"{title} is not in {root}: put {needs} there, or name another place with --data-root")
+
+
+def check_counts(
+    home: Path, title: str, found: tuple[int, int], official: tuple[int, int], of: str = "pictures"
+) -> None:
+    """Refuse a folder with other numbers of classes and pictures than the official ones."""
+    if found != official:
+        raise UserError(
+            f"{home} has {found[0]} classes and {found[1]} {of}, but {title} has {official[0]} and {official[1]};"
+            " unpack it again, or set the data option check=no to use it all the same"
+        )
 
 
 def unpack(archive: Path) -> Path:

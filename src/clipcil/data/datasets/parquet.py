@@ -1,25 +1,36 @@
-"""`parquet`: any folder of parquet files with a picture and a label column. `hub`: those of the Hugging Face hub."""
+"""Parquet files in Hugging Face's layout: a picture column {bytes, path}, a label column, class names in the metadata.
+
+Dataset `parquet` is any folder of them; `hub` downloads them from the Hugging Face hub.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import torch
 
 from clipcil.data.dataset import Dataset, register
 from clipcil.data.datasets.folder import FolderOptions
 from clipcil.data.names import clean_name
-from clipcil.data.parquet import ParquetTable, read_parquet
-from clipcil.data.pictures import PictureSet
+from clipcil.data.pictures import LazyPictures, PictureSet
 from clipcil.data.sources import list_files
 from clipcil.data.tasks import split_by_class
 from clipcil.errors import UserError, first_line
 from clipcil.network import downloads_allowed
 from clipcil.settings import options
-from clipcil.storage import read_text
+from clipcil.storage import open_regular, read_text, sha256
 
+ROWS = 64
+"""Rows read at a time. Arrow cannot read more than 2 GiB of {bytes, path} in one piece."""
 TRAIN, TEST = ("train",), ("test", "validation", "valid", "val")
 CONVERTED = "refs/convert/parquet"
 """The branch where the hub keeps the parquet form of datasets that come in another one."""
@@ -46,13 +57,13 @@ class HubOptions(ParquetOptions):
 
 
 @register("parquet", "any parquet files with pictures and labels", "a folder of *.parquet, or one file", ParquetOptions)
-def open_parquet(root: Path | None, options: ParquetOptions) -> Dataset:
+def open_parquet_files(root: Path | None, options: ParquetOptions) -> Dataset:
     if root is None:
         raise UserError("dataset parquet: name the folder that holds the parquet files with --data-root")
     files = list_files(root, (".parquet",)) if root.is_dir() else [root]
     if not files:
         raise UserError(f"dataset parquet: there are no *.parquet files in {root}; name their folder with --data-root")
-    return from_files(root.stem, root if root.is_dir() else root.parent, files, options)
+    return _from_files(root.stem, root if root.is_dir() else root.parent, files, options)
 
 
 @register("hub", "any image dataset of the Hugging Face hub", "the data option repo=owner/name", HubOptions)
@@ -72,7 +83,7 @@ def open_hub(root: Path | None, options: HubOptions) -> Dataset:
                 raise UserError(
                     f"hub dataset '{options.repo}' has configurations {', '.join(configs)}; choose one with config=NAME"
                 )
-            return from_files(options.repo, folder, files, options)
+            return _from_files(options.repo, folder, files, options)
     wanted = f" of configuration '{options.config}'" if options.config else ""
     raise UserError(f"hub dataset '{options.repo}' has no parquet files{wanted}; download it and use --data folder")
 
@@ -100,23 +111,24 @@ def _download(repo: str, revision: str | None, root: Path | None) -> Path:
     return Path(found)
 
 
-def from_files(name: str, root: Path, files: Sequence[Path], options: ParquetOptions) -> Dataset:
+def _from_files(name: str, root: Path, files: Sequence[Path], options: ParquetOptions) -> Dataset:
     """Train and test parts by the names of files or folders (train-00000-of-00001.parquet, data/test/0.parquet), by a
     column `split`, or else by seed."""
     train, test = (_part(root, files, words) for words in (TRAIN, TEST))
     parts = [train, test] if train and test else [files]
     tables = [read_parquet(part, image=options.image, label=options.label, name=name) for part in parts]
-    names = _common_names(tables, options.names, files[0])
-    sets = [_relabel(table, names) for table in tables]
-    if len(sets) == 1:
+    names = _class_names(tables, options.names, files[0])
+    if len(tables) == 2:
+        train_set, test_set = (table.picture_set(names) for table in tables)
+    else:
+        whole = tables[0].picture_set(names)
         said = [(value or "").lower() for value in tables[0].splits]
         is_train, is_test = (torch.tensor([value in words for value in said]) for words in (TRAIN, TEST))
         if not (bool(is_train.any()) and bool(is_test.any())):
-            rows = [str(row) for row in range(len(sets[0]))]  # the places stand for names, which there are none of
-            is_test = split_by_class(rows, sets[0].labels, options.test_share, options.split_seed)
+            rows = [str(row) for row in range(len(whole))]  # the places stand for names, which there are none of
+            is_test = split_by_class(rows, whole.labels, options.test_share, options.split_seed)
             is_train = ~is_test
-        sets = [sets[0].subset(is_train), sets[0].subset(is_test)]
-    train_set, test_set = sets
+        train_set, test_set = whole.subset(is_train), whole.subset(is_test)
     return Dataset(name, names, train_set, test_set, (options.template,))
 
 
@@ -130,27 +142,135 @@ def _part(root: Path, files: Sequence[Path], words: Sequence[str]) -> list[Path]
     return next((found for word in words if (found := [path for path in files if belongs(path, word)])), [])
 
 
-def _common_names(tables: Sequence[ParquetTable], file: Path | None, first: Path) -> list[str]:
+@dataclass(frozen=True)
+class ParquetTable:
+    """Parquet files read as one table of pictures."""
+
+    name: str
+    pictures: LazyPictures
+    identity: str
+    labels: list[int] | list[str]
+    """Class of each picture, by number or by name."""
+    names: list[str] | None
+    """Class names: those of the file's metadata, or all text labels sorted."""
+    splits: list[str | None]
+    """The column `split`, where there is one of text; else empty."""
+
+    def picture_set(self, names: list[str]) -> PictureSet:
+        """The pictures with the places of their classes in `names` as labels."""
+        place = {name: index for index, name in enumerate(names)}
+        if unknown := [label for label in self.labels if isinstance(label, str) and label not in place]:
+            raise UserError(f"{self.name}: label '{unknown[0]}' is not among the class names; add it to names=FILE")
+        labels = [place[label] if isinstance(label, str) else label for label in self.labels]
+        return PictureSet(self.name, self.pictures, torch.tensor(labels, dtype=torch.int64), self.identity)
+
+
+def _class_names(tables: Sequence[ParquetTable], file: Path | None, first: Path) -> list[str]:
     """The class names of all parts together. Parts whose labels are text may each miss some classes."""
     if file is not None:
         # A blank line between names is a class without one, which is refused: left out, it would shift all after it.
-        names = [clean_name(line) for line in read_text(file, links=True).rstrip().splitlines()]
-        top = max((int(table.pictures.labels.max()) for table in tables if len(table.pictures)), default=-1)
-        if top >= len(names):
-            raise UserError(f"{file} has {len(names)} names, but there is a label {top}")
-        return names
+        return [clean_name(line) for line in read_text(file, links=True).rstrip().splitlines()]
     lists = [table.names for table in tables if table.names is not None]
     if len(lists) < len(tables):
         raise UserError(f"{first} numbers its classes without naming them; give the data option names=FILE")
-    if all(table.text_labels for table in tables):
+    if all(isinstance(label, str) for table in tables for label in table.labels):
         return sorted({name for names in lists for name in names})
     if lists[0] != lists[-1]:
         raise UserError(f"the parts of {first.parent} name their classes differently; give the data option names=FILE")
     return lists[0]
 
 
-def _relabel(table: ParquetTable, names: list[str]) -> PictureSet:
-    if not table.text_labels or table.names is None or table.names == names:
-        return table.pictures
-    place = torch.tensor([names.index(name) for name in table.names], dtype=torch.int64)
-    return table.pictures.subset(torch.arange(len(table.pictures)), place[table.pictures.labels])
+def read_parquet(
+    files: Sequence[Path], *, image: str | None = None, label: str | None = None, name: str = "parquet"
+) -> ParquetTable:
+    """Read pictures and labels; the columns are found by type where they are not named."""
+    try:
+        # Not memory-mapped: a file taken away in mid-run must not take the process with it.
+        # Chunks stay as they are: one array of bytes could not be longer than 2 GiB.
+        table = pa.concat_tables([_read(file) for file in files])
+    except pa.ArrowException as error:
+        raise UserError(f"{files[0]} and the files beside it have different columns ({first_line(error)})") from error
+    features = _hub_features(table.schema.metadata)
+    pictures = [field.name for field in table.schema if holds_pictures(field.type)]
+    image = _pick(image, files[0], "image", pictures, table.column_names)
+    label = _pick(label, files[0], "label", _label_columns(table, features), table.column_names)
+    column, classes = table[image], table[label]
+    if not holds_pictures(column.type):
+        raise UserError(f"{files[0]}: column '{image}' holds {str(column.type)[:80]}, not pictures")
+    if classes.null_count:
+        raise UserError(f"{files[0]}: column '{label}' has {classes.null_count} empty labels")
+    if not (_is_text(classes.type) or pa.types.is_integer(classes.type)):
+        raise UserError(f"{files[0]}: column '{label}' holds {classes.type}, not labels (whole numbers or names)")
+    if pa.types.is_struct(column.type):
+        kind = column.type.field("bytes").type
+        column = pa.chunked_array([chunk.field("bytes") for chunk in column.chunks], type=kind)
+    labels, names = classes.to_pylist(), features.get(label, {}).get("names")
+    if _is_text(classes.type):
+        labels = [clean_name(value) for value in labels]
+        names = sorted(set(labels))
+    return ParquetTable(
+        name=name,
+        pictures=LazyPictures(len(column), lambda place: column[place].as_py() or b""),
+        identity=hashlib.sha256(b"".join(bytes.fromhex(sha256(path)) for path in files)).hexdigest()[:24],
+        labels=labels,
+        names=None if names is None else [clean_name(each) for each in names],
+        splits=table["split"].to_pylist() if "split" in table.column_names and _is_text(table["split"].type) else [],
+    )
+
+
+def _read(file: Path) -> Any:
+    with open_parquet(file) as reader:
+        return pa.Table.from_batches(list(reader.iter_batches(ROWS)), reader.schema_arrow)
+
+
+@contextmanager
+def open_parquet(file: Path) -> Iterator[Any]:
+    """Open a parquet file as a `pyarrow.parquet.ParquetFile`; a damaged file is a `UserError`."""
+    try:
+        # ParquetFile, because read_table would take a folder such as split=train/ for a column.
+        with open_regular(file, links=True) as raw, pq.ParquetFile(raw) as reader:
+            yield reader
+    except (OSError, pa.ArrowException, UnicodeDecodeError) as error:
+        raise UserError(f"{file} is not a parquet file that can be read ({first_line(error)})") from error
+
+
+def _hub_features(metadata: dict[bytes, bytes] | None) -> dict[str, dict[str, Any]]:
+    """The types of the columns as Hugging Face writes them; empty in files of other programs."""
+    try:
+        features = json.loads((metadata or {}).get(b"huggingface", b"{}")).get("info", {}).get("features") or {}
+        return {key: value for key, value in features.items() if isinstance(value, dict)}
+    except (ValueError, AttributeError):  # another program's entry of this name
+        return {}
+
+
+def holds_pictures(kind: Any) -> bool:
+    """Whether a column of this Arrow type can hold encoded pictures: bytes, or Hugging Face's {bytes, path}."""
+    if pa.types.is_struct(kind) and kind.get_field_index("bytes") >= 0:
+        kind = kind.field("bytes").type
+    return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
+
+
+def _label_columns(table: Any, features: dict[str, dict[str, Any]]) -> list[str]:
+    named = [key for key in table.column_names if features.get(key, {}).get("_type") == "ClassLabel"]
+    if "fine_label" in named:  # CIFAR-100 has coarse labels too
+        return ["fine_label"]
+    usual = [key for key in ("label", "fine_label", "labels", "class") if key in table.column_names]
+    whole = [field.name for field in table.schema if pa.types.is_integer(field.type)]
+    return named or usual[:1] or whole
+
+
+def _pick(given: str | None, file: Path, what: str, found: list[str], columns: list[str]) -> str:
+    if given is not None:
+        found = [given] if given in columns else []
+    if len(found) != 1:
+        some = f"{len(found)} columns that could be" if found else "no such column for"
+        raise UserError(
+            f"{file} has {some} the {what}; name one with the data option {what}=NAME (columns: {', '.join(columns)})"
+        )
+    return found[0]
+
+
+def _is_text(kind: Any) -> bool:
+    if pa.types.is_dictionary(kind):  # what pandas calls a category
+        kind = kind.value_type
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))

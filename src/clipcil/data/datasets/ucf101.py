@@ -9,6 +9,7 @@ import hashlib
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -18,7 +19,7 @@ from PIL import Image
 from pydantic import Field
 
 from clipcil.data.dataset import Dataset, register
-from clipcil.data.datasets.official import Official, TestShare
+from clipcil.data.datasets.official import OfficialOptions, check_counts, not_there
 from clipcil.data.names import clean_name
 from clipcil.data.pictures import LazyPictures, PictureSet, decode, identity_of_files
 from clipcil.data.sources import SUFFIXES, list_files
@@ -27,6 +28,7 @@ from clipcil.errors import UserError, first_line
 from clipcil.settings import options
 from clipcil.storage import cache_folder, read_text, whole_file
 
+TITLE, NEEDS = "UCF-101", "the clips (extra: video) or frames, and the official lists"
 TEMPLATES = tuple(
     f"a {kind} of {article} person {verb}{{}}."
     for verb in ("", "using ", "doing ", "during ", "performing ", "practicing ")
@@ -34,15 +36,6 @@ TEMPLATES = tuple(
     for kind in ("photo", "video", "example", "demonstration")
 )
 """The 48 sentences that OpenAI published for UCF-101, which PROOF and ENGINE average over."""
-OFFICIAL = Official(
-    title="UCF-101",
-    mark="*",
-    archive="",
-    advice="put the folder UCF-101 with its clips (or pictures called like them, v_ApplyEyeMakeup_g01_c01.jpg)",
-    classes=101,
-    pictures=13_320,
-    unit="clips",
-)
 VIDEO = frozenset({".avi", ".mp4", ".mkv", ".webm", ".mov", ".m4v"})
 QUALITY = 95
 """JPEG quality of the frames kept on disk: half a gigabyte for all of UCF-101, where PNG would take two."""
@@ -52,7 +45,7 @@ _SPELLING = {"handstandpushups": "HandstandPushups"}
 
 
 @options
-class UcfOptions:
+class UcfOptions(OfficialOptions):
     split: Literal["1", "2", "3", "random", "groups"] = "1"
     """1, 2, 3: the official lists trainlist01.txt and so on; random: 80/20 of the clips, as much of the field does
     (clips of one video are then in both parts, which favours every method); groups: 80/20 of the groups of such
@@ -66,37 +59,28 @@ class UcfOptions:
     every frame is a separate picture."""
     lists: Path | None = None
     """Folder of the official lists; None: they are searched for below the data folder."""
-    split_seed: int = 0
-    """Seed of the splits random and groups."""
-    test_share: TestShare = 0.2
-    """Share of the test set in the splits random and groups."""
-    check: bool = True
-    """Refuse a dataset without the official 101 classes and 13,320 clips."""
 
 
-@register(
-    "ucf101",
-    "UCF-101, 101 actions, 13,320 clips",
-    "the clips (extra: video) or frames, and the official lists",
-    UcfOptions,
-)
+@register("ucf101", "UCF-101, 101 actions, 13,320 clips", NEEDS, UcfOptions)
 def open_ucf101(root: Path | None, options: UcfOptions) -> Dataset:
-    home = OFFICIAL.need(root or Path("data/ucf101"))
+    home = root or Path("data/ucf101")
     clips = find_clips(home)
     names = sorted({clip.label for clip in clips}, key=str.lower)  # the order of the official class list
     if options.check:
-        OFFICIAL.check(home, len(names), len(clips))
+        check_counts(home, TITLE, (len(names), len(clips)), (101, 13_320), "clips")
     if options.classes == "100":
         names = [name for name in names if name != "YoYo"]
         clips = [clip for clip in clips if clip.label != "YoYo"]
     labels = torch.tensor([names.index(clip.label) for clip in clips])
     if options.split == "random":
         is_test = split_whole([clip.name for clip in clips], options.test_share, options.split_seed)
+        is_train = ~is_test
     elif options.split == "groups":
         is_test = split_by_group([clip.group for clip in clips], labels, options.test_share, options.split_seed)
+        is_train = ~is_test
     else:
-        is_test = _listed(clips, home, options, "test")
-    is_train = _listed(clips, home, options, "train") if options.split in ("1", "2", "3") else ~is_test
+        lists = options.lists or home
+        is_train, is_test = (_listed(clips, lists, f"{part}list0{options.split}.txt") for part in ("train", "test"))
     files = [file for clip in clips for file in clip.files]
     identity = identity_of_files(files, home) + f"-{options.frames}{options.pool}"
     pictures = clip_pictures(clips, options.frames, options.pool == "mean", identity)
@@ -124,11 +108,11 @@ def find_clips(home: Path) -> list[VideoClip]:
     """Clips below `home` in order of name: videos, or else pictures whose file or folder is called like a clip."""
     found: dict[tuple[str, ...], list[Path]] = {}
     for suffixes in (VIDEO, SUFFIXES):
-        for path in list_files(home, suffixes) if not found else ():
+        for path in list_files(home, suffixes) if home.is_dir() and not found else ():
             if matches := _CLIP.findall(path.relative_to(home).as_posix()):
                 found.setdefault(matches[-1], []).append(path)
     if not found:
-        raise UserError(f"{home} has no clips of UCF-101: {OFFICIAL.advice} there")
+        raise not_there(home, TITLE, "the clips, or frames named like them (v_ApplyEyeMakeup_g01_c01.jpg),")
     clips = []
     for (label, group, number), files in found.items():
         name = f"v_{label}_g{group}_c{number}"
@@ -144,20 +128,19 @@ def _natural(path: Path) -> list[tuple[int, str]]:
     return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"([0-9]+)", path.as_posix())]
 
 
-def _listed(clips: list[VideoClip], home: Path, options: UcfOptions, part: str) -> torch.Tensor:
-    """(N,) bool: the clips in the official list of this part."""
-    name = f"{part}list0{options.split}.txt"
-    paths = sorted((options.lists or home).glob(f"**/{name}"))
+def _listed(clips: list[VideoClip], folder: Path, name: str) -> torch.Tensor:
+    """(N,) bool: the clips in the official list `name`, which is somewhere below `folder`."""
+    paths = sorted(folder.glob(f"**/{name}"))
     if not paths:
         raise UserError(
-            f"there is no {name} below {options.lists or home}: put the official folder ucfTrainTestlist there, name it"
-            " with the data option lists=FOLDER, or choose split=random or split=groups"
+            f"there is no {name} below {folder}: put the official folder ucfTrainTestlist there, name it with the data"
+            " option lists=FOLDER, or choose split=random or split=groups"
         )
     # Lines are "ApplyEyeMakeup/v_ApplyEyeMakeup_g08_c01.avi 1"; the number at the end is not always there.
     listed = {match[0].lower() for match in _CLIP.finditer(read_text(paths[0], links=True))}
     rows = torch.tensor([clip.name.lower() in listed for clip in clips])
     if not bool(rows.any()):
-        raise UserError(f"{paths[0]} names none of the clips in {home}")
+        raise UserError(f"{paths[0]} names none of the clips")
     return rows
 
 
@@ -210,11 +193,9 @@ def read_frames(clip: VideoClip, count: int) -> list[Image.Image]:
         found: dict[int, Image.Image] = {}
         with av.open(str(path)) as container:
             frame = None
-            for place, frame in enumerate(container.decode(video=0)):
+            for place, frame in enumerate(islice(container.decode(video=0), wanted[-1] + 1)):
                 if place in wanted:
                     found[place] = frame.to_image()
-                if place >= wanted[-1]:
-                    break
             if frame is None:
                 raise ValueError("it holds no frames")
             last = frame.to_image()
