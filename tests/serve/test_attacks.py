@@ -15,7 +15,7 @@ import pytest
 from PIL import Image
 
 from clipcil.errors import UserError
-from clipcil.serve.model import unpack_model
+from clipcil.serve.api import unpack_model
 from support.server import Server, form, png, running
 
 SMALL = {

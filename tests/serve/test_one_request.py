@@ -21,7 +21,7 @@ from clipcil.classifier.state import Facts, KnownClass, LessonRecord
 from clipcil.errors import UserError
 from clipcil.serve.answers import LessonState, Limits, explain
 from clipcil.serve.api import Service
-from clipcil.serve.lessons import Lessons
+from clipcil.serve.model import Lessons
 from clipcil.serve.server import build_app
 from clipcil.serve.staging import Staging, Waiting
 from support.server import form, png

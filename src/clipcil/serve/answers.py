@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import errno
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Self
 
+from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, BeforeValidator, StrictBool, StrictStr
 from pydantic_core import from_json
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
+from clipcil.classifier.predict import Prediction
 from clipcil.classifier.scoring import Confusion
 from clipcil.errors import UserError, printable
 
 MB = 2**20
-NO_ADDRESS = "there is no such address, or it does not take this method; /docs lists what there is"
 
 
 @dataclass(frozen=True)
@@ -65,7 +67,13 @@ class Error(BaseModel):
 def explain(error: BaseException) -> tuple[int, str]:
     """The HTTP status of an error, and a line about it for people."""
     if isinstance(error, HTTPException):
-        return error.status_code, NO_ADDRESS if error.detail in ("Not Found", "Method Not Allowed") else error.detail
+        known = error.detail not in ("Not Found", "Method Not Allowed")
+        return error.status_code, error.detail if known else "no such address or method; /docs lists all of them"
+    if isinstance(error, RequestValidationError):
+        first = error.errors()[0]
+        return 400, f"{' '.join(map(str, first['loc'][:2]))}: {first['msg']}"
+    if isinstance(error, ClientDisconnect):
+        return 400, "the request stopped in the middle"  # nobody reads it
     if is_full(error):
         return 507, "the disk of the machine that runs clipcil is full; make room on it and try again"
     if isinstance(error, UserError):
@@ -107,6 +115,13 @@ class PredictionAnswer(BaseModel):
     unknown: bool
     classes: list[Guess]
     error: str | None
+
+    @classmethod
+    def of(cls, found: Prediction, top: int) -> Self:
+        """The `top` likeliest classes of a prediction."""
+        pairs = list(zip(found.names, found.probabilities, strict=True))[:top]
+        classes = [Guess(name=name, probability=probability) for name, probability in pairs]
+        return cls(name=found.name, unknown=found.unknown, classes=classes, error=found.error)
 
 
 class Predictions(BaseModel):

@@ -6,7 +6,13 @@ Endpoints that are not `async` run in threads.
 from __future__ import annotations
 
 import asyncio
+import errno
+import io
+import os
+import shutil
 import threading
+import zipfile
+import zlib
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import suppress
 from dataclasses import asdict
@@ -21,15 +27,13 @@ from starlette.datastructures import UploadFile as FormFile
 
 import clipcil
 from clipcil.classifier.export import export as export_model
-from clipcil.classifier.folder import COPY
-from clipcil.classifier.predict import Prediction
-from clipcil.classifier.state import KnownClass, LessonRecord
+from clipcil.classifier.folder import CARD, COPY, MODEL
+from clipcil.classifier.state import WEIGHTS
 from clipcil.data.names import clean_name, same_name
 from clipcil.errors import UserError, printable
 from clipcil.serve import answers
 from clipcil.serve.answers import Limits
-from clipcil.serve.lessons import Lessons
-from clipcil.serve.model import MOST_CLASSES, Predictor, ServedModel, pack, unpack_model
+from clipcil.serve.model import MOST_CLASSES, Lessons, Predictor, ServedModel
 from clipcil.serve.staging import Staging, class_name
 
 EVENT_SECONDS = 0.2
@@ -92,40 +96,44 @@ async def health(service: Used) -> answers.Health:
     return answers.Health(status="ok", version=clipcil.__version__, classes=classes, learning=service.lessons.running)
 
 
-@router.get("/model", response_model=answers.ModelFacts)
-def model(service: Used) -> Any:
+@router.get("/model")
+def model(service: Used) -> answers.ModelFacts:
     """The model: its classes, its lessons and what undoing would restore; and the limits of requests."""
     served, small, folder = service.served, service.served.small, service.served.folder.resolve()
     facts, previous = served.model.facts(), served.previous()
     count, (right, held_out) = len(facts.known), facts.right
-    lessons = [_with_accuracy(each, each.classes) for each in facts.history]
-    classes = [_with_accuracy(each, count) for each in facts.known]
-    for each in classes:
-        each["small_pictures"] = len(small.of(each["name"])) if small.on else 0
-    return {
-        "name": printable(folder.name),  # a name that is not UTF-8 cannot be sent as it is
-        "folder": printable(folder),
-        "backbone": facts.backbone,
-        "revision": served.revision,
-        "keep_small_pictures": small.on,
-        "limits": asdict(service.limits),
-        "exists": count > 0,
-        "method": facts.method,
-        "classes": classes,
-        "lessons": lessons,
-        "accuracy": answers.accuracy(right, held_out, count),
-        "held_out": held_out,
-        "threshold": facts.calibration.threshold,
-        "previous": {"lessons": previous.lessons, "classes": len(previous.known)} if previous else None,
-    }
+    return answers.ModelFacts(
+        name=printable(folder.name),  # a name that is not UTF-8 cannot be sent as it is
+        folder=printable(folder),
+        backbone=facts.backbone,
+        revision=served.revision,
+        keep_small_pictures=small.on,
+        limits=asdict(service.limits),
+        exists=count > 0,
+        method=facts.method,
+        classes=[
+            answers.ClassFacts(
+                **asdict(each),
+                accuracy=answers.accuracy(each.right, each.held_out, count),
+                small_pictures=len(small.of(each.name)) if small.on else 0,
+            )
+            for each in facts.known
+        ],
+        lessons=[
+            answers.LessonFacts(**asdict(each), accuracy=answers.accuracy(each.right, each.held_out, each.classes))
+            for each in facts.history
+        ],
+        accuracy=answers.accuracy(right, held_out, count),
+        held_out=held_out,
+        threshold=facts.calibration.threshold,
+        previous={"lessons": previous.lessons, "classes": len(previous.known)} if previous else None,
+    )
 
 
-def _with_accuracy(counted: KnownClass | LessonRecord, classes: int) -> dict[str, Any]:
-    return {**asdict(counted), "accuracy": answers.accuracy(counted.right, counted.held_out, classes)}
-
-
-@router.post("/predict", response_model=answers.Predictions, openapi_extra=PICTURES)
-async def predict(service: Used, request: Request, top: Annotated[int, Query(ge=1, le=MOST_CLASSES)] = 5) -> Any:
+@router.post("/predict", openapi_extra=PICTURES)
+async def predict(
+    service: Used, request: Request, top: Annotated[int, Query(ge=1, le=MOST_CLASSES)] = 5
+) -> answers.Predictions:
     """Classify pictures: one as the body, or many as form fields `pictures`."""
     if request.headers.get("content-type", "").startswith("multipart/"):
         async with request.form(max_files=service.limits.request_pictures) as form:
@@ -135,13 +143,7 @@ async def predict(service: Used, request: Request, top: Annotated[int, Query(ge=
     if not pictures:
         raise HTTPException(400, "send at least one picture in a field 'pictures'")
     found = await service.predictor.predict(pictures)
-    return {"predictions": [_answer(each, top) for each in found]}
-
-
-def _answer(found: Prediction, top: int) -> dict[str, Any]:
-    pairs = list(zip(found.names, found.probabilities, strict=True))[:top]
-    classes = [{"name": name, "probability": probability} for name, probability in pairs]
-    return {"name": found.name, "unknown": found.unknown, "classes": classes, "error": found.error}
+    return answers.Predictions(predictions=[answers.PredictionAnswer.of(each, top) for each in found])
 
 
 @router.get("/waiting", response_model=answers.WaitingClasses)
@@ -276,8 +278,13 @@ def download(service: Used, scratch: Scratch) -> Response:
 
 
 def _zip(service: Service, scratch: Path, what: str) -> Response:
+    """The files in the folder `files` of `scratch`, packed."""
     name = f"{printable(service.served.folder.resolve().name)}-{what}.zip"
-    return Zip(pack(scratch / "files", scratch / "file.zip"), filename=name)
+    # Without strict timestamps, because a machine without a clock gives files times before 1980, which zip lacks.
+    with zipfile.ZipFile(scratch / "file.zip", "w", zipfile.ZIP_STORED, strict_timestamps=False) as packed:
+        for path in sorted((scratch / "files").glob("[!.]*")):
+            packed.write(path, path.name)
+    return Zip(scratch / "file.zip", filename=name)
 
 
 @router.post("/model/upload", openapi_extra=_takes({"application/zip": FILE}))
@@ -299,3 +306,39 @@ async def upload(service: Used, scratch: Scratch, request: Request) -> answers.E
 
     await asyncio.to_thread(take_over)
     return answers.Empty()
+
+
+def unpack_model(archive: Path, folder: Path, most: int) -> None:
+    """Unpack an uploaded model into the new folder `folder`: only files of a model, at most `most` bytes."""
+    folder.mkdir(mode=0o700)
+    try:
+        with _InPieces(archive) as file, zipfile.ZipFile(file) as packed:
+            entries = [entry for entry in packed.infolist() if not entry.is_dir()]
+            names = [entry.filename for entry in entries]
+            others = [name for name in names if name not in (MODEL, CARD) and not WEIGHTS.fullmatch(name)]
+            if others or len(set(names)) != len(names) or MODEL not in names or len(names) > 3:
+                raise UserError(f"the zip file must hold {MODEL}, {CARD} and one file of weights, and nothing else")
+            if sum(entry.file_size for entry in entries) > most:
+                raise UserError("the zip file unpacks to more bytes than a model may have")
+            for entry in entries:
+                if entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+                    raise zipfile.BadZipFile("other kinds are unpacked in one piece: 500 bytes made 400 MB")
+                with packed.open(entry) as source, (folder / entry.filename).open("wb") as target:
+                    shutil.copyfileobj(source, target)
+    except (zipfile.BadZipFile, zlib.error, OSError, EOFError, IndexError, RuntimeError, ValueError) as error:
+        if isinstance(error, OSError) and error.errno != errno.EINVAL:  # EINVAL: a place before the start of the file
+            raise
+        raise UserError(f"not a zip file of a model ({type(error).__name__}); upload one downloaded here") from error
+
+
+class _InPieces(io.FileIO):
+    """A file that refuses to read more than a megabyte at once.
+
+    `zipfile` reads a zip file's directory in one piece; a directory of a gigabyte takes several times that in memory.
+    """
+
+    def read(self, size: int | None = -1) -> bytes:
+        left = os.fstat(self.fileno()).st_size - self.tell()
+        if (left if size is None or size < 0 else min(left, size)) > 2**20:
+            raise zipfile.BadZipFile("the directory is too large")
+        return super().read(size) or b""

@@ -1,45 +1,41 @@
-"""The served model: changed on copies, one change at a time; asked in batches; packed into zip files."""
+"""The served model: changed on copies, one change at a time; taught in lessons; asked in batches."""
 
 from __future__ import annotations
 
 import asyncio
-import errno
-import io
-import os
-import shutil
+import secrets
 import threading
-import zipfile
-import zlib
+import time
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from fastapi import HTTPException
 
 from clipcil.classifier.classifier import Classifier
-from clipcil.classifier.folder import CARD, MODEL, read_previous, restore_previous
+from clipcil.classifier.folder import read_previous, restore_previous
+from clipcil.classifier.lesson import LessonStoppedError
 from clipcil.classifier.load import load, load_or_new
 from clipcil.classifier.predict import Prediction
-from clipcil.classifier.small_pictures import SmallPictures
-from clipcil.classifier.state import WEIGHTS, Facts
+from clipcil.classifier.small_pictures import MOST, SmallPictures
+from clipcil.classifier.state import Facts
 from clipcil.errors import UserError
-from clipcil.serve.answers import Limits
-from clipcil.serve.staging import Staging
+from clipcil.serve.answers import LessonResult, LessonState, Limits, accuracy, explain
+from clipcil.serve.staging import Staging, Waiting, by_class, discard
 
 MOST_CLASSES = 100
 """Classes named for one picture."""
+MOST_PAIRS = 20
+"""Confused pairs of classes in the result of a lesson, the most frequent first."""
+
+
+Job = tuple[bytes, "asyncio.Future[Prediction]"]
 
 
 class ServedModel:
-    """The model in a folder whose lock the caller holds.
-
-    Args:
-        folder: Folder of the model; it need not exist.
-        method: Method of a new model; None takes the default.
-        backbone: Backbone to use instead of the one that the model names.
-        device: Device of the model.
-        staging: The waiting pictures, whose classes are renamed with those of the model.
-    """
+    """The model in a folder whose lock the caller holds. `method` is that of a new model; `staging` follows renames."""
 
     def __init__(self, folder: Path, method: str | None, backbone: str | None, device: str, staging: Staging) -> None:
         self.folder, self.small = folder, SmallPictures(folder)
@@ -58,12 +54,8 @@ class ServedModel:
 
     @contextmanager
     def change(self, start: Path | None = None, keep_previous: bool = True) -> Iterator[Classifier]:
-        """A copy of the model to change. If the block succeeds, the copy is written and answers from then on.
-
-        Args:
-            start: Folder of another model to start from.
-            keep_previous: Keep the previous model for `undo`; otherwise nothing of it is left.
-        """
+        """A copy of the model, or of the one in the folder `start`, to change. If the block succeeds, the copy is
+        written and answers from then on, and `undo` restores the model before it where `keep_previous` is set."""
         with self._changing():
             model = self.copy(start)
             yield model
@@ -107,94 +99,152 @@ class ServedModel:
 
 
 class Predictor:
-    """A bounded queue in front of the model.
-
-    Pictures of all clients that arrive while one batch is scored form the next batch; no client waits for a batch to
-    fill up.
-    """
+    """Predictions in batches: pictures that arrive while a batch is scored form the next one, so nobody waits for a
+    batch to fill up."""
 
     def __init__(self, served: ServedModel, limits: Limits) -> None:
         self._served, self._limits = served, limits
-        self._waiting: asyncio.Queue[tuple[bytes, asyncio.Future[Prediction]]] = asyncio.Queue(limits.queued_pictures)
+        self._waiting = deque[Job]()
+        self._turn = asyncio.Lock()
 
     async def predict(self, pictures: list[bytes]) -> list[Prediction]:
         """The prediction for each picture, in order."""
-        if self._waiting.qsize() + len(pictures) > self._waiting.maxsize:
+        if len(self._waiting) + len(pictures) > self._limits.queued_pictures:
             raise HTTPException(503, "too many pictures are waiting; try again in a moment", {"Retry-After": "1"})
-        found: list[asyncio.Future[Prediction]] = [asyncio.get_running_loop().create_future() for _ in pictures]
-        for picture, answer in zip(pictures, found, strict=True):
+        jobs: list[Job] = [(picture, asyncio.get_running_loop().create_future()) for picture in pictures]
+        for picture, answer in jobs:
             try:
                 self._limits.check(picture)
-                self._waiting.put_nowait((picture, answer))
+                self._waiting.append((picture, answer))
             except UserError as error:
                 answer.set_result(Prediction([], [], error=str(error)))
-        return await asyncio.gather(*found)
+        for _, answer in jobs:
+            async with self._turn:
+                if not answer.done():
+                    await self._score_batch()
+        return await asyncio.gather(*(answer for _, answer in jobs))
 
-    async def run(self) -> None:
-        """Score batch after batch until cancelled."""
-        while True:
-            jobs = [await self._waiting.get()]
-            while not self._waiting.empty() and len(jobs) < self._limits.batch:
-                jobs.append(self._waiting.get_nowait())
-            try:
-                found = await asyncio.to_thread(self._score, [picture for picture, _ in jobs])
-            except Exception as error:
-                for _, answer in jobs:
-                    if not answer.done():  # as that of a client that left
-                        answer.set_exception(error)
-            else:
-                for (_, answer), prediction in zip(jobs, found, strict=True):
-                    if not answer.done():
-                        answer.set_result(prediction)
+    async def _score_batch(self) -> None:
+        """Answer the pictures that have waited longest."""
+        jobs = [self._waiting.popleft() for _ in range(min(len(self._waiting), self._limits.batch))]
+        try:
+            found = await asyncio.to_thread(self._score, [picture for picture, _ in jobs])
+        except Exception as error:
+            for _, answer in jobs:
+                answer.set_exception(error)
+        else:
+            for (_, answer), prediction in zip(jobs, found, strict=True):
+                answer.set_result(prediction)
 
     def _score(self, pictures: list[bytes]) -> list[Prediction]:
-        return [found for _, found in self._served.need().predict_stream(pictures, MOST_CLASSES)]
+        found = self._served.need().predict_stream(pictures, MOST_CLASSES)
+        return [prediction for _, prediction in found]
 
 
-def pack(folder: Path, into: Path) -> Path:
-    """Pack the files of `folder` into the zip file `into`."""
-    # Without strict timestamps, because a machine without a clock gives files times before 1980, which zip lacks.
-    with zipfile.ZipFile(into, "w", zipfile.ZIP_STORED, strict_timestamps=False) as packed:
-        for path in sorted(folder.glob("[!.]*")):
-            packed.write(path, path.name)
-    return into
+class Lessons:
+    """Teaches all waiting pictures, one lesson at a time."""
+
+    def __init__(self, served: ServedModel, staging: Staging) -> None:
+        self._served, self._staging = served, staging
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._began = 0.0
+        self.state: LessonState | None = None
+        """The current or the last lesson; None before the first."""
+
+    @property
+    def running(self) -> bool:
+        """Whether a lesson is in progress."""
+        return self.state is not None and self.state.state == "running"
+
+    def start(self) -> LessonState:
+        """Begin to teach all waiting pictures. Called on the event loop, so one lesson at a time begins."""
+        if self.running:
+            raise HTTPException(409, "a lesson is under way; wait for it, or cancel it")
+        taken = self._staging.take()
+        if not taken:
+            raise HTTPException(409, "no picture is waiting; add some to a class first")
+        self._stop.clear()
+        classes = by_class(item for item in taken if item.broken is None)
+        self.state = LessonState(id=secrets.token_hex(6), classes={name: len(items) for name, items in classes.items()})
+        self._thread = threading.Thread(target=self._run, args=(taken,), name="lesson", daemon=True)
+        self._thread.start()
+        return self.state
+
+    def cancel(self) -> LessonState:
+        """Ask the lesson to stop; the model stays as it was."""
+        if self.state is None or not self.running:
+            raise HTTPException(409, "no lesson is under way")
+        self._stop.set()
+        return self.state
+
+    def close(self) -> None:
+        """Stop the lesson, if there is one, and wait for its thread."""
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _run(self, taken: list[Waiting]) -> None:
+        try:
+            result = self._teach(taken)
+        except BaseException as error:
+            self._staging.put_back(taken)
+            if isinstance(error, LessonStoppedError):
+                self._tell(state="cancelled")
+            else:
+                self._tell(state="failed", error=_with_titles([explain(error)[1]], taken)[0])
+            if not isinstance(error, (UserError, HTTPException)):
+                raise
+        else:
+            discard(taken)
+            self._tell(state="done", result=result)
+        finally:
+            self._served.revision += 1  # it has other small pictures
+
+    def _teach(self, taken: list[Waiting]) -> LessonResult:
+        classes, before = by_class(item for item in taken if item.broken is None), self._served.model
+        source = {name: [item.file for item in items] for name, items in classes.items()}
+        try:
+            with self._served.change() as model:
+                lesson = model.learn(source, on_progress=self._progress, should_stop=self._stop.is_set)
+                self._tell(stage="saving", done=0, total=0, seconds_left=None)
+            for name, items in classes.items():
+                self._served.small.add(name, [item.thumbnail.read_bytes() for item in items[-MOST:]])
+        except (UserError, OSError) as error:
+            if self._served.model is before:
+                raise
+            # The model is written, so the lesson has succeeded.
+            lesson.warnings.append(f"no small pictures are kept of this lesson: {error}")
+        broken = [f"{item.title}: {item.broken}" for item in taken if item.broken is not None]
+        found = lesson.evaluation
+        return LessonResult(
+            new=lesson.new,
+            again=lesson.again,
+            unreadable=broken + _with_titles(lesson.unreadable, taken),
+            repeated=len(lesson.repeated),
+            held_out=found.pictures,
+            left_one_out=lesson.left_one_out,
+            accuracy=accuracy(found.right, found.pictures, len(self._served.model.classes)),
+            interval=list(found.interval),
+            confused=found.confused[:MOST_PAIRS],
+            warnings=_with_titles(lesson.warnings, taken),
+        )
+
+    def _progress(self, stage: str, done: int, total: int) -> None:
+        """Tell the progress of the lesson, with the time left in this stage."""
+        now = time.monotonic()
+        if self.state is None or stage != self.state.stage:
+            self._began = now
+        left = (now - self._began) / done * (total - done) if done else None
+        self._tell(stage=stage, done=done, total=total, seconds_left=left)
+
+    def _tell(self, **news: Any) -> None:
+        if self.state is not None:
+            self.state = self.state.model_copy(update=news)
 
 
-def unpack_model(archive: Path, folder: Path, most: int) -> None:
-    """Unpack an uploaded model into the new folder `folder`: only files of a model, at most `most` bytes.
-
-    Raises:
-        UserError: `archive` is not a zip file of a model.
-    """
-    folder.mkdir(mode=0o700)
-    try:
-        with _InPieces(archive) as file, zipfile.ZipFile(file) as packed:
-            entries = [entry for entry in packed.infolist() if not entry.is_dir()]
-            names = [entry.filename for entry in entries]
-            others = [name for name in names if name not in (MODEL, CARD) and not WEIGHTS.fullmatch(name)]
-            if others or len(set(names)) != len(names) or MODEL not in names or len(names) > 3:
-                raise UserError(f"the zip file must hold {MODEL}, {CARD} and one file of weights, and nothing else")
-            if sum(entry.file_size for entry in entries) > most:
-                raise UserError("the zip file unpacks to more bytes than a model may have")
-            for entry in entries:
-                if entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-                    raise zipfile.BadZipFile("other kinds are unpacked in one piece: 500 bytes made 400 MB")
-                with packed.open(entry) as source, (folder / entry.filename).open("wb") as target:
-                    shutil.copyfileobj(source, target)
-    except (zipfile.BadZipFile, zlib.error, OSError, EOFError, IndexError, RuntimeError, ValueError) as error:
-        if isinstance(error, OSError) and error.errno != errno.EINVAL:  # EINVAL: a place before the start of the file
-            raise
-        raise UserError(f"not a zip file of a model ({type(error).__name__}); upload one downloaded here") from error
-
-
-class _InPieces(io.FileIO):
-    """A file that refuses to read more than a megabyte at once.
-
-    `zipfile` reads a zip file's directory in one piece; a directory of a gigabyte takes several times that in memory.
-    """
-
-    def read(self, size: int | None = -1) -> bytes:
-        left = os.fstat(self.fileno()).st_size - self.tell()
-        if (left if size is None or size < 0 else min(left, size)) > 2**20:
-            raise zipfile.BadZipFile("the directory is too large")
-        return super().read(size) or b""
+def _with_titles(lines: list[str], taken: list[Waiting]) -> list[str]:
+    """The lines with titles of pictures in place of their paths in the staging folder, which are private."""
+    for item in taken:
+        lines = [line.replace(str(item.file), item.title or "a picture") for line in lines]
+    return lines

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import hmac
 import ipaddress
 import secrets
 import socket
 import threading
 import webbrowser
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -62,42 +60,37 @@ def serve_model(
     device: str,
     limits: Limits | None = None,
 ) -> None:
-    """Serve the model in `folder` until the process is stopped.
-
-    The folder stays locked, so that no other process changes the model.
-
-    Raises:
-        UserError: The folder is in use or holds no model, or the address is not available.
-    """
+    """Serve the model in `folder`, which stays locked, until the process is stopped."""
     limits = limits or Limits()
-    with _listen(host, port) as listening:
+    with _listen(host, port) as listening, hold_model(folder), open_staging(folder, limits) as staging:
         port = listening.getsockname()[1]
         shown = socket.gethostname() if host in ("0.0.0.0", "::") else host
-        address = f"http://[{shown}]:{port}" if ":" in shown else f"http://{shown}:{port}"
-        with hold_model(folder), open_staging(folder, limits) as staging:
-            token = None if is_loopback(host) else secrets.token_urlsafe(24)
-            service = Service(ServedModel(folder, method, backbone, device, staging), staging, limits)
-            config = uvicorn.Config(
-                build_app(service, port, token),
-                log_level="error",
-                server_header=False,
-                limit_concurrency=limits.connections,
-                timeout_graceful_shutdown=5,
-            )
-            server = uvicorn.Server(config)
-            service.stopping = lambda: server.should_exit
-            page = f"{address}/?token={token}" if token else address
-            print(f"{printable(folder)} is served at {page} (Ctrl-C ends it)", flush=True)
-            if token:
-                line = "others can reach this server: anyone with the address and its token can teach and use the model"
-                print(line, flush=True)
-            if open_page:
-                threading.Timer(0.5, webbrowser.open, [page]).start()
-            try:
-                with suppress(KeyboardInterrupt):  # Ctrl-C is how it is ended
-                    server.run(sockets=[listening])
-            finally:
-                service.lessons.close()
+        page = f"http://[{shown}]:{port}" if ":" in shown else f"http://{shown}:{port}"
+        token = None if is_loopback(host) else secrets.token_urlsafe(24)
+        service = Service(ServedModel(folder, method, backbone, device, staging), staging, limits)
+        config = uvicorn.Config(
+            build_app(service, port, token),
+            log_level="error",
+            server_header=False,
+            lifespan="off",
+            ws="none",
+            limit_concurrency=limits.connections,
+            timeout_graceful_shutdown=5,
+        )
+        server = uvicorn.Server(config)
+        service.stopping = lambda: server.should_exit
+        page += f"/?token={token}" if token else ""
+        print(f"{printable(folder)} is served at {page} (Ctrl-C ends it)", flush=True)
+        if token:
+            print("others can reach this server: with the address and its token they can teach and use it", flush=True)
+        if open_page:
+            threading.Timer(0.5, webbrowser.open, [page]).start()
+        try:
+            server.run(sockets=[listening])
+        except KeyboardInterrupt:
+            pass  # Ctrl-C is how it is ended
+        finally:
+            service.lessons.close()
 
 
 def _listen(host: str, port: int) -> socket.socket:
@@ -108,24 +101,14 @@ def _listen(host: str, port: int) -> socket.socket:
         return socket.create_server((address[0], port, *address[2:]), family=family, dualstack_ipv6=both)
     except (OSError, OverflowError, UnicodeError) as error:
         why = getattr(error, "strerror", None) or error
-        raise UserError(
-            f"cannot listen at {host} port {port} ({why}); choose another with --host and --port"
-        ) from error
+        raise UserError(f"cannot listen at {host} port {port} ({why}); choose other --host and --port") from error
 
 
 def build_app(service: Service, port: int, token: str | None) -> ASGIApp:
     """The application behind its guard."""
-
-    @asynccontextmanager
-    async def running(app: FastAPI) -> AsyncIterator[None]:
-        batches = asyncio.create_task(service.predictor.run())
-        yield
-        batches.cancel()
-        with suppress(asyncio.CancelledError):
-            await batches
-
-    expected: tuple[type[Exception], ...] = (HTTPException, RequestValidationError, UserError, ClientDisconnect)
     handlers: dict[int | type[Exception], Any] = {OSError: _explain_disk, Exception: _explain}
+    for expected in (HTTPException, RequestValidationError, UserError, ClientDisconnect):
+        handlers[expected] = _explain  # without this the terminal would report it
     app = FastAPI(
         title="clipcil serve",
         version=clipcil.__version__,
@@ -133,11 +116,10 @@ def build_app(service: Service, port: int, token: str | None) -> ASGIApp:
         openapi_url="/api/openapi.json",
         docs_url=None,
         redoc_url=None,
-        lifespan=running,
         generate_unique_id_function=lambda route: route.name,
         dependencies=[Depends(HTTPBearer(auto_error=False, description="The token, on other addresses than loopback"))],
         responses={"default": {"model": Error, "description": "Refused or failed, with the reason in one line"}},
-        exception_handlers=handlers | dict.fromkeys(expected, _explain),  # the terminal does not report these
+        exception_handlers=handlers,
     )
     app.state.service = service
     app.include_router(router)
@@ -148,14 +130,7 @@ def build_app(service: Service, port: int, token: str | None) -> ASGIApp:
 
 
 async def _explain(request: Request, error: Exception) -> Response:
-    """An error as JSON in one line."""
-    status, line = explain(error)
-    if isinstance(error, RequestValidationError):
-        found = error.errors()[0]
-        status, line = 400, f"{' '.join(map(str, found['loc'][:2]))}: {found['msg']}"
-    elif isinstance(error, ClientDisconnect):
-        status, line = 400, "the request stopped in the middle"  # nobody reads it
-    return _error(status, line, getattr(error, "headers", None))
+    return _error(*explain(error), getattr(error, "headers", None))
 
 
 async def _explain_disk(request: Request, error: Exception) -> Response:
@@ -164,12 +139,22 @@ async def _explain_disk(request: Request, error: Exception) -> Response:
     return await _explain(request, error)
 
 
+def _error(status: int, line: str, headers: dict[str, str] | None = None) -> JSONResponse:
+    return JSONResponse({"error": line}, status, headers)
+
+
 def is_loopback(host: str) -> bool:
     """Whether only this machine can reach a server bound to `host`."""
-    try:
+    with suppress(ValueError):
         return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return host.lower() == "localhost"
+    return host.lower() == "localhost"
+
+
+def _names_loopback(host: str) -> bool:
+    """Whether a Host header, with or without a port, is a name of loopback."""
+    with suppress(ValueError):
+        return is_loopback(urlsplit(f"//{host}").hostname or "")
+    return False
 
 
 class Guard:
@@ -189,9 +174,8 @@ class Guard:
         self._bytes = 0  # of all requests in progress
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self.app(scope, receive, send)
-            return
+        request = Request(scope)
+        size = int(request.headers.get("content-length", 0))
 
         async def send_safely(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -200,8 +184,7 @@ class Guard:
                 found.setdefault("Cache-Control", "no-store" if request.url.path.startswith("/api/") else "no-cache")
             await send(message)
 
-        request = Request(scope)
-        refused, size = self._refusal(request), int(request.headers.get("content-length", 0))
+        refused = self._refusal(request, size)
         if refused is not None:
             await refused(scope, receive, send_safely)
             return
@@ -211,7 +194,7 @@ class Guard:
         finally:
             self._bytes -= size
 
-    def _refusal(self, request: Request) -> Response | None:
+    def _refusal(self, request: Request, size: int) -> Response | None:
         headers, path, host = request.headers, request.scope["path"], request.headers.get("host", "")
         if self.token is None and not _names_loopback(host):
             return _error(403, "unexpected Host header; open the server by its address")
@@ -227,26 +210,13 @@ class Guard:
         bearer = headers.get("authorization", "").removeprefix("Bearer ").strip()
         if self.token is not None and not any(map(self._is_token, (bearer, request.cookies.get(self.cookie, "")))):
             return _error(401, "this server needs its token; open the address that clipcil printed when it started")
-        size, most = int(headers.get("content-length", 0)), self.limits.body(path)
         if "transfer-encoding" in headers:
             return _error(411, "send the size of the request in the header Content-Length")
-        if size > most:
-            return _error(413, f"the request is too large; at most {most} bytes are allowed here")
+        if size > self.limits.body(path):
+            return _error(413, f"the request is too large; at most {self.limits.body(path)} bytes are allowed here")
         if self._bytes + size > self.limits.all_bytes:
             return _error(503, "too many uploads at once; try again in a moment", {"Retry-After": "1"})
         return None
 
     def _is_token(self, given: str) -> bool:
         return self.token is not None and hmac.compare_digest(given.encode(), self.token.encode())
-
-
-def _names_loopback(host: str) -> bool:
-    """Whether a Host header, with or without a port, is a name of loopback."""
-    try:
-        return is_loopback(urlsplit(f"//{host}").hostname or "")
-    except ValueError:
-        return False
-
-
-def _error(status: int, line: str, headers: dict[str, str] | None = None) -> JSONResponse:
-    return JSONResponse({"error": line}, status, headers)

@@ -13,7 +13,7 @@ import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property
 from pathlib import Path
 
 from clipcil.classifier.state import KnownClass
@@ -23,7 +23,6 @@ from clipcil.errors import UserError, printable
 from clipcil.serve.answers import Limits
 from clipcil.storage import cache_folder
 
-key_of = lru_cache(4096)(same_name)
 THUMBNAIL = 160
 """Longest side of a thumbnail in pixels."""
 
@@ -48,6 +47,11 @@ class Waiting:
         """The file of its thumbnail."""
         return self.file.with_suffix(".jpg")
 
+    @cached_property
+    def key(self) -> str:
+        """The same for all spellings of its class."""
+        return same_name(self.name)
+
 
 class Staging:
     """The waiting pictures of all classes, in a private folder."""
@@ -60,12 +64,9 @@ class Staging:
         """Number of changes since the start."""
 
     def add(self, name: str, title: str, content: bytes) -> Waiting:
-        """Check a picture, store it with its thumbnail and return its entry.
+        """Store a picture with its thumbnail; return its entry, or that of the same picture in the same class.
 
-        A picture that waits in the same class already is not stored again; its entry is returned.
-
-        Raises:
-            UserError: The name cannot name a class, or too many pictures wait already.
+        A `UserError` is raised where the name cannot name a class or too many pictures wait already.
         """
         name, id, digest = class_name(name), secrets.token_hex(12), hashlib.sha256(content).hexdigest()
         title = shorten(printable(clean_name(title.replace("\\", "/").rsplit("/", 1)[-1])), 80)
@@ -77,12 +78,12 @@ class Staging:
             item, small = replace(item, bytes=0, broken=str(error)), b""
         with self._lock:
             for other in self._items.values():
-                if other.digest == digest and key_of(other.name) == key_of(name):
+                if other.digest == digest and other.key == item.key:
                     return other
             if len(self._items) >= self._limits.waiting_pictures:
                 raise UserError(f"{len(self._items)} pictures are waiting already; teach them first")
             if sum(other.bytes for other in self._items.values()) + item.bytes > self._limits.waiting_bytes:
-                raise UserError("the waiting pictures use all the space there is for them; teach them first")
+                raise UserError("the pictures that wait use all the space they may have; teach them first")
             if item.broken is None:
                 try:
                     item.thumbnail.write_bytes(small)
@@ -101,9 +102,8 @@ class Staging:
     def remove(self, id: str | None = None, name: str | None = None) -> None:
         """Remove the picture `id`, or all pictures of the class `name`, and delete the files."""
         with self._lock:
-            removed = [
-                item for item in self._items.values() if item.id == id or (name and key_of(item.name) == key_of(name))
-            ]
+            key = same_name(name) if name else None
+            removed = [item for item in self._items.values() if item.id == id or item.key == key]
             for item in removed:
                 del self._items[item.id]
             self.revision += 1
@@ -112,17 +112,14 @@ class Staging:
     def follow(self, before: Sequence[KnownClass], after: Sequence[KnownClass]) -> None:
         """Rename the classes of waiting pictures where a change of the model only renamed its classes."""
         if [each.text for each in before] == [each.text for each in after]:
-            names = {key_of(old.name): new.name for old, new in zip(before, after, strict=True)}
+            names = {same_name(old.name): new.name for old, new in zip(before, after, strict=True)}
             with self._lock:
                 for id, item in self._items.items():
-                    self._items[id] = replace(item, name=names.get(key_of(item.name), item.name))
+                    self._items[id] = replace(item, name=names.get(item.key, item.name))
                 self.revision += 1
 
     def take(self) -> list[Waiting]:
-        """Take all pictures out of the list, broken ones too; nothing if all are broken.
-
-        The caller hands them to `put_back` or `discard` afterwards.
-        """
+        """Take all pictures out of the list, broken ones too, to `put_back` or `discard`; none if all are broken."""
         with self._lock:
             taken = list(self._items.values())
             if all(item.broken for item in taken):
@@ -150,13 +147,12 @@ def discard(taken: Iterable[Waiting]) -> None:
         item.thumbnail.unlink(missing_ok=True)
 
 
-def by_class(items: Iterable[Waiting]) -> dict[str, list[Waiting]]:
+def by_class(pictures: Iterable[Waiting]) -> dict[str, list[Waiting]]:
     """Pictures by class, under the first spelling of its name."""
     found: dict[str, list[Waiting]] = {}
-    spelling: dict[str, str] = {}
-    for item in items:
-        found.setdefault(spelling.setdefault(key_of(item.name), item.name), []).append(item)
-    return found
+    for each in pictures:
+        found.setdefault(each.key, []).append(each)
+    return {same[0].name: same for same in found.values()}
 
 
 def class_name(raw: str) -> str:
@@ -168,16 +164,10 @@ def class_name(raw: str) -> str:
 
 @contextmanager
 def open_staging(model: Path, limits: Limits) -> Iterator[Staging]:
-    """A staging folder in the user's cache, deleted at the end. The caller holds the lock of the folder `model`.
-
-    Only one server has a model at a time, so the folder is named by the model's path, and a folder that is there
-    already was left by a killed server.
-    """
-    name = hashlib.sha256(os.fsencode(model.resolve())).hexdigest()[:16]
-    folder = cache_folder() / "serve" / name
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    folder.mkdir(mode=0o700)
+    """A staging folder in the user's cache, deleted at the end. The caller holds the lock of the folder `model`."""
+    folder = cache_folder() / "serve" / hashlib.sha256(os.fsencode(model.resolve())).hexdigest()[:16]
+    shutil.rmtree(folder, ignore_errors=True)  # what a killed server left: only one has the model at a time
+    folder.mkdir(mode=0o700, parents=True)
     try:
         yield Staging(folder, limits)
     finally:
