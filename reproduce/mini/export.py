@@ -10,21 +10,18 @@ from typing import Any
 import numpy as np
 import torch
 from PIL import Image
+from pydantic import TypeAdapter
 from safetensors.torch import save_file
 from torch import Tensor
 
 from clipcil.clip import CLIP
-from clipcil.clip.config import TextConfig, VisionConfig
+from clipcil.clip.config import CLIPConfig, TextConfig, VisionConfig
+from clipcil.clip.loading import MINI
 from reproduce.mini.lite import Lite
 from reproduce.mini.vision import SCALE
 
-TOKENIZER = ("tokenizer.json", "tokenizer_config.json")
-_REFERENCE_TEXTS = [
-    "a photo of a octopus",
-    "a photo of an apple",
-    "a photo of a pickup truck",
-    "Café, naïve 3D — a photo of 2 dogs!",
-]
+_REFERENCE_TEXTS = ["a photo of a octopus", "a photo of an apple", "a photo of a pickup truck"]
+_REFERENCE_TEXTS += ["Café, naïve 3D — a photo of 2 dogs!"]
 
 
 def write(
@@ -34,9 +31,8 @@ def write(
     vision: tuple[VisionConfig, dict[str, Tensor]],
     text: tuple[TextConfig, dict[str, Tensor]],
     dim: int,
-    tokenizer: Path,
 ) -> None:
-    """Write the folder. Weights are stored in half precision."""
+    """Write the folder, with the tokenizer of the embedded backbone. Weights are stored in half precision."""
     folder.mkdir(parents=True, exist_ok=True)
     towers = vision[1] | text[1] | {"logit_scale": torch.tensor(SCALE).log()}
     save_file(_half(towers), folder / "model.safetensors", {"format": "pt"})
@@ -45,11 +41,10 @@ def write(
     trunk |= {"reduce.weight": reduce[0][:, :, None, None], "reduce.bias": reduce[1]}
     save_file(_half(trunk), folder / "trunk.safetensors")
     spec = lite.spec | {"head": {"out": len(bias)}, "reduce": {"out": len(reduce[1])}}
-    (folder / "trunk.json").write_text(json.dumps(spec, indent=1) + "\n", encoding="utf-8")
-    (folder / "config.json").write_text(json.dumps(_config(vision[0], text[0], dim), indent=1) + "\n", encoding="utf-8")
-    for name in TOKENIZER:
-        if (tokenizer / name).resolve() != (folder / name).resolve():
-            shutil.copyfile(tokenizer / name, folder / name)
+    for name, table in {"trunk.json": spec, "config.json": _config(CLIPConfig(vision[0], text[0], dim))}.items():
+        (folder / name).write_text(json.dumps(table, indent=1) + "\n", encoding="utf-8")
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copyfile(MINI / name, folder / name)
 
 
 def write_reference(clip: CLIP, file: Path, seed: int = 0) -> None:
@@ -75,34 +70,9 @@ def _half(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name: tensor.detach().half().contiguous() for name, tensor in tensors.items()}
 
 
-def _config(vision: VisionConfig, text: TextConfig, dim: int) -> dict[str, Any]:
-    common = {"hidden_act": "gelu", "projection_dim": dim, "layer_norm_eps": 1e-5}
-    return {
-        "architectures": ["CLIPModel"],
-        "model_type": "clip",
-        "projection_dim": dim,
-        "text_config": common
-        | {
-            "model_type": "clip_text_model",
-            "vocab_size": text.vocab,
-            "hidden_size": text.width,
-            "intermediate_size": text.mlp,
-            "num_hidden_layers": text.layers,
-            "num_attention_heads": text.heads,
-            "max_position_embeddings": text.context,
-            "bos_token_id": text.bos,
-            "eos_token_id": text.eos,
-            "pad_token_id": text.pad,
-        },
-        "vision_config": common
-        | {
-            "model_type": "clip_vision_model",
-            "hidden_size": vision.width,
-            "intermediate_size": vision.mlp,
-            "num_hidden_layers": vision.layers,
-            "num_attention_heads": vision.heads,
-            "num_channels": vision.channels,
-            "image_size": vision.image_size,
-            "patch_size": vision.patch_size,
-        },
-    }
+def _config(config: CLIPConfig) -> dict[str, Any]:
+    """The content of a `config.json` of transformers."""
+    table: dict[str, Any] = TypeAdapter(CLIPConfig).dump_python(config, by_alias=True)
+    for kind in ("text", "vision"):
+        table[f"{kind}_config"] |= {"model_type": f"clip_{kind}_model", "projection_dim": config.dim}
+    return {"architectures": ["CLIPModel"], "model_type": "clip", **table}

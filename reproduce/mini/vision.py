@@ -15,9 +15,11 @@ The losses, on unit-length features f:
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -25,6 +27,9 @@ from torch import Tensor
 from clipcil.clip.config import VisionConfig
 from clipcil.clip.vision import VisionTower
 from reproduce.mini.fitting import fit
+from reproduce.mini.lite import Lite, head
+from reproduce.mini.pictures import SHARD, Picture
+from reproduce.mini.texts import Corpus
 
 CONFIG = VisionConfig(384, 3, 6, 1024, "gelu", channels=384, image_size=4, patch_size=1)
 SCALE = 32.0
@@ -49,6 +54,32 @@ class Lessons:
     """(N, dim): the target of its caption, zero where there is none."""
     names: Tensor
     """(classes, dim): targets of the class names, the classifier's 1,000 first."""
+
+
+def read(
+    lite: Lite, reduce: tuple[Tensor, Tensor], shards: Sequence[Path], pictures: Sequence[Picture], corpus: Corpus
+) -> Lessons:
+    """All shards there are, through head and reduction."""
+    kernel, bias = reduce
+    weight, offset = lite.classifier
+    patches, pooled, logits, chosen = [], [], [], []
+    for file in shards:
+        blocks = torch.from_numpy(np.load(file))
+        first = int(file.stem) * SHARD
+        chosen += pictures[first : first + len(blocks)]  # the last shard may end before the list does
+        wide = head(lite, blocks.flatten(0, 1))
+        small = torch.einsum("oc,bchw->bohw", kernel, wide) + bias[:, None, None]
+        mean = wide.mean((2, 3))[::2]
+        patches.append(small.half().unflatten(0, (-1, 2)))
+        pooled.append(F.normalize(mean @ kernel.T + bias, dim=-1).half())
+        logits.append((mean @ weight.T + offset).half())
+    order = list(corpus.classes)
+    index = {name: position for position, name in enumerate(order)}
+    label = torch.tensor([index.get(picture.label, -1) for picture in chosen])
+    names = torch.stack([corpus.classes[name] for name in order])
+    nothing = torch.zeros(names.shape[1])
+    caption = torch.stack([corpus.captions.get(picture.label.split("\n")[0], nothing) for picture in chosen])
+    return Lessons(torch.cat(patches), torch.cat(pooled), torch.cat(logits), label, caption, names)
 
 
 def start(config: VisionConfig, dim: int, seed: int, lift: float = 0.0) -> VisionTower:

@@ -17,7 +17,7 @@ from clipcil.clip import load_clip
 from clipcil.clip.config import TextConfig, VisionConfig
 from clipcil.clip.loading import MINI
 from clipcil.clip.tokenizer import Tokenizer
-from reproduce.mini import export, fitting, lessons, lite, pictures, text, texts, vision
+from reproduce.mini import export, fitting, lite, pictures, text, texts, vision
 from reproduce.mini.wordnet import WordNet
 
 DIM = 24
@@ -121,8 +121,8 @@ def test_the_whole_recipe_in_seconds(tmp_path: Path, sets: Path, wordnet: WordNe
     found = pictures.listing(sets, 0)
     assert len(found) == 12 + 6 + 3 + 3, "the background pictures of Caltech-101 have no subject"
     network = lite.convert(published())
-    assert lessons.fill(found, sets, network, tmp_path / "cache", 0) == len(found)
-    assert lessons.fill(found, sets, network, tmp_path / "cache", 0) == 0, "what is there is not made again"
+    assert pictures.fill(found, sets, network, tmp_path / "cache", 0) == len(found)
+    assert pictures.fill(found, sets, network, tmp_path / "cache", 0) == 0, "what is there is not made again"
 
     assert [synset.names[0] for synset in wordnet.path(5)] == ["cat", "animal", "entity"]
     assert texts.senses(wordnet, "Tiger") == [5], "the animal, not the person"
@@ -133,8 +133,8 @@ def test_the_whole_recipe_in_seconds(tmp_path: Path, sets: Path, wordnet: WordNe
     assert set(corpus.names) >= {"cat", "truck", "ant", "animal", "tench"}
     assert "tiger, cat, animal, entity: large striped cat" in teacher.asked
     shards = [tmp_path / "cache" / "0000.npy"]
-    reduce = lessons.reduction(network, shards, DIM)
-    learnt = lessons.read(network, reduce, shards, found, corpus)
+    reduce = lite.reduction(network, shards, DIM)
+    learnt = vision.read(network, reduce, shards, found, corpus)
     order = list(corpus.classes)
     expected = [order.index(picture.label) if picture.label in order else -1 for picture in found]
     assert learnt.label.tolist() == expected
@@ -161,7 +161,7 @@ def test_the_whole_recipe_in_seconds(tmp_path: Path, sets: Path, wordnet: WordNe
 
     folder = tmp_path / "mini"
     parts = (VISION, load_file(tmp_path / "vision.safetensors")), (TEXT, load_file(tmp_path / "text.safetensors"))
-    export.write(folder, network, reduce, *parts, DIM, MINI)
+    export.write(folder, network, reduce, *parts, DIM)
     clip = load_clip(str(folder))
     export.write_reference(clip, tmp_path / "reference.safetensors")
     reference = load_file(tmp_path / "reference.safetensors")
