@@ -43,7 +43,7 @@ def test_hugging_face_layout(served: tuple[Path, list[str]], mini: CLIP) -> None
     folder, asked = served
     shutil.copytree(MINI, folder, dirs_exist_ok=True)
     clip = load_clip("someone/mini-clip")
-    assert (clip.fingerprint, clip.name) == (mini.fingerprint, "someone/mini-clip")
+    assert (clip.fingerprint, clip.name, clip.pinned) == (mini.fingerprint, *2 * ("someone/mini-clip",))
     assert not [file for file in asked if file.endswith((".bin", ".pt", ".msgpack", ".h5"))]
 
 
@@ -64,13 +64,6 @@ def test_a_pickle_is_fetched_from_openais_own_repositories_only(served: tuple[Pa
     refused("stranger/clip", "stranger/clip")
     assert "pytorch_model.bin" not in asked
     assert load_clip("openai/clip-x").fingerprint == mini.fingerprint
-
-
-def test_an_index_that_is_no_text_is_one_line(served: tuple[Path, list[str]]) -> None:
-    folder, _ = served
-    shutil.copy(MINI / "config.json", folder)
-    (folder / "model.safetensors.index.json").write_bytes(b'{"weight_map": {"a": "\xff.safetensors"}}')
-    refused("someone/clip", "index.json")
 
 
 def test_offline_says_which_files_to_put_where(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
