@@ -129,7 +129,7 @@ class OneTask:
         self.clip, self.stage = clip, METHODS[name]
         self.reader = Reader(clip, None, shared=True)
         if known is not None:  # what was encoded before the task is there
-            self.reader._encoded.update(known._encoded)
+            self.reader._tables.update(known._tables)
         self.stream = TaskStream(dataset, self.reader, order, task_sizes(len(dataset.classes), increment=3))
         config = method_settings(RunSpec(method=name, data="emoji"), settings)
         if epochs is not None:
