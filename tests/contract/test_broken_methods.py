@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -79,22 +79,15 @@ class Untouched(Means):
         super().learn_task(task)
 
 
-class Double(Means):
-    def learn_task(self, task: Task) -> None:
-        super().learn_task(task)
-        torch.set_default_dtype(torch.float64)
+def leaving(change: Callable[[], object]) -> type[Method]:
+    """A method that learns and then changes a setting of torch."""
 
+    class Leaving(Means):
+        def learn_task(self, task: Task) -> None:
+            super().learn_task(task)
+            change()
 
-class WithoutGradients(Means):
-    def learn_task(self, task: Task) -> None:
-        super().learn_task(task)
-        torch.set_grad_enabled(False)
-
-
-class Seeding(Means):
-    def learn_task(self, task: Task) -> None:
-        torch.manual_seed(0)
-        super().learn_task(task)
+    return Leaving
 
 
 class Drawing(Means):
@@ -130,9 +123,9 @@ def test_a_method_that_keeps_the_contract_passes(mini: CLIP) -> None:
         (Labels, "a batch of all tasks gives other scores"),
         (Hidden, "saved and loaded, it learns the next task otherwise"),
         (Untouched, "was not marked by clip.touch"),
-        (Double, "learning changed the default dtype"),
-        (WithoutGradients, "learning changed whether gradients are computed"),
-        (Seeding, "learning changed the seed"),
+        (leaving(lambda: torch.set_default_dtype(torch.float64)), "learning changed the default dtype"),
+        (leaving(lambda: torch.set_grad_enabled(False)), "learning changed whether gradients are computed"),
+        (leaving(lambda: torch.manual_seed(0)), "learning changed the seed"),
         (Drawing, "scoring changes the state of torch's random numbers"),
     ],
 )

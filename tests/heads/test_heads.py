@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from sklearn.covariance import empirical_covariance
-from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 from sklearn.linear_model import Ridge
 from torch import Tensor
 from torch.nn.functional import cross_entropy
@@ -68,19 +66,6 @@ def distances(parts: list[Tensor], inputs: Tensor) -> Tensor:
     return torch.einsum("bcd,de,bce->bc", offsets, torch.linalg.inv(covariance), offsets)
 
 
-def test_posteriors_are_those_of_scikit_learn() -> None:
-    """Same ridge, written as scikit-learn's shrinkage: Σ ∝ S/n + r I, where r/(tr(S/n)/d) = s/(1−s)."""
-    parts, count = groups([20, 20, 20, 20]), 80
-    weight, bias = statistics(parts).fit(densities=False)
-    ratio = DIM / (count - 1)  # the ridge as a multiple of the mean variance
-    oracle = LinearDiscriminantAnalysis(solver="lsqr", shrinkage=ratio / (1 + ratio), priors=np.full(4, 0.25))
-    oracle.fit(torch.cat(parts).numpy(), np.repeat(np.arange(4), 20))
-    tests = torch.cat(groups([30, 30, 30, 30], seed=1))
-    # (S + tr(S)/(n−1) I)/d is n (1 + ratio)/d times scikit-learn's covariance: undo that scale, which ranks nothing.
-    found = (tests @ weight.T + bias) * count * (1 + ratio) / DIM
-    np.testing.assert_allclose(torch.softmax(found, dim=1).numpy(), oracle.predict_proba(tests.numpy()), atol=1e-9)
-
-
 def test_tasks_one_after_another_equal_all_at_once() -> None:
     parts = groups([5, 9, 1, 12, 3])
     whole, split = learnt([parts]), learnt([parts[:2], parts[2:3], parts[3:]])
@@ -125,6 +110,8 @@ def test_without_spread_the_nearest_mean_wins(averaged: bool, copies: int) -> No
     nearest = torch.cdist(tests, centres).argmin(1)
     assert torch.equal(learnt([parts], averaged)(tests.float()).argmax(1), nearest)
     assert torch.equal(scores(parts, tests).argmax(1), nearest)
+    alone = fit_rows(centres, torch.arange(3), 3, torch.zeros(0, dtype=torch.int64))
+    assert torch.equal((tests @ alone.weight + alone.bias).argmax(1), nearest)
     if copies > 1:
         labels = torch.arange(3).repeat_interleave(copies)
         left_out, _ = statistics(parts).leave_one_out(torch.cat(parts), labels)
@@ -193,12 +180,6 @@ def test_rows_scored_and_novelty_by_the_dense_formulas() -> None:
         metric = spread * torch.linalg.inv(around.T @ around + ridge)
         found = background.left_out(head, len(rows))[index]
         torch.testing.assert_close(found, apart @ metric @ apart, atol=1e-8, rtol=1e-8)
-
-
-def test_rows_of_one_picture_a_class_are_the_nearest_mean() -> None:
-    rows, labels = torch.eye(4), torch.arange(4)
-    head = fit_rows(rows, labels, 4, torch.zeros(0, dtype=torch.int64))
-    assert torch.equal((rows.double() @ head.weight + head.bias).argmax(1), labels)
 
 
 @pytest.mark.parametrize("dim", [3, 40])

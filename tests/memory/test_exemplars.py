@@ -45,15 +45,6 @@ def test_old_sets_are_cut_from_the_end_of_the_herding_order() -> None:
     assert torch.equal(memory.features[3:6], own[herd(own, 3)])
 
 
-def test_join_puts_the_exemplars_behind_the_task() -> None:
-    memory = ExemplarMemory(6, Budget(2, "class"))
-    memory.add(*pictures([0, 1]))
-    features, labels = pictures([2], seed=3)
-    joined, every = memory.join(features, labels)
-    assert torch.equal(joined[:9], features) and torch.equal(joined[9:], memory.features)
-    assert every.tolist() == [2] * 9 + [0, 0, 1, 1]
-
-
 def test_wrong_use_is_refused() -> None:
     memory = ExemplarMemory(6, Budget(2, "class"))
     memory.add(*pictures([0, 1]))

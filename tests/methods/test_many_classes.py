@@ -1,4 +1,4 @@
-"""DMC with thousands of classes: a softmax over some of them, and few maps in the memory."""
+"""What a task costs as classes come: texts and pictures encoded, matrices kept, a softmax over some of the classes."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from clipcil.methods.dmc import DMCOT, DMCOTConfig
+from clipcil.methods.registry import find_method
 from clipcil.training import losses
 from clipcil.training.augment import TowerTraining
 from clipcil.training.losses import nearest_classes, sampled_classes
-from clipcil.training.trainer import Training
+from clipcil.training.trainer import Trainer, Training
 from support.visual_stream import learnt, stream, tower
 
 QUICK = DMCOTConfig(stage1=TowerTraining(epochs=0), stage2=Training(epochs=2, batch_size=8), prompt_length=2)
@@ -52,4 +53,37 @@ def test_with_few_neighbours_it_trains_and_differs(monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize(("most", "kept"), [(1, 1), (9, 2)])
 def test_the_memory_keeps_few_maps(most: int, kept: int) -> None:
     clip, config = tower(), replace(QUICK, stage1=TowerTraining(epochs=1, lr=1e-3), max_spaces=most)
-    assert len(cast(DMCOT, learnt(DMCOT, config, clip, stream(clip))).memory.matrices) == kept
+    memory = cast(DMCOT, learnt(DMCOT, config, clip, stream(clip))).memory
+    assert len(memory) == 8 and memory.matrices.shape == (kept, 24, 24)  # one of each task but the newest
+
+
+@pytest.mark.parametrize("name", ["simplecil", "zero-shot", "rapf", "coop"])
+def test_a_frozen_tower_sees_every_picture_once_however_often_it_is_evaluated(name: str) -> None:
+    clip, stages = tower(), {"rapf": {"adapter": Training(epochs=1)}, "coop": {"train": Training(epochs=1)}}
+    source = stream(clip, (1,) * 5, each=4)
+    method = find_method(name)(find_method(name).Config(**stages.get(name, {})), clip, Trainer())
+    for task in source.tasks():
+        method.learn(task)
+        with torch.no_grad():
+            for seen in range(task.index + 1):
+                method.logits(source.test(seen))
+    train, test = len(source.dataset.train), len(source.dataset.test)
+    assert source._reader.passed == test + (train if name != "zero-shot" else 0)  # it learns nothing from pictures
+
+
+@pytest.mark.parametrize("train_old", [False, True])
+def test_only_prompts_that_train_are_encoded(train_old: bool) -> None:
+    clip, counts = tower(), list[int]()  # how many texts pass the text tower at each call
+    method, tasks = DMCOT(replace(QUICK, train_old_prompts=train_old), clip, Trainer()), stream(clip, (3,) * 4).tasks()
+    for _ in range(3):
+        method.learn(next(tasks))
+    handle = clip.text.register_forward_hook(lambda tower, given, output: counts.append(len(output)))
+    method.learn(next(tasks))
+    handle.remove()
+    new, every = 3 + 1, 4 * (3 + 1)  # the classes and the task prompt
+    assert counts[0] == 3  # the hard prompts of stage 1
+    assert set(counts[1:]) == {every if train_old else new}
+    with torch.no_grad():
+        whole, texts = method.text_classifier(all_classes=True)
+    assert torch.allclose(method.classifier[-3:], whole[-3:], atol=1e-6)
+    assert torch.allclose(method.task_texts[-1:], texts[-1:], atol=1e-6)

@@ -80,7 +80,7 @@ class Computed(Method):
         return batch.features @ self.classifier.T
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
 def test_a_lesson_that_leaves_numbers_that_are_not_finite_is_refused(tiny_clip: CLIP, value: float) -> None:
     method = Computed(NoConfig(), tiny_clip, Trainer())
     method.learn(Task(0, ["a"], SimpleNamespace(value=1.0)))  # type: ignore[arg-type]

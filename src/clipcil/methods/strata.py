@@ -8,8 +8,7 @@ Our own method, not in the paper. Nothing has to be set for a dataset or a backb
   discard still distinguish classes, and the tower never changes, so nothing has to be calibrated.
 - A linear discriminant, a ridge regression on the features and random ReLU features of them (RanPAC,
   https://arxiv.org/abs/2307.02251), and CLIP's texts.
-- Ridge parameters and the weights a, b, c are chosen on the exact leave-one-out scores of the stored features (stacked
-  generalisation).
+- Ridge parameters and the weights a, b, c are chosen on exact leave-one-out scores (stacked generalisation).
 - The features are stored with one byte per number (`memory/rows.py`), in fewer bytes than the Gaussians of DMC-OT.
 
 Example:
@@ -176,7 +175,8 @@ class Strata(Method):
         is scored like any other picture.
         """
         logits, strange = self.logits(batch), self.novelty(batch)
-        alone, kept, left_out_rows = self.find_learnt(batch, labels)
+        places, many = self.memory.find(batch.levels, labels), self.memory.counts[labels] > 1
+        alone, kept = (torch.nonzero((places >= 0) & each).flatten() for each in (~many, many))
         if len(alone):
             logits[alone, labels[alone]] = logits[alone].amin(1) - 1
             if self.seen > 1:
@@ -186,22 +186,15 @@ class Strata(Method):
         if len(kept):
             rows, own = self.memory.rows() - self.centre, self.memory.labels
             first, second = self.penalties.tolist()
-            head = fit_rows(rows, own, self.seen, left_out_rows, [first])
+            head = fit_rows(rows, own, self.seen, places[kept], [first])
             everything = Background.of(head, self.memory.counts).left_out(head, len(rows))
             strange[kept] = (-2 * head.left_out.amax(1) - everything).to(strange)
             if self.seen > 1:
-                ridge = fit_ridge(self.expand(rows), own, self.seen, left_out_rows, [second])
-                texts = self.kept_text_scores(rows[left_out_rows]).double()
+                ridge = fit_ridge(self.expand(rows), own, self.seen, places[kept], [second])
+                texts = self.kept_text_scores(rows[places[kept]]).double()
                 scores = torch.stack([head.left_out, ridge.left_out, texts])
                 logits[kept] = torch.einsum("h,hbc->bc", self.weights.double(), scores).to(logits)
         return logits, strange
-
-    def find_learnt(self, batch: Batch, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Which of the pictures, learnt as `labels` (B,), are alone in their class, which are not, and the rows of the
-        memory that keep the latter. One that the memory does not keep is neither."""
-        places, company = self.memory.find(batch.levels, labels), self.memory.counts[labels] > 1
-        kept = torch.nonzero((places >= 0) & company).flatten()
-        return torch.nonzero((places >= 0) & ~company).flatten(), kept, places[kept]
 
     def choose_rows(self, labels: Tensor) -> Tensor:
         """(R,): the first rows of each class that has two or more. The memory is in the order of hashes, so these are a
