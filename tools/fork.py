@@ -9,17 +9,39 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 
+from PIL import Image
+
 PATIENCE = 300
 """Seconds after which a process is ended, by SIGALRM."""
 
 
-def start(words: list[str], folder: Path, limit: Callable[[], object] = lambda: None) -> int:
-    """Start the command in `folder`, its output in the files `stdout` and `stderr` there; returns the process's number.
+def import_all() -> None:
+    """Import what commands import late; with one thread, because threads do not survive a fork."""
+    import lightning_fabric  # noqa: F401
+    import matplotlib.pyplot  # noqa: F401
+    import torch
 
-    Args:
-        words: What is typed behind `clipcil`.
-        folder: The working directory.
-        limit: Called in the process before the command.
+    import clipcil.classifier.export
+    import clipcil.experiment.experiment
+    import clipcil.report.page  # noqa: F401
+    from clipcil.methods.registry import methods
+
+    methods()
+    torch.set_num_threads(1)
+
+
+def write_colours(folder: Path, **classes: tuple[str, ...]) -> None:
+    """A folder of plain pictures for each class, named by their colours."""
+    for name, colours in classes.items():
+        (folder / name).mkdir(parents=True)
+        for colour in colours:
+            Image.new("RGB", (32, 32), colour).save(folder / name / f"{colour}.png")
+
+
+def start(words: list[str], folder: Path, first: Callable[[], object] = lambda: None) -> int:
+    """Start `clipcil` with these words in `folder`, its output in the files `stdout` and `stderr` there.
+
+    Returns the number of the process, in which `first` is called before the command.
     """
     files = [os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC) for name in ("stdout", "stderr")]
     process = os.fork()
@@ -29,7 +51,7 @@ def start(words: list[str], folder: Path, limit: Callable[[], object] = lambda: 
         sys.stdout, sys.stderr = (os.fdopen(number, "w", 1, encoding="utf-8") for number in (1, 2))
         signal.alarm(PATIENCE)
         os.chdir(folder)
-        limit()
+        first()
         os._exit(_run(words))
     for file in files:
         os.close(file)

@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import hashlib
-import io
 import json
 import os
 import resource
@@ -34,11 +33,11 @@ from typing import Any
 import fork
 import tomli_w
 from fuzz_pictures import KINDS, add_oddity, damaged, encoded, picture
-from PIL import Image
 
 MEMORY = 3 * 2**30
 """Bytes that a command may take beside those of the process it was forked from."""
 SAME = ("results.json", "matrix.csv", "predictions.csv")
+REPORTED = ("results.json", "results.json", "timing.json", "environment.json", "predictions.csv")
 METHODS = ("discriminant", "simplecil", "strata", "zero-shot")
 """Methods of the models that are made once, in `stock/model-METHOD`."""
 NAMES = ("cat", "größe", "🦊", "CAT", "dog_house", "a" * 250, " ", "-x", "m[red]x", "\x1b[2Jx", "\udce9\udcff", "=1+1")
@@ -49,11 +48,7 @@ VALUES = (
 JSON: tuple[Any, ...] = (None, True, -1, 0, 10**12, 2**70, 1.5, "", "x", "a" * 5000, "\x1b[2J", [], {}, [[1]], [None])
 FLAGS = "data data-root data-options tasks increment base order backbone seed shots set preset no-preset skip-broken"
 FLAGS += " device precision out resume quiet sed"
-SETTINGS = {
-    "rapf": ("adapter.epochs", "adapter.lr", "adapter.batch_size", "adapter", "ratio", "adapter.schedule"),
-    "simplecil": ("x", "memory", "simplecil.lr", ".", "a.b.c"),
-    "dmc-ot": ("stage1.epochs", "stage1.lr", "stage2.batch_size", "beta", "tuned", "stage1", "stage1.milestones"),
-}
+SETTINGS = "adapter.epochs adapter.lr adapter.batch_size adapter ratio adapter.schedule x . a.b"
 
 
 # -- inputs: each maker fills a folder and returns words; what lies in `place/in` must not be changed by the command ---
@@ -74,41 +69,27 @@ def pictures(place: Path, chance: Random, stock: Path) -> list[str]:
     return run(root, chance.choice(([], ["--skip-broken"], ["--shots", "1"])), increment=chance.choice("123"))
 
 
-def options(place: Path, chance: Random, stock: Path) -> list[str]:
-    """Options that do not exist, are misspelt, or have values of the wrong kind."""
-    words = []
+def words(place: Path, chance: Random, stock: Path) -> list[str]:
+    """Options and settings that do not exist, are misspelt, or have values of the wrong kind."""
+    root = dataset(place, stock)
+    if chance.random() < 0.5:
+        bad = [f"{chance.choice(SETTINGS.split())}={chance.choice(VALUES)}" for _ in range(chance.choice((1, 1, 2)))]
+        return run(root, ["--set", "adapter.epochs=1", *bad], "rapf")
+    odd = []
     for _ in range(chance.randint(1, 3)):
-        words += [f"--{chance.choice(FLAGS.split())}", *([chance.choice(VALUES)] if chance.random() < 0.85 else [])]
+        odd += [f"--{chance.choice(FLAGS.split())}", *([chance.choice(VALUES)] if chance.random() < 0.85 else [])]
     command = chance.choice(("run", "run", "run", "run", "methods", "bench", "rnu", "datasets"))
     if command == "bench":
-        return ["bench", chance.choice(("table9", "table1")), "--data", "nothing", *words[-2:]]
-    return run(dataset(place, stock), words) if command == "run" else [command, *words[-2:]]
+        return ["bench", chance.choice(("table9", "table1")), "--data", "nothing", *odd[-2:]]
+    return run(root, odd) if command == "run" else [command, *odd[-2:]]
 
 
-def settings(place: Path, chance: Random, stock: Path) -> list[str]:
-    """`--set` with any key and any value."""
-    method = chance.choice(tuple(SETTINGS))
-    quick = {"rapf": ["adapter.epochs=1"], "dmc-ot": ["stage1.epochs=0", "stage2.epochs=1", "stage2.steps=0"]}
-    bad = [f"{chance.choice(SETTINGS[method])}={chance.choice(VALUES)}" for _ in range(chance.choice((1, 1, 2)))]
-    return run(dataset(place, stock), ["--set", *quick.get(method, []), *bad], method)
-
-
-def orders(place: Path, chance: Random, stock: Path) -> list[str]:
-    """Files and words for the order of classes."""
-    root = dataset(place, stock)
-    names = sorted(path.name for path in (root / "train").iterdir())
-    lines = chance.choice((names, ["0", "1", "2"], [*names, names[0]], names[1:], ["9"], ["-1"], []))
-    text = chance.choice(("\n", ",", "\r\n", " ")).join(lines).encode()
-    (root / "order.txt").write_bytes(damaged(text, chance) if chance.random() < 0.5 else text)
-    words = ("icarl", "seed:x", "seed:-1", f"seed:{'9' * 30}", "seed:²", "nothing.txt", "", str(root))
-    return run(root, ["--order", str(root / "order.txt") if chance.random() < 0.7 else chance.choice(words)])
-
-
-def resumes(place: Path, chance: Random, stock: Path) -> list[str]:
-    """A run that was stopped, with damage to its files, or links to files of the user."""
-    folder = place / "run"
-    shutil.copytree(stock / "stopped", folder)
-    path = chance.choice(sorted(path for path in folder.rglob("*") if path.is_file()))
+def runs(place: Path, chance: Random, stock: Path) -> list[str]:
+    """A run of a stranger, to be resumed or reported: a file of it is damaged, foreign, gone or a link."""
+    folder, resumed = place / "run", chance.random() < 0.5
+    shutil.copytree(stock / ("stopped" if resumed else "whole"), folder)
+    found = sorted(path for path in folder.rglob("*") if path.is_file())
+    path = chance.choice(found if resumed else [folder / name for name in REPORTED])
     kind = chance.randrange(8)
     if kind == 0:
         path.unlink()
@@ -116,12 +97,19 @@ def resumes(place: Path, chance: Random, stock: Path) -> list[str]:
         path.write_bytes(chance.choice(sorted((stock / "other").rglob(f"*{path.suffix}"))).read_bytes())
     elif kind == 2:
         link(path, place)
+    elif kind == 3:
+        path.write_text(chance.choice(("[" * 50_000, '{"last": NaN}', "", "{}", '{"a": "\\ud800"}')))
+    elif kind < 6 and path.suffix == ".json":
+        path.write_text(json.dumps(mutated(json.loads(path.read_text()), chance)))
     else:
         path.write_bytes(damaged(path.read_bytes(), chance))
-    return ["run", "--resume", str(folder), *chance.choice(([], [], ["--seed", "3"], ["--set", "adapter.lr=0.5"]))]
+    if resumed:
+        return ["run", "--resume", str(folder), *chance.choice(([], [], ["--seed", "3"], ["--set", "adapter.lr=0.5"]))]
+    outs = ([], ["page.html"], [link(place / "page", place).name], ["none/a.html"])
+    return ["report", str(folder), *(word for out in chance.choice(outs) for word in ("--out", str(place / out)))]
 
 
-def weights(place: Path, chance: Random, stock: Path) -> list[str]:
+def backbones(place: Path, chance: Random, stock: Path) -> list[str]:
     """A backbone folder with a damaged, missing or foreign file."""
     from clipcil.clip.loading import MINI
 
@@ -175,37 +163,13 @@ def models(place: Path, chance: Random, stock: Path) -> list[str]:
     }[chance.choice(("learn", "learn", "predict", "predict", "forget", "rename", "show", "export"))]
 
 
-def reports(place: Path, chance: Random, stock: Path) -> list[str]:
-    """A finished run of a stranger, or a report into a place that is taken."""
-    folder = place / "run"
-    shutil.copytree(stock / "whole", folder)
-    file = folder / chance.choice(
-        ("results.json", "results.json", "timing.json", "environment.json", "predictions.csv")
-    )
-    kind = chance.randrange(6)
-    if kind < 3 and file.suffix == ".json":
-        file.write_text(json.dumps(mutated(json.loads(file.read_text()), chance)))
-    elif kind == 3:
-        link(file, place)
-    elif kind == 4:
-        file.write_text(chance.choice(("[" * 50_000, '{"last": NaN}', "", "{}", '{"a": "\\ud800"}')))
-    else:
-        file.write_bytes(damaged(file.read_bytes(), chance))
-    outs: tuple[Path | None, ...] = (None, place / "page.html", link(place / "page", place), place / "none" / "a.html")
-    out = chance.choice(outs)
-    return ["report", str(folder), *([] if out is None else ["--out", str(out)])]
-
-
 FAMILIES: dict[str, tuple[Callable[[Path, Random, Path], list[str]], int]] = {
     "pictures": (pictures, 300),
-    "options": (options, 150),
-    "settings": (settings, 150),
-    "orders": (orders, 60),
-    "resumes": (resumes, 150),
-    "weights": (weights, 60),
-    "places": (places, 40),
+    "words": (words, 300),
+    "runs": (runs, 310),
     "models": (models, 500),
-    "reports": (reports, 160),
+    "backbones": (backbones, 60),
+    "places": (places, 40),
 }
 """Makers of inputs and how often each is chosen."""
 
@@ -303,26 +267,27 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="clipcil-fuzz-") as name:
         work, stock = Path(name), Path(name) / "stock"
         os.environ["CLIPCIL_CACHE"] = str(work / "cache")
+        fork.import_all()
         make_stock(stock)
         for number in range(given.inputs) if given.only is None else [given.only]:
             chance, place = Random(f"{given.seed}/{number}"), work / f"case-{number}"
             family = given.family or chance.choices(list(FAMILIES), [share for _, share in FAMILIES.values()])[0]
             place.mkdir()
-            words = FAMILIES[family][0](place, chance, stock)
-            if words[0] == "run" and not {"--out", "--resume"} & set(words):
-                words += ["--out", str(place / "out")]
+            command = FAMILIES[family][0](place, chance, stock)
+            if command[0] == "run" and not {"--out", "--resume"} & set(command):
+                command += ["--out", str(place / "out")]
             before, model = fingerprint(place / "in"), fingerprint(place / "model")
-            code = fork.end(fork.start(words, place, bound_memory))
+            code = fork.end(fork.start(command, place, bound_memory))
             ended[code] += 1
             said, errors = ((place / file).read_text(errors="replace") for file in ("stdout", "stderr"))
-            problem = judge(place, words, code, said, errors, stock)
+            problem = judge(place, command, code, said, errors, stock)
             if fingerprint(place / "in") != before:
                 problem = "changed the files it was given"
             if code == 2 and fingerprint(place / "model") != model:
                 problem = "changed a model that it refused to change"
             failures += bool(problem)
             if problem or given.only is not None:
-                print(f"input {number} ({family}): {problem}\nclipcil {words}\n{said}{errors[-1500:]}", flush=True)
+                print(f"input {number} ({family}): {problem}\nclipcil {command}\n{said}{errors[-1500:]}", flush=True)
             shutil.rmtree(place, ignore_errors=True)
     codes = ", ".join(f"{count} exit {code}" for code, count in sorted(ended.items()))
     seconds = time.monotonic() - started
@@ -336,23 +301,23 @@ def bound_memory() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (used + MEMORY, used + MEMORY))
 
 
-def judge(place: Path, words: list[str], code: int, said: str, errors: str, stock: Path) -> str:
+def judge(place: Path, command: list[str], code: int, said: str, errors: str, stock: Path) -> str:
     """What is wrong with how the command ended; empty if nothing is."""
     from clipcil.classifier.folder import load_model
     from clipcil.errors import UserError
 
-    if code not in (0, 2) and (code, words[0]) != (1, "predict"):
+    if code not in (0, 2) and (code, command[0]) != (1, "predict"):
         return f"ended with {code}"
     if len(lines := [line for line in errors.splitlines() if line.strip()]) != (0 if code == 0 else 1):
         return f"exit code {code} with {len(lines)} lines on stderr"
     if odd := {letter for letter in said + errors if ord(letter) < 32 or 127 <= ord(letter) < 160} - {"\n"}:
         return f"printed control characters {odd}"
-    if code == 0 and words[0] in ("learn", "forget", "rename"):
+    if code == 0 and command[0] in ("learn", "forget", "rename"):
         try:
             load_model(place / "model")
         except UserError as error:
             return f"left a model that cannot be read: {error}"
-    if code == 0 and "--resume" in words and (place / "run").is_dir():
+    if code == 0 and "--resume" in command and (place / "run").is_dir():
         wrong = [name for name in SAME if (place / "run" / name).read_bytes() != (stock / "whole" / name).read_bytes()]
         if wrong:
             return f"resumed to other results: {', '.join(wrong)}"
@@ -374,37 +339,19 @@ def fingerprint(root: Path) -> str:
 
 def make_stock(stock: Path) -> None:
     """What many inputs need, made once: pictures, models, a run never stopped and the same run stopped."""
-    import lightning_fabric  # noqa: F401  (what a command imports late is imported here, once)
-    import matplotlib.pyplot  # noqa: F401
-    import torch
-
-    import clipcil.classifier.classifier
-    import clipcil.experiment.experiment
-    import clipcil.report.page  # noqa: F401
-    from clipcil.cli import main as command
     from clipcil.tensor_store import TensorStore
 
-    torch.set_num_threads(1)
-    for place in [
-        f"{part}/{name}/{number}"
-        for part, count in (("train", 3), ("test", 1))
-        for name in ("cat", "dog", "tree")
-        for number in range(count)
-    ]:
-        path = stock / "pictures" / f"{place}.png"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(encoded(picture(Random(place), size=(16, 16)), "PNG"))
-    for name, colours in (("red", ("red", "darkred", "maroon")), ("blue", ("blue", "navy", "teal"))):
-        (stock / "week" / name).mkdir(parents=True)
-        for colour in colours:
-            Image.new("RGB", (16, 16), colour).save(stock / "week" / name / f"{colour}.png")
-    with contextlib.redirect_stdout(io.StringIO()):
-        command(["methods"])
+    for name in ("cat", "dog", "tree"):
+        for place in (f"train/{name}/0", f"train/{name}/1", f"train/{name}/2", f"test/{name}/0"):
+            path = stock / "pictures" / f"{place}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(encoded(picture(Random(place), size=(16, 16)), "PNG"))
+    fork.write_colours(stock / "week", red=("red", "darkred", "maroon"), blue=("blue", "navy", "teal"))
     for name in METHODS:
         fork.run(["learn", str(stock / f"model-{name}"), str(stock / "week"), "--quiet", "--method", name], stock)
-    words = run(stock / "pictures", ["--quiet", "--set", "adapter.epochs=2"], "rapf", "1")
-    fork.run([*words, "--out", str(stock / "whole")], stock)
-    fork.run([*words, "--out", str(stock / "other"), "--seed", "5"], stock)
+    made = run(stock / "pictures", ["--quiet", "--set", "adapter.epochs=2"], "rapf", "1")
+    fork.run([*made, "--out", str(stock / "whole")], stock)
+    fork.run([*made, "--out", str(stock / "other"), "--seed", "5"], stock)
     save, written = TensorStore.save, 0
 
     def stop_late(store: TensorStore, *args: Any) -> Path:
@@ -415,10 +362,9 @@ def make_stock(stock: Path) -> None:
             os._exit(0)
         return path
 
-    def patch() -> None:
-        TensorStore.save = stop_late  # type: ignore[method-assign]
-
-    fork.end(fork.start([*words, "--out", str(stock / "stopped")], stock, patch))
+    fork.end(
+        fork.start([*made, "--out", str(stock / "stopped")], stock, lambda: setattr(TensorStore, "save", stop_late))
+    )
     assert list((stock / "stopped").rglob("stages/*.safetensors")), "the stopped run has no stage under way"
 
 

@@ -22,7 +22,6 @@ import time
 from pathlib import Path
 
 import fork
-from PIL import Image
 
 SAME = ("config.toml", "results.json", "matrix.csv", "predictions.csv", "steps.jsonl")
 CLASSES = 6
@@ -34,33 +33,21 @@ def main() -> int:
     parser.add_argument("--what", choices=("all", "runs", "commands"), default="all", help="what is killed")
     parser.add_argument("--methods", default="all", help="names with commas between, or all")
     parser.add_argument("--seed", type=int, default=0, help="seed of the moments")
-    parser.add_argument("--epochs", type=int, default=3, help="epochs of every stage")
     given = parser.parse_args()
-    import lightning_fabric  # noqa: F401  (what a command imports late is imported here, once)
-    import torch
-
-    import clipcil.classifier.export
-    import clipcil.experiment.experiment
-    import clipcil.report.page  # noqa: F401
+    fork.import_all()
     from clipcil.methods.registry import methods
 
-    torch.set_num_threads(1)
     names = sorted(methods()) if given.methods == "all" else given.methods.split(",")
     commands = {"all": given.kills // 3, "runs": 0, "commands": given.kills}[given.what]
     chance = random.Random(given.seed)
     with tempfile.TemporaryDirectory(prefix="clipcil-kill-") as name:
         work = Path(name)
         write_pictures(work / "pictures")
-        use_cache(work / "cache")
+        os.environ["CLIPCIL_CACHE"] = str(work / "cache")
         bad = kill_commands(work, commands, chance) if commands else 0
-        settings = {name: short_settings(name, given.epochs) for name in names}
+        settings = {name: short_settings(name) for name in names}
         bad += kill_runs(work, settings, given.kills - commands, chance) if given.what != "commands" else 0
     return int(bad > 0)
-
-
-def use_cache(folder: Path) -> None:
-    """Name the cache of the processes that are started from now on."""
-    os.environ["CLIPCIL_CACHE"] = str(folder)
 
 
 def write_pictures(folder: Path) -> None:
@@ -76,14 +63,14 @@ def write_pictures(folder: Path) -> None:
                 pictures.image(row).save(path)
 
 
-def short_settings(method: str, epochs: int) -> list[str]:
+def short_settings(method: str) -> list[str]:
     """`--set stage1.epochs=3 stage1.batch_size=8 …` for every stage the method has."""
     from clipcil.methods.registry import find_method
     from clipcil.training.trainer import Training
 
     config = find_method(method).Config()
     stages = [field.name for field in dataclasses.fields(config) if isinstance(getattr(config, field.name), Training)]
-    words = [word for name in stages for word in (f"{name}.epochs={epochs}", f"{name}.steps=0", f"{name}.batch_size=8")]
+    words = [word for name in stages for word in (f"{name}.epochs=3", f"{name}.steps=0", f"{name}.batch_size=8")]
     return ["--set", *words] if words else []
 
 
@@ -98,12 +85,12 @@ def kill_runs(work: Path, settings: dict[str, list[str]], kills: int, chance: ra
         name = list(settings)[runs % len(settings)]
         words = [name, "--data", "folder", "--data-root", str(work / "pictures"), "--increment", "2", *settings[name]]
         if name not in whole:
-            use_cache(work / "cache")
+            os.environ["CLIPCIL_CACHE"] = str(work / "cache")
             since = time.monotonic()
             fork.run(["run", *words, "--out", str(work / name)], work)
             whole[name] = time.monotonic() - since
         if runs % 3 == 0:  # one run in three with a new cache, so that preprocessing is killed as well
-            use_cache(work / f"cache-{runs}")
+            os.environ["CLIPCIL_CACHE"] = str(work / f"cache-{runs}")
         most = min(kills - done, max(1, kills // len(settings)))  # so that every method gets its share
         cut = work / f"{name}-{runs}"
         count = kill_and_resume(work, cut, words, whole[name], most, chance)
@@ -111,10 +98,9 @@ def kill_runs(work: Path, settings: dict[str, list[str]], kills: int, chance: ra
         done, runs, bad = done + count, runs + 1, bad + bool(wrong)
         print(f"{name}: {count} kills, {f'DIFFERENT: {wrong}' if wrong else 'the same bytes'}", flush=True)
         shutil.rmtree(cut)
-    print(
-        f"{done} kills in {runs} runs of {len(whole)} methods, {time.monotonic() - started:.0f} s:"
-        f" {runs - bad} of {runs} runs ended with the same bytes"
-    )
+    took = f"{time.monotonic() - started:.0f} s"
+    same = f"{runs - bad} of {runs} runs ended with the same bytes"
+    print(f"{done} kills in {runs} runs of {len(whole)} methods, {took}: {same}")
     return bad
 
 
@@ -145,17 +131,12 @@ def kill_and_resume(work: Path, out: Path, words: list[str], seconds: float, mos
 def kill_commands(work: Path, kills: int, chance: random.Random) -> int:
     """Kill the commands in turn; returns how many left something wrong."""
     stock = work / "stock"
-    for place, colours in {"red": ("red", "darkred"), "blue": ("blue", "navy"), "green": ("green", "lime")}.items():
-        folder = stock / ("week2" if place == "green" else "week1") / place
-        folder.mkdir(parents=True)
-        for colour in colours:
-            Image.new("RGB", (64, 64), colour).save(folder / f"{colour}.png")
+    fork.write_colours(stock / "week1", red=("red", "darkred"), blue=("blue", "navy"))
+    fork.write_colours(stock / "week2", green=("green", "lime"))
     pictures = str(work / "pictures")
     fork.run(["learn", str(stock / "model"), str(stock / "week1"), "--quiet", "--method", "simplecil"], work)
-    fork.run(
-        ["run", "simplecil", "--data", "folder", "--data-root", pictures, "--tasks", "3", "--out", str(stock / "run")],
-        work,
-    )
+    run = ["run", "simplecil", "--data", "folder", "--data-root", pictures, "--tasks", "3"]
+    fork.run([*run, "--out", str(stock / "run")], work)
     grid = ["--methods", "simplecil", "--data", "folder", "--data-root", f"folder={pictures}", "--increment", "2"]
     commands = {
         "learn": ["learn", "model", str(stock / "week2"), "--quiet"],
