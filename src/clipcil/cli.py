@@ -43,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 OUT_OF_MEMORY = ("allocate memory", "could not create a primitive", "out of memory")
-"""What torch, its oneDNN kernels, and CUDA say where the memory is used up; none raises MemoryError."""
+"""Words with which torch, oneDNN and CUDA report that memory is used up; none of them raises MemoryError."""
 
 
 def _run(words: list[str]) -> None:

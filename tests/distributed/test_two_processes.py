@@ -1,4 +1,8 @@
-"""Two processes against one, for every registered method: the same predictions and the same parameters."""
+"""Two processes against one, for every registered method: the same predictions and the same parameters.
+
+`python test_two_processes.py RANK WORLD FOLDER METHOD…` is one process: it learns two tasks with each method, and saves
+parameters and predictions.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +12,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
+import torch.distributed as dist
+from safetensors.torch import load_file, save_file
 
+from clipcil import checks
+from clipcil.clip import load_clip
+from clipcil.experiment.evaluate import predict
 from clipcil.methods.registry import methods
 
-WORKER = Path(__file__).with_name("worker.py")
 ALL = sorted(methods())
 
 
@@ -21,7 +28,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with what one process and what two processes came to, for all methods."""
     folder = tmp_path_factory.mktemp("world")
     for world in (1, 2):
-        commands = [[sys.executable, str(WORKER), str(rank), str(world), str(folder), *ALL] for rank in range(world)]
+        commands = [[sys.executable, __file__, str(rank), str(world), str(folder), *ALL] for rank in range(world)]
         started = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for command in commands]
         for process in started:
             _, errors = process.communicate(timeout=600)
@@ -43,3 +50,23 @@ def test_two_processes_learn_what_one_learns_and_encode_each_picture_once(name: 
             if methods()[name].tunes_tower and one.numel():  # sums over features of a tuned tower round by their size
                 atol = max(atol, 1e-6 * float(one.abs().amax()))
             torch.testing.assert_close(two, one, atol=atol, rtol=1e-4, msg=f"{key} differs")
+
+
+def work(rank: int, world: int, folder: Path, names: list[str]) -> None:
+    if world > 1:
+        dist.init_process_group("gloo", f"file://{folder / 'rendezvous'}", rank=rank, world_size=world)
+    clip, data = load_clip("mini"), checks.some_classes(5)
+    for name in names:
+        fixture = checks.Fixture(methods()[name], clip, data, (3, 2), folder / "cache")
+        fixture.learn()
+        with torch.no_grad():
+            guesses = torch.cat([predict(fixture.method, fixture.stream.test(index))[0] for index in range(2)])
+        state = {f"state.{key}": value.contiguous().clone() for key, value in fixture.method.state_dict().items()}
+        encoded = torch.tensor(fixture.reader.passed)
+        save_file({"predictions": guesses, "encoded": encoded, **state}, folder / f"{name}-{world}-{rank}.safetensors")
+    if world > 1:
+        dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    work(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), sys.argv[4:])

@@ -28,7 +28,7 @@ from clipcil.experiment import workers
 from clipcil.experiment.bench import RESULTS, FinishedRuns, RunOutcome, lines_of, read_log, run_grid
 from clipcil.experiment.experiment import Experiment
 from clipcil.experiment.folder import inputs
-from clipcil.experiment.grid import PlannedRun, data_roots, plan
+from clipcil.experiment.grid import PlannedRun, plan
 from clipcil.experiment.spec import Grid, RunSpec, method_settings
 from clipcil.storage import InUseError
 from support.lessons import COLOURS
@@ -230,28 +230,6 @@ def test_a_file_that_changes_while_a_run_goes_on_is_named_as_the_reason(bench: B
     assert finished.result is None and "FAILED: " in bench.told[0] and "--out" in bench.told[0]
 
 
-def test_a_table_of_the_paper_is_a_grid(tmp_path: Path) -> None:
-    planned = plan(Grid("table1", out=tmp_path))
-    assert len(planned) == 12 * 4
-    assert {(each.spec.tasks, each.spec.backbone) for each in planned} == {(10, "openai/clip-vit-base-patch16")}
-    cut = plan(Grid("table1", only=("dmc*", "rapf", "c*00"), seeds=3, out=tmp_path))
-    assert {each.spec.method for each in cut} == {"dmc", "dmc-ot", "rapf"}
-    assert [each.spec.seed for each in cut[:3]] == [0, 1, 2]
-    assert {each.spec.data for each in cut} == {"cifar100", "cub200"}
-    assert {each.spec.tasks for each in plan(Grid("table2", out=tmp_path))} == {20}
-
-
-def test_ablations_are_settings(tmp_path: Path) -> None:
-    planned = plan(Grid("table4", data=("emoji",), run={"backbone": "mini"}, out=tmp_path))
-    assert [(each.label, each.config.calibration, each.config.task_prompt) for each in planned] == [
-        ("w/o OT", "none", True), ("with alternative OT", "class", True), ("with OT", "task", True),
-    ]  # fmt: skip
-    assert plan(Grid("table3", data=("emoji",), out=tmp_path))[0].config.simultaneous
-    assert not plan(Grid("table5", data=("emoji",), out=tmp_path))[0].config.task_prompt
-    usual = plan(Grid("table1", data=("emoji",), only=("dmc-ot",), run={"backbone": "mini"}, out=tmp_path))
-    assert usual[0].folder == planned[2].folder, "the same run in two tables is one run"
-
-
 def test_files_that_a_run_is_made_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those that an option or setting names, whole folders too, and those that are read with the weights."""
     monkeypatch.chdir(tmp_path)
@@ -279,53 +257,6 @@ def test_files_that_a_run_is_made_from(tmp_path: Path, monkeypatch: pytest.Monke
         assert named("emoji", {}, f"weights/{part}", backbone="weights/vit.pt") == both
     gone = RunSpec("rapf", "ucf101", data_options={"lists": "gone"}, backbone="owner/name")
     assert inputs(gone, method_settings(gone, {})) == {}
-
-
-@pytest.mark.parametrize(
-    ("options", "named"),
-    [
-        ({"table": "table9"}, "'table9'"),
-        ({"methods": ("simplecli",)}, "'simplecil'"),
-        ({"data": ("emojis",)}, "'emoji'"),
-        ({"data": ("tests",)}, "--data folder --data-root tests"),
-        ({"only": ("nothing-like-it",)}, "'nothing-like-it'"),
-        ({"set": ("stage1.epoch=1",)}, "'stage1.epoch'"),
-        ({"set": ("stage1.epochs=many",)}, "'stage1.epochs' is 'many'"),
-        ({"table": "table4", "set": ("calibration=none",)}, "'calibration'"),
-        ({"methods": ("l2p",), "set": ("pool=3", "top_k=4")}, "'pool' is 3"),
-        ({"data_root": ("a", "b")}, "--data-root"),
-        ({"data_options": ("splits=1",)}, "'splits'"),
-        ({"orders": ("seed:3",), "run": {"order": "seed:9"}}, "--order"),
-        *(({name: ("",)}, f"--{name}") for name in ("methods", "only", "data", "orders")),
-        *(({name: 0}, f"'{name}' is '0'") for name in ("seeds", "jobs", "cpus_per_run")),
-        ({"gpus_per_run": -1.0}, "'gpus_per_run'"),
-        ({"address": "auto"}, "--on ray"),
-        ({"gpus_per_run": 1.0}, "--on ray"),
-        ({"cpus_per_run": 2.0}, "--on ray"),
-        ({"on": "ray", "jobs": 2}, "--jobs"),
-    ],
-)
-def test_wrong_words_are_refused_before_anything_runs(
-    options: dict[str, Any], named: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "tests").mkdir()
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(UserError) as caught:
-        plan(Grid(**options))
-    assert named in str(caught.value)
-
-
-def test_settings_reach_the_methods_that_have_them(tmp_path: Path) -> None:
-    planned = plan(Grid(methods=("zero-shot", "l2p"), set=("pool=3", "top_k=2"), out=tmp_path))
-    assert [each.problem for each in planned] == ["", ""]  # a pool of 3 does not fit the default top_k
-    assert (planned[1].config.pool, planned[1].config.top_k) == (3, 2)
-
-
-def test_the_folder_of_a_dataset_is_absolute_however_it_is_named(tmp_path: Path) -> None:
-    (tmp_path / "cifar100").mkdir()
-    found = data_roots([str(tmp_path), "cub200=elsewhere"], ["cifar100", "cub200", "imagenet-r", "emoji"])
-    assert found.pop("cub200") == Path("elsewhere").absolute()
-    assert found == {"cifar100": tmp_path / "cifar100", "imagenet-r": tmp_path, "emoji": None}
 
 
 def test_two_processes_give_the_same_bytes_also_when_they_are_killed(bench: Bench) -> None:

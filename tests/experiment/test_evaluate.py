@@ -1,7 +1,9 @@
-"""Drift is nothing where nothing moved, with a floor that a perfect calibration reaches; evaluation on a sample."""
+"""The field's numbers by hand; drift is nothing where nothing moved; evaluation on a sample or on held-out pictures."""
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,11 +12,40 @@ import torch
 
 import clipcil
 from clipcil.checks import Fixture, some_classes
+from clipcil.cli import main
 from clipcil.clip import CLIP
-from clipcil.experiment.evaluate import class_drift, copy_memory, measure_drift
+from clipcil.experiment.evaluate import Record, class_drift, copy_memory, measure_drift
 from clipcil.experiment.results import Results
 from clipcil.memory.gaussians import AffineMap, GaussianMemory
 from clipcil.methods.dmc import DMCOT
+from clipcil.report.compare import group_runs
+from clipcil.report.runs import find_runs
+from support.lessons import refused
+
+NUMBERS = ("last", "average", "last_weighted", "average_weighted", "forgetting", "backward_transfer")
+
+
+@pytest.mark.parametrize(
+    ("sizes", "correct", "total", "numbers"),
+    [
+        # Class 0 has 4 test pictures, class 1 has 6, class 2 has 5: 70 % of the first task, then 50 % and 80 %.
+        ([2, 1], [[4, 3], [2, 3, 4]], [4, 6, 5], (65, 67.5, 60, 65, 20, -20)),
+        # Forgetting is measured from the best, backward transfer from the first.
+        ([1, 1, 1], [[1], [9, 5], [4, 5, 5]], [10] * 3, (140 / 3, 380 / 9, 140 / 3, 380 / 9, 25, 15)),
+        ([2], [[1, 1]], [2, 2], (50, 50, 50, 50, 0, 0)),  # one task has nothing to forget
+        ([1, 1], [[0], [0, 3]], [0, 4], (75, 37.5, 75, 75, 0, 0)),  # a class without test pictures
+    ],
+)
+def test_the_numbers_of_the_field(
+    sizes: list[int], correct: list[list[int]], total: list[int], numbers: tuple[float, ...]
+) -> None:
+    records = [Record(right, total[: len(right)], []) for right in correct]
+    found = Results({}, [f"class {index}" for index in range(len(total))], sizes, records, [None] * len(records), [])
+    assert [getattr(found, name) for name in NUMBERS] == pytest.approx(numbers)
+    if sizes == [2, 1]:
+        assert np.allclose(found.matrix, [[70, math.nan], [50, 80]], equal_nan=True)
+    shares = [100 * right / count if count else math.nan for right, count in zip(correct[-1], total, strict=True)]
+    assert np.array_equal(list(found.per_class.values()), shares, equal_nan=True)
 
 
 def memory_of(features: torch.Tensor) -> GaussianMemory:
@@ -77,3 +108,34 @@ def test_old_tasks_are_sampled_and_the_end_is_whole() -> None:
     assert sampled.last == whole.last and sampled.per_class == whole.per_class
     assert np.array_equal(np.diag(sampled.matrix), np.diag(whole.matrix))  # the newest task is measured whole
     assert all(value * 10 % 100 == 0 for value in sampled.matrix[2, :2])  # shares of ten pictures
+
+
+def test_the_test_pictures_take_no_part_where_pictures_are_held_out(tmp_path: Path) -> None:
+    data = some_classes(10)
+    blind = replace(data, test=data.test.subset(data.test.labels[:0]))  # none at all
+    found = {}
+    for name, given in (("whole", data), ("blind", blind)):
+        experiment = clipcil.Experiment("simplecil", data=given, tasks=5, hold_out=2, device="cpu")
+        found[name] = experiment.run(tmp_path / name)
+    assert np.array_equal(found["whole"].matrix, found["blind"].matrix, equal_nan=True)
+    assert sum(found["blind"].records[-1].total) == 2 * len(data.classes)
+    assert any("held-out training pictures" in note for note in found["blind"].notes)
+
+
+def test_folds_by_seed_and_a_report_that_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["bench", "--methods", "simplecil", "--data", "emoji", "--tasks", "5", "--out", str(tmp_path)]
+    main([*words, "--hold-out", "1", "--seeds", "2"])
+    assert "1 held-out training pictures per class" in capsys.readouterr().out
+    main([*words, "--quiet"])
+    runs = find_runs([tmp_path])
+    assert len({run.last for run in runs}) == len(runs) == 3
+    main(["report", str(tmp_path), "--out", str(tmp_path / "report.html")])
+    page = (tmp_path / "report.html").read_text()
+    assert "1 held-out training pictures per class" in page and "100 held-out training pictures" in page
+    held_out = next(group for group in group_runs(runs) if len(group.runs) == 2)
+    assert held_out.paper_result() is None, "the paper's numbers are of test pictures"
+
+
+@pytest.mark.parametrize("count", ["6", "0"])
+def test_a_wrong_number_is_named(count: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert count in refused(capsys, "run", "simplecil", "--hold-out", count, "--out", str(tmp_path / "run"))

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from clipcil.commands.types import File, Flag, takes
+from clipcil.errors import UserError, quoted
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -45,9 +46,6 @@ def bench(table: str | None = None, /, *, quiet: Flag = False, dry_run: Flag = F
         quiet: Print the closing table only.
         dry_run: List the runs and how many of them are finished; run nothing.
     """
-    from rich.console import Console
-
-    from clipcil.errors import quoted
     from clipcil.experiment.bench import RESULTS, lines_of
     from clipcil.experiment.grid import plan
     from clipcil.paper import read_table
@@ -59,7 +57,7 @@ def bench(table: str | None = None, /, *, quiet: Flag = False, dry_run: Flag = F
         return
     finished = _do(plan(grid), grid, quiet)
     paper = read_table(grid.table) if grid.table else None
-    print_comparison(lines_of(finished, grid.table or ""), paper.title if paper else "", Console(markup=False))
+    print_comparison(lines_of(finished, grid.table or ""), paper.title if paper else "")
     notes = [f"Note: {paper.note}."] if paper and paper.note else []
     folders = " ".join(map(quoted, _folders(finished, grid)))
     where = f"Each run is a line of {grid.out / RESULTS}; clipcil report {folders} makes a page of them"
@@ -106,17 +104,14 @@ def sweep(
     path = plot or grid.out / f"sweep-{method}-{key.replace('/', '-')}.png"
     check_plot(path)  # before the runs, which may take hours
     finished = _do(plan_sweep(method, key, values, grid), grid, quiet, f"; each line names the value of {key}")
-    points = [(line.data, line.label, line.group) for line in lines_of(finished) if line.group is not None]
-    rows = [
-        (data, value, len(group.runs), group.last, group.average, f"{group.seconds:.1f}")
-        for data, value, group in points
-    ]
+    rows, curves = [], dict[str, list[tuple[str, MeanStd, MeanStd]]]()
+    for line in lines_of(finished):
+        if (group := line.group) is not None:
+            rows.append((line.data, line.label, len(group.runs), group.last, group.average, f"{group.seconds:.1f}"))
+            curves.setdefault(line.data, []).append((line.label, group.last, group.average))
     print_table(("data", key, "runs", "A_B", "Ā", "seconds"), rows, title=f"{method}: {key}")
     lines = []
-    if points:
-        curves: dict[str, list[tuple[str, MeanStd, MeanStd]]] = {}
-        for data, value, group in points:
-            curves.setdefault(data, []).append((value, group.last, group.average))
+    if curves:
         save_sweep([Curve(*each) for each in curves.items()], f"{method}: accuracy by {key}", key, path)
         lines.append(f"curve in {path}")
     _close(finished, grid, quiet, lines)
@@ -172,7 +167,6 @@ def _folders(finished: list[RunOutcome], grid: Grid) -> list[Path]:
 
 def _close(finished: list[RunOutcome], grid: Grid, quiet: bool, lines: list[str]) -> None:
     from clipcil.commands.text import say
-    from clipcil.errors import UserError
     from clipcil.experiment.bench import RESULTS
 
     if count := grid.run.get("hold_out"):

@@ -7,7 +7,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from clipcil.experiment.spec import Grid
 from clipcil.experiment.workers import in_processes, in_this_process, on_ray
 from clipcil.report.compare import Group, Line, group_runs
 from clipcil.report.runs import NUMBERS, RunRecord, find_runs
+from clipcil.settings import typed
 from clipcil.storage import MissingFileError, open_log, parse_json, read_bytes
 
 RESULTS = "results.jsonl"
@@ -45,7 +46,7 @@ def run_grid(
 
     Args:
         planned: The runs; those with the same folder are one run.
-        grid: Where the runs are and how they are done. Each run that ends adds a line to `results.jsonl` in its folder.
+        grid: Its folder, where each run that ends adds a line to `results.jsonl`, and how runs are done.
         tell: Called with a line for each run that ends.
         make_display: Makes the display of a run, where runs are done in this process.
 
@@ -53,7 +54,7 @@ def run_grid(
         How each of `planned` ended, in the same order.
     """
     runs, known, log = distinct(planned), FinishedRuns(grid.kept), grid.out / RESULTS
-    logged = {line["run"] for line in read_log(log) if line.get("status") == "done"}
+    logged = {line.get("run") for line in read_log(log) if line.get("status") == "done"}
     outcomes: dict[Path, RunOutcome] = {}
 
     def end(run: PlannedRun, error: str, result: RunRecord | None, state: str = "done") -> None:
@@ -202,10 +203,6 @@ def read_log(path: Path) -> list[dict[str, Any]]:
         raise UserError(f"{path} exists and is not the log of a bench; name another folder with --out")
     lines = []
     for text in data.decode(errors="replace").splitlines():
-        try:
-            value = parse_json(text, str(path))
-        except UserError:
-            continue
-        if isinstance(value, dict) and isinstance(value.get("run"), str):
-            lines.append(value)
+        with suppress(UserError):
+            lines.append(typed(parse_json(text, str(path)), dict[str, Any]))
     return lines

@@ -19,8 +19,8 @@ from clipcil.memory.ledoit_wolf import average_moments
 from clipcil.methods.base import Method
 
 BATCH = 256
-MOST = 50
-"""Pictures of a class that are encoded again to measure its drift: more would mostly cost time."""
+DRIFT_PICTURES = 50
+"""Pictures of a class that are encoded again to measure its drift; more would cost time and change little."""
 
 
 @dataclass
@@ -58,12 +58,8 @@ def predict(method: Method, pictures: Pictures) -> tuple[Tensor, Tensor]:
 def evaluate(method: Method, stream: TaskStream, last: int, sample: int | None = None) -> Record:
     """Predict the test pictures of tasks 0…last among all classes seen.
 
-    Args:
-        method: The method after task `last`.
-        stream: The tasks.
-        last: Index of the newest task.
-        sample: Before the end of the stream, measure older tasks on at most this many of their test pictures, the same
-            ones every time; None: on all.
+    Before the end of the stream, older tasks are measured on at most `sample` of their test pictures, the same ones
+    every time.
     """
     is_last = last + 1 == len(stream)
     seen, sizes = method.seen, torch.tensor(stream.sizes[: last + 1])
@@ -90,9 +86,9 @@ def evaluate(method: Method, stream: TaskStream, last: int, sample: int | None =
 class Drift(NamedTuple):
     """How far the stored Gaussians lie from the features that the same pictures have now, before and after learning.
 
-    Cosine: 1 − cos(stored mean, mean now); W₂: distance between the Gaussians. The floors are what a perfect
-    calibration would still show: of the cosine because at most `MOST` of the pictures are encoded again, of W₂ because
-    the stored covariance is a shrunk one.
+    Cosine: 1 − cos(stored mean, mean now); W₂: distance between the Gaussians. A perfect calibration would still show
+    the floors: that of the cosine because at most `DRIFT_PICTURES` pictures are encoded again, that of W₂ because the
+    stored covariance is shrunk.
     """
 
     cosine_before: float
@@ -119,7 +115,7 @@ def measure_drift(before: GaussianMemory, method: Method, stream: TaskStream, ta
     assert isinstance(after, GaussianMemory)
     rows: list[Drift] = []
     for index in range(tasks):
-        with stream.trained(index, MOST) as pictures:
+        with stream.trained(index, DRIFT_PICTURES) as pictures:
             features, labels = normalize(pictures.features, dim=-1).double(), pictures.labels
             for label in torch.unique(labels).tolist():
                 rows.append(class_drift(features[labels == label], before, after, label))
@@ -127,16 +123,10 @@ def measure_drift(before: GaussianMemory, method: Method, stream: TaskStream, ta
 
 
 def class_drift(real: Tensor, before: GaussianMemory, after: GaussianMemory, label: int) -> Drift:
-    """The drift of one class.
+    """The drift of one class, whose pictures have features `real` (m, d) now; m may be fewer than were stored.
 
     The mean of m of n pictures has expected squared error tr(S)(1/m − 1/n). In 1 − cosine this is half of it over
     ‖μ‖², ignoring the component along μ.
-
-    Args:
-        real: Features (m, d) that pictures of the class have now; m may be fewer than were stored.
-        before: The Gaussians before learning.
-        after: The Gaussians after learning.
-        label: The class.
     """
     cosines, distances = [], []
     count, centre = len(real), real.mean(0)

@@ -365,11 +365,11 @@ class Experiment:
 
     def _open_dataset(self) -> tuple[Dataset, list[str]]:
         """The dataset, opened once for all experiments that share the cache, and remarks about its pictures."""
-        spec, given = self.spec, self._data
+        spec, given, where = self.spec, self._data, (self.spec.data, self.data_root, self.spec.data_options)
         opened = {} if isinstance(given, Dataset) else self._cache.datasets
-        key = repr((spec.data, self.data_root, spec.data_options, spec.skip_broken))
+        key = repr((where, spec.skip_broken))
         if key not in opened:
-            dataset = given if isinstance(given, Dataset) else open_dataset(spec.data, self.data_root, spec.data_options)
+            dataset = given if isinstance(given, Dataset) else open_dataset(*where)
             dataset, broken = drop_broken(dataset) if spec.skip_broken else (dataset, [])
             opened[key] = dataset, [*dataset.notes, *(f"left out: {line}" for line in broken)]
         return opened[key]

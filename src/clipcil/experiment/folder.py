@@ -89,13 +89,9 @@ class Environment:
 
 @contextmanager
 def open_run(folder: Path, table: dict[str, Any], display: Display, resume: bool) -> Iterator[RunFolder]:
-    """The folder of a run, locked inside the block; one that holds something else is refused.
+    """The folder of the run with the options and settings `table`, locked inside the block.
 
-    Args:
-        folder: The folder.
-        table: Every option and setting, as `config.toml` holds them.
-        display: Told about damaged files and about where the run continues.
-        resume: Whether a run in the folder may be continued.
+    A folder that holds something else is refused, and one that holds this run where it may not be resumed.
     """
     with run_lock(folder):
         claim(folder, "config.toml", "run", ignore=(ERROR,))
@@ -178,9 +174,8 @@ class RunFolder:
         write_json(self.folder / "environment.json", self._environment)
         if before.threads not in (None, threads):
             self.display.tell(
-                f"begun with {before.threads} threads, continued with {threads}: sums are added in another order,"
-                f" so losses and drift can differ in their last digits; OMP_NUM_THREADS={before.threads} gives the same"
-                " bytes"
+                f"begun with {before.threads} threads, continued with {threads}: losses and drift can differ in their"
+                f" last digits; OMP_NUM_THREADS={before.threads} gives the same bytes"
             )
 
     def save(self, experiment: Experiment) -> None:
@@ -262,7 +257,7 @@ def finished_run(folder: Path, spec: RunSpec, config: Any) -> RunRecord | None:
 
 
 def read_environment(folder: Path) -> Environment:
-    """What is read again of `environment.json`; nothing where it is missing or damaged."""
+    """The entries of `environment.json` that are read again; none where the file is missing or damaged."""
     with suppress(UserError):
         found: Environment = typed(read_json(folder / "environment.json"), Environment)
         return found
@@ -295,7 +290,8 @@ def _paths(options: Any) -> dict[str, Path]:
 
 
 def _digest(path: Path) -> str:
-    """Of a file its bytes; of a folder names, sizes and times of what is in it; empty where there is nothing."""
+    """A digest of the bytes of a file, or of the names, sizes and times of the files in a folder; empty where there is
+    neither."""
     with suppress(OSError, ValueError):
         if path.is_file():
             return sha256(path)

@@ -40,7 +40,7 @@ class PlannedRun:
     config: Any
     folder: Path
     problem: str = ""
-    """Why it cannot be run, where that is known before."""
+    """Why the run cannot be done, where that is known beforehand."""
 
     @property
     def line(self) -> tuple[str, str, int | None]:
@@ -77,11 +77,7 @@ def plan(grid: Grid) -> list[PlannedRun]:
 def plan_sweep(method: str, key: str, values: Sequence[str], grid: Grid) -> list[PlannedRun]:
     """A run for each dataset, value and seed; the label of each is its value.
 
-    Args:
-        method: Name of the method.
-        key: A setting of the method, or an option of the run such as tasks or shots.
-        values: Its values. Default: those of the paper's sensitivity study.
-        grid: The rest.
+    `key` is a setting of the method or an option of the run. Without values it takes those of the paper's study.
     """
     config = find_method(method).Config()
     key = key if has_setting(config, key) else SYMBOLS.get(key, key)
@@ -167,9 +163,9 @@ def _resolve(label: str, spec: RunSpec, settings: Mapping[str, Any], out: Path) 
 
 
 def _share_words(words: Sequence[str], owners: Mapping[str, Any], what: str) -> dict[str, dict[str, Any]]:
-    """The values among words key=value for each owner, a method or dataset: those for which it has a setting or option.
+    """The words key=value that each method or dataset takes; a word that none of them takes is refused.
 
-    A word that fits none of the owners is refused; `owners` maps each to its defaults, and `what` is for the message.
+    `owners` maps the name of each to its defaults, and `what` is for the message.
     """
     for word in words:
         parse_words([word])
@@ -197,23 +193,19 @@ def has_setting(config: Any, key: str) -> bool:
 
 
 def data_roots(words: Sequence[str], data: Iterable[str]) -> dict[str, Path | None]:
-    """The folder of each dataset: the one named for it, or the dataset's part of the folder named for all.
+    """The folder of each dataset: the one named for it, or its part of the folder named for all.
 
-    Paths are absolute, so that a run has the same folder however its data is named. An embedded dataset has none,
-    whatever is given.
+    Paths are absolute, so that a run has the same folder however its data is named. An embedded dataset has none.
     """
     known = datasets()
-    own = {name: Path(folder) for name, equals, folder in (word.partition("=") for word in words) if equals}
+    pairs = (word.partition("=") for word in words)
+    own: dict[str, Path | None] = {name: Path(folder) for name, equals, folder in pairs if equals}
     for name in own:
         if name not in known:
             raise UserError(f"--data-root {name}=…: there is no dataset '{name}'{nearest(name, known)}")
     general = [Path(word) for word in words if "=" not in word]
     if len(general) > 1:
         raise UserError(f"--data-root names {len(general)} folders; give one, or write dataset=folder for each")
-    found: dict[str, Path | None] = {}
-    for name in data:
-        root = own.get(name)
-        if root is None and general and name in known and known[name].needs != "nothing":
-            root = own_folder(name, general[0])
-        found[name] = root.absolute() if root is not None else None
-    return found
+    if general:
+        own = {name: own_folder(name, general[0]) for name in data if find_dataset(name).needs != "nothing"} | own
+    return {name: root.absolute() if (root := own.get(name)) else None for name in data}

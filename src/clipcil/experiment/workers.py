@@ -47,11 +47,7 @@ def attempt(
 ) -> str:
     """Do a run, or continue it from its checkpoint; returns why it failed, in one line.
 
-    Args:
-        planned: The run.
-        shared: What the runs share. Default: the cache of this worker process.
-        display: Shows the progress. Default: none.
-        patience: Seconds to wait for another process to release the folder.
+    It waits up to `patience` seconds for another process to release the folder. A worker process has one cache.
     """
     if planned.problem:
         return planned.problem

@@ -1,4 +1,4 @@
-"""Whatever is wrong with a command: exit code 2 and one line that names the value and what to do."""
+"""Commands: whatever is wrong is one line that names the value, with exit code 2; and what the lists show."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from pathlib import Path
 import pytest
 
 from clipcil.cli import COMMANDS, main
-from clipcil.clip.loading import MINI
 from clipcil.commands.types import Words
+from clipcil.data.dataset import datasets
+from clipcil.experiment.experiment import Experiment
+from clipcil.methods.registry import methods
 from support.lessons import plain, refused, write_tree
 
 
@@ -96,19 +98,9 @@ def test_damaged_settings_are_named(text: str, named: str, capsys: pytest.Captur
     assert [path.name for path in tmp_path.iterdir()] == ["config.toml"]
 
 
-def test_damaged_weights_are_named(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    folder = tmp_path / "backbone"
-    shutil.copytree(MINI, folder)
-    (folder / "model.safetensors").write_bytes((MINI / "model.safetensors").read_bytes()[:9000])
-    line = refused(capsys, "run", "simplecil", "--backbone", str(folder), "--out", str(tmp_path / "out"))
-    assert "model.safetensors" in line and not (tmp_path / "out").exists()
-
-
 def test_a_finished_run_that_is_resumed_says_so_and_prints_its_numbers(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from clipcil.experiment.experiment import Experiment
-
     out = str(tmp_path / "run")
     main(["run", "zero-shot", "--tasks", "2", "--seed", "1", "--out", out, "--quiet"])
     first = capsys.readouterr().out
@@ -202,3 +194,36 @@ def test_a_run_is_resumed_from_another_folder_with_the_place_of_its_pictures(
     assert "belongs to another run" in refused(capsys, "run", "--resume", "../run", "--data-root", "../copies")
     main(["run", "--resume", "../run", "--data-root", "../data", "--quiet"])
     assert results.read_bytes() == whole and (tmp_path / "run" / "config.toml").read_bytes() == kept
+
+
+def rows(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, str]:
+    """What a wide terminal shows, by the first word of each line."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("COLUMNS", "250")
+        main(words)
+    return {line.split()[0]: line for line in capsys.readouterr().out.splitlines() if line.strip()}
+
+
+def test_every_method_says_what_it_keeps(capsys: pytest.CaptureFixture[str]) -> None:
+    found = rows(capsys, "methods")
+    for name, kind in methods().items():
+        assert kind.title in found[name] and kind.keeps in found[name]
+    assert methods()["zero-shot"].keeps == "nothing" and "statistics" not in found["l2p"]
+
+
+def test_a_preset_is_named_only_where_there_is_one(capsys: pytest.CaptureFixture[str]) -> None:
+    for name, said in (("simplecil", "no preset for emoji"), ("rapf", "with the preset for emoji")):
+        main(["methods", name, "--data", "emoji"])
+        assert said in capsys.readouterr().out.splitlines()[0]
+
+
+def test_values_are_those_of_the_backbone_that_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    words, large = ("methods", "dmc-ot", "--data", "cifar100"), ("--backbone", "openai/clip-vit-base-patch16")
+    assert "3e-05" in rows(capsys, *words)["stage1.lr"]
+    assert "1e-05" in rows(capsys, *words, *large)["stage1.lr"]
+
+
+def test_options_of_a_dataset(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "a folder for each class" in rows(capsys, "datasets")["folder"]
+    assert list(datasets()) == sorted(datasets())
+    assert "0.2" in rows(capsys, "datasets", "folder")["test_share"]
