@@ -39,11 +39,6 @@ def few() -> Dataset:
     return replace(data, train=data.train.subset(torch.nonzero(rank < allowed).flatten()))
 
 
-def test_the_paper_s_methods_are_all_there() -> None:
-    prompts = {"zero-shot", "coop", "l2p", "dualprompt", "coda-prompt"}
-    assert prompts | {"simplecil", "proof", "clap4clip", "rapf", "engine", "dmc", "dmc-ot"} <= set(ALL)
-
-
 @pytest.mark.parametrize("check", checks.CHECKS, ids=lambda check: check.__name__)
 @pytest.mark.parametrize("name", ALL)
 def test_every_method_keeps_the_contract(

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import math
+import copy
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
 from torch.nn.functional import normalize
 
-from clipcil.checks import some_classes
 from clipcil.clip import CLIP
-from clipcil.data.reader import Reader
-from clipcil.data.tasks import TaskStream
 from clipcil.methods.dmc import DMC, DMCConfig, DMCOTConfig
 from clipcil.training.augment import TowerTraining
 from clipcil.training.losses import BatchOf, clip_loss, orthogonality, replay_budget
 from clipcil.training.trainer import Trainer, Training
 from clipcil.training.tuning import tuned
+from support.visual_stream import Recorder, learnt, stream, tower
 
 FAST = Training(epochs=1, lr=1e-3)
 FAST_TOWER = TowerTraining(epochs=1, lr=1e-3)
@@ -70,10 +68,9 @@ def test_eq_6_is_the_mean_squared_product_of_distinct_tasks() -> None:
 
 
 @pytest.fixture
-def method(mini: CLIP) -> DMC:
-    config = DMCOTConfig(beta=0.7, stage1=FAST_TOWER, stage2=FAST)
+def method(tiny_clip: CLIP) -> DMC:
     torch.manual_seed(3)
-    method = DMC(config, mini.with_own_vision_tower(), Trainer())
+    method = DMC(DMCOTConfig(beta=0.7), tiny_clip, Recorder())
     method.grow(["octopus", "fire engine"])
     method.grow(["apple"])
     return method
@@ -101,14 +98,10 @@ def test_eq_5_adds_the_task_text_to_the_class_texts(method: DMC) -> None:
     assert torch.allclose(again, texts, atol=1e-6) and torch.allclose(same_tasks, tasks, atol=1e-6)
 
 
-def learn(config: DMCConfig, mini: CLIP, cache: Path, tasks: int = 2) -> DMC:
-    clip = mini.with_own_vision_tower()
-    torch.manual_seed(0)
-    method = DMC(config, clip, Trainer())
-    for task in TaskStream(some_classes(6), Reader(clip, cache), range(6), [3, 3]).tasks():
-        if task.index < tasks:
-            method.learn(task)
-    return method
+def learn(tasks: int = 2, **options: Any) -> DMC:
+    clip = tower()
+    config = DMCOTConfig(**{"stage1": FAST_TOWER, "stage2": FAST, **options})
+    return cast(DMC, learnt(DMC, config, clip, stream(clip, (3, 3)), tasks))
 
 
 def test_both_readings_of_the_batch() -> None:
@@ -124,44 +117,38 @@ def test_both_readings_of_the_batch() -> None:
         assert how.batch_size == 1 and count >= 1  # never without a new picture or without an old one
 
 
-def test_the_tower_is_the_mean_of_what_the_tasks_made_of_it(mini: CLIP, tmp_path: Path) -> None:
+def test_the_tower_is_the_mean_of_what_the_tasks_made_of_it() -> None:
     """After two tasks: half of the tower before the second, half of what stage 1 made of it. A task that was forgotten
     counts too: the tower still has its share."""
-    towers: list[dict[str, torch.Tensor]] = []
 
-    class Watching(Trainer):
+    class Moving(Trainer):
         def fit(self, stage, parameters, *args, **kwargs) -> None:  # type: ignore[no-untyped-def]
             if stage == "stage1":
                 with torch.no_grad():
                     for parameter in parameters:
                         parameter.add_(1.0)
 
-    clip = mini.with_own_vision_tower()
-    start = {name: value.clone() for name, value in clip.vision.named_parameters()}
-    method = DMC(DMCConfig(average_tower=True, stage1=FAST_TOWER, stage2=FAST), clip, Watching())
-    stream = TaskStream(some_classes(4), Reader(clip, tmp_path), range(4), [2, 2])
+    clip = tower()
+    start, source = copy.deepcopy(clip.vision.state_dict()), stream(clip, (2, 2))
+    method, moved = DMC(DMCConfig(average_tower=True), clip, Moving()), iter([1.0, 1.5, 1.5 + 1 / 3])
     for first in (0, 1):
-        for task in stream.tasks(first):
+        for task in source.tasks(first):
             method.learn(task)
-            towers.append({name: value.clone() for name, value in clip.vision.named_parameters()})
+            share = next(moved)
+            for name, value in clip.vision.state_dict().items():
+                torch.testing.assert_close(value, start[name] + share)
         method.forget(3)
         method.forget(2)
-    for name, value in start.items():
-        torch.testing.assert_close(towers[0][name], value + 1.0)
-        torch.testing.assert_close(towers[1][name], value + 1.5)
-        torch.testing.assert_close(towers[2][name], value + 1.5 + 1 / 3)
 
 
 @pytest.mark.parametrize("what", ["tower", "blocks", "norms", "projection", "lora"])
-def test_what_is_tuned_moves_and_the_rest_does_not(what: str, mini: CLIP, tmp_path: Path) -> None:
-    method = learn(DMCConfig(tuned=what, tuned_blocks=1, stage1=FAST_TOWER, stage2=FAST), mini, tmp_path)  # type: ignore[arg-type]
-    before = dict(mini.vision.named_parameters())
+def test_what_is_tuned_moves_and_the_rest_does_not(what: str) -> None:
+    method, before = learn(tuned=what, tuned_blocks=1), dict(tower().vision.named_parameters())
     moved = {name for name, value in method.tower.named_parameters() if not torch.equal(value, before[name])}
     assert set(dict(method.tower.named_parameters())) == set(before), "low-rank updates must be merged"
-    last = mini.config.vision.layers - 1
     allowed = {
         "tower": lambda name: True,
-        "blocks": lambda name: f"layers.{last}." in name or "post_layernorm" in name or "projection" in name,
+        "blocks": lambda name: "layers.5." in name or "post_layernorm" in name or "projection" in name,
         "norms": lambda name: "norm" in name,
         "projection": lambda name: name.startswith("visual_projection"),
         "lora": lambda name: name.endswith(("q_proj.weight", "v_proj.weight")),
@@ -169,36 +156,30 @@ def test_what_is_tuned_moves_and_the_rest_does_not(what: str, mini: CLIP, tmp_pa
     assert moved and all(allowed(name) for name in moved)
 
 
-def test_a_low_rank_update_is_merged_exactly(mini: CLIP) -> None:
-    clip = mini.with_own_vision_tower()
-    tower, version = clip.vision, clip.version
-    pixels = torch.randn(2, *mini.preprocess.shape)
+def test_a_low_rank_update_is_merged_exactly() -> None:
+    clip = tower()
+    version, pixels = clip.version, torch.randn(2, *clip.preprocess.shape)
     with tuned(clip, "lora", rank=3) as parameters, torch.no_grad():
         for parameter in parameters:
             parameter.copy_(torch.randn_like(parameter) * 0.1)
-        inside = tower(pixels).features
-    assert torch.allclose(tower(pixels).features, inside, atol=1e-5)
+        inside = clip.vision(pixels).features
+    assert torch.allclose(clip.vision(pixels).features, inside, atol=1e-5)
     assert clip.version != version  # cached features of the tower before are stale
 
 
-def test_ablations_run_and_differ(mini: CLIP, tmp_path: Path) -> None:
-    whole = DMCOTConfig(stage1=FAST_TOWER, stage2=FAST)
-    classifiers = [learn(whole, mini, tmp_path).classifier]
+def test_ablations_run_and_differ() -> None:
+    classifiers = [learn().classifier]
     for change in (
         *({"calibration": "none"}, {"calibration": "class"}, {"task_prompt": False}, {"simultaneous": True}),
         {"stage1": replace(FAST_TOWER, augment="flip")},
     ):
-        found = learn(replace(whole, **change), mini, tmp_path).classifier  # type: ignore[arg-type]
+        found = learn(**change).classifier
         assert torch.isfinite(found).all() and not any(torch.equal(found, other) for other in classifiers), change
         classifiers.append(found)
 
 
-def test_old_prompts_stay_when_told_to(mini: CLIP, tmp_path: Path) -> None:
-    def learnt(train_old: bool, tasks: int) -> DMC:
-        config = DMCOTConfig(train_old_prompts=train_old, stage1=FAST_TOWER, stage2=replace(FAST, epochs=2))
-        return learn(config, mini, tmp_path, tasks)
-
-    trained, frozen, first = learnt(True, 2), learnt(False, 2), learnt(False, 1)
+def test_old_prompts_stay_when_told_to() -> None:
+    trained, frozen, first = learn(), learn(train_old_prompts=False), learn(1, train_old_prompts=False)
     for name in ("class_prompts", "task_prompts"):
         old = getattr(first, name)[0]
         assert torch.equal(getattr(frozen, name)[0], old) and not torch.equal(getattr(trained, name)[0], old)
@@ -212,22 +193,17 @@ def test_replay_weighs_every_class_alike(method: DMC, monkeypatch: pytest.Monkey
 
     def sample(classes: torch.Tensor) -> torch.Tensor:
         seen.append(classes)
-        return normalize(torch.ones(len(classes), 384), dim=-1)
+        return normalize(torch.ones(len(classes), 24), dim=-1)
 
     monkeypatch.setattr(method.memory, "sample", sample)
-    features = normalize(torch.ones(3, 384), dim=-1)
+    features, session = normalize(torch.ones(3, 24), dim=-1), cast(Recorder, method.trainer)
     pictures = SimpleNamespace(features=features, labels=torch.tensor([2, 2, 2]))
-    values: list[float] = []
-
-    def fit(stage, parameters, data, loss, how, each_epoch) -> None:  # type: ignore[no-untyped-def]
-        each_epoch()
-        values.append(float(loss(torch.arange(3)).detach()))
-
-    monkeypatch.setattr(method.trainer, "fit", fit)
     method.config = replace(method.config, task_prompt=False, ortho=0.0)
     method.fit_prompts(pictures, [], old=2)  # type: ignore[arg-type]
+    session.each_epoch()
+    value = session.stages["stage2"][0](torch.arange(3))
     texts, _ = method.text_classifier(all_classes=True)
     scores = torch.log_softmax(method.clip.scale * features[:1] @ texts.T, dim=1)[0]
     counts = torch.bincount(seen[0], minlength=2)
     assert counts[0] == counts[1]  # both old classes as often
-    assert math.isclose(values[0], float(-scores.mean()), rel_tol=1e-4)
+    torch.testing.assert_close(value, -scores.mean(), rtol=1e-4, atol=0)
