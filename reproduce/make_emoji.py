@@ -52,8 +52,7 @@ STYLES = (
     Style("openmoji", "openmoji", "17.0.0", "color/svg/{CODE}.svg"),
     Style("openmoji-black", "openmoji", "17.0.0", "black/svg/{CODE}.svg"),
 )
-# Nouns that every style draws, no two of them alike, with their code points.
-CLASSES = """
+_NOUNS = """
 airplane 2708, ambulance 1f691, anchor 2693, ant 1f41c, apple 1f34e, backpack 1f392, balloon 1f388, banana 1f34c,
 basketball 1f3c0, bathtub 1f6c1, bee 1f41d, bicycle 1f6b2, bread 1f35e, bus 1f68c, butterfly 1f98b, cactus 1f335,
 camel 1f42a, camera 1f4f7, candle 1f56f, carrot 1f955, castle 1f3f0, cat 1f408, cheese 1f9c0, cherry 1f352,
@@ -68,11 +67,8 @@ snake 1f40d, snowman 26c4, spider 1f577, squirrel 1f43f, strawberry 1f353, sunfl
 telephone 260e, telescope 1f52d, television 1f4fa, tent 26fa, tiger 1f405, tomato 1f345, tractor 1f69c, trumpet 1f3ba,
 turtle 1f422, umbrella 2614, volcano 1f30b, watermelon 1f349, wrench 1f527
 """
-
-
-def classes() -> dict[str, str]:
-    """Name to code point, in alphabetical order: the order of the labels."""
-    return dict(sorted((name, code) for name, code in (entry.split() for entry in CLASSES.split(","))))
+CLASSES = dict(sorted(entry.split() for entry in _NOUNS.split(",")))
+"""Nouns that every style draws, no two of them alike, with their code points; their order is that of the labels."""
 
 
 def tarball(style: Style, folder: Path) -> Path:
@@ -155,62 +151,43 @@ def tested(label: int) -> set[str]:
 
 def collect(folder: Path) -> dict[tuple[str, str], Image.Image]:
     """All pictures by (class name, style name)."""
-    chosen = classes()
     openmoji = next(style for style in STYLES if style.package == "openmoji")
     listing = read_json(tarball(openmoji, folder), "data/openmoji.json")
     titles = {entry["hexcode"].lower().removesuffix("-fe0f"): entry["annotation"] for entry in listing}
     pictures: dict[tuple[str, str], Image.Image] = {}
     for style in STYLES:
-        path = tarball(style, folder)
-        codes = set(chosen.values())
+        path, codes = tarball(style, folder), set(CLASSES.values())
         if style.package.startswith("emoji-datasource-"):
             check_owned(codes, path, style.package.removeprefix("emoji-datasource-"))
         if "{" in style.member:
             found = drawings_by_code(style, path, codes)
         else:
             found = drawings_by_name(style, path, {code: titles[code] for code in codes})
-        missing = [name for name, code in chosen.items() if code not in found]
-        if missing:
+        if missing := [name for name, code in CLASSES.items() if code not in found]:
             raise SystemExit(f"{style.name} ({style.package}) has no drawing of: {', '.join(missing)}")
-        pictures |= {(name, style.name): render(found[code]) for name, code in chosen.items()}
+        pictures |= {(name, style.name): render(found[code]) for name, code in CLASSES.items()}
     return pictures
-
-
-def png(picture: Image.Image) -> bytes:
-    """Losslessly, as small as Pillow makes it."""
-    stream = io.BytesIO()
-    picture.save(stream, "PNG", optimize=True)
-    return stream.getvalue()
 
 
 def write_parquet(pictures: dict[tuple[str, str], Image.Image], path: Path) -> None:
     """One file in the layout of the Hugging Face datasets library, class names in the schema's metadata."""
-    names = list(classes())
-    rows = [
-        {
-            "image": {"bytes": png(pictures[name, style.name]), "path": f"{name}/{style.name}.png"},
-            "label": label,
-            "style": style.name,
-            "split": "test" if style.name in tested(label) else "train",
-        }
-        for label, name in enumerate(names)
-        for style in STYLES
-    ]
+    names, rows = list(CLASSES), []
+    for label, name in enumerate(names):
+        for style in (style.name for style in STYLES):
+            file = io.BytesIO()
+            pictures[name, style].save(file, "PNG", optimize=True)
+            image = {"bytes": file.getvalue(), "path": f"{name}/{style}.png"}
+            split = "test" if style in tested(label) else "train"
+            rows.append({"image": image, "label": label, "style": style, "split": split})
     features = {
         "image": {"_type": "Image"},
         "label": {"names": names, "_type": "ClassLabel"},
         "style": {"dtype": "string", "_type": "Value"},
         "split": {"dtype": "string", "_type": "Value"},
     }
-    schema = pa.schema(
-        [
-            ("image", pa.struct([("bytes", pa.binary()), ("path", pa.string())])),
-            ("label", pa.int64()),
-            ("style", pa.string()),
-            ("split", pa.string()),
-        ],
-        metadata={"huggingface": json.dumps({"info": {"features": features}})},
-    )
+    image_type, text = pa.struct([("bytes", pa.binary()), ("path", pa.string())]), pa.string()
+    columns = [("image", image_type), ("label", pa.int64()), ("style", text), ("split", text)]
+    schema = pa.schema(columns, metadata={"huggingface": json.dumps({"info": {"features": features}})})
     path.parent.mkdir(parents=True, exist_ok=True)
     pq.write_table(pa.Table.from_pylist(rows, schema=schema), path, compression="zstd")
     print(f"{path}: {len(names)} classes × {len(STYLES)} styles, {path.stat().st_size / 1e6:.2f} MB")
