@@ -40,6 +40,15 @@ def first_line(error: BaseException, length: int = 160) -> str:
     return next((line[:length] for line in lines if line and not line.endswith(":")), type(error).__name__)
 
 
+def counted(number: int, one: str, many: str | None = None) -> str:
+    """A number with its noun.
+
+    >>> counted(1, "class", "classes"), counted(2, "picture")
+    ('1 class', '2 pictures')
+    """
+    return f"{number} {one if number == 1 else many or one + 's'}"
+
+
 def quoted(path: object) -> str:
     """A path as it can be typed into a shell."""
     return shlex.quote(str(path))

@@ -40,7 +40,7 @@ def taught() -> Taught:
 
 def expected(model: clipcil.Classifier, images: list) -> tuple[torch.Tensor, torch.Tensor]:  # type: ignore[type-arg]
     pixels = torch.stack([model.learner.clip.preprocess.picture(image) for image in images])
-    return pixels, torch.stack([scores.logits for _, scores in stream_scores(images, model.learner.method)])
+    return pixels, torch.stack([scores[0] for _, scores in stream_scores(images, model.learner.method)])
 
 
 @pytest.mark.parametrize("method", [*COSINE, *OTHERS])

@@ -12,8 +12,9 @@ from torch.nn.functional import normalize
 import clipcil
 from clipcil.classifier import lesson as lesson_module
 from clipcil.classifier import state as state_module
-from clipcil.classifier.held_out import held_out_scores, split_held_out
+from clipcil.classifier.learner import held_out_scores, split_held_out
 from clipcil.classifier.lesson import Lesson, LessonStoppedError
+from clipcil.classifier.predict import stream_scores
 from clipcil.classifier.scoring import Answer, Evaluation, evaluate_answers
 from clipcil.classifier.sources import read_source
 from clipcil.classifier.state import KnownClass
@@ -141,8 +142,8 @@ def test_pictures_that_are_trained_on_are_measured_by_leaving_one_out() -> None:
         other = clipcil.Classifier("discriminant")
         other.learn(without, hold_out=False)
         label = model.classes.index(name)
-        left_out = held_out_scores(model.learner.method, model.learner.held)[0][6 * label + place]
-        own = next(other.learner.scores([data[name][place]]))[1].logits
+        left_out = held_out_scores(model.learner.method, model.learner.held).logits[6 * label + place]
+        own = next(stream_scores([data[name][place]], other.learner.method))[1][0]
         torch.testing.assert_close(left_out, own - own.mean(), rtol=2e-2, atol=0.5)
         right += int(left_out.argmax() == own.argmax())
     assert right == 3

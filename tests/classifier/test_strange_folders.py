@@ -14,7 +14,7 @@ import tomli_w
 import torch
 
 from clipcil.classifier.folder import read_model, restore_previous, write_model
-from clipcil.classifier.held_out import HeldOut
+from clipcil.classifier.learner import HeldOut
 from clipcil.classifier.load import summarise
 from clipcil.classifier.small_pictures import SmallPictures
 from clipcil.classifier.state import Facts, KnownClass, LessonRecord, ModelState, TaughtPictures

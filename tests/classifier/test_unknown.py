@@ -8,7 +8,7 @@ import torch
 from scipy.optimize import minimize_scalar
 from torch.nn.functional import cross_entropy
 
-from clipcil.classifier.held_out import split_held_out
+from clipcil.classifier.learner import split_held_out
 from clipcil.classifier.scoring import calibrate, fit_temperature, probabilities, threshold_for
 
 

@@ -13,20 +13,19 @@ import numpy as np
 import torch
 from PIL import Image
 
-from clipcil.classifier.card import counted
 from clipcil.classifier.folder import MODEL, hold_model, read_model, write_model
 from clipcil.classifier.learner import Learner
 from clipcil.classifier.lesson import LearnMonitor, Lesson, Progress
-from clipcil.classifier.predict import Prediction, rank
+from clipcil.classifier.predict import PictureScores, Prediction, rank, stream_scores
 from clipcil.classifier.scoring import Answer, Calibration, Evaluation, evaluate_answers, probabilities
-from clipcil.classifier.sources import Source, as_list, read_source, skipped_files
+from clipcil.classifier.sources import TEMPLATE, Source, as_list, read_source, skipped_files
 from clipcil.classifier.state import Facts, KnownClass, LessonRecord, ModelState
 from clipcil.clip import CLIP, load_clip
 from clipcil.clip.loading import backbone_name
 from clipcil.data.dataset import drop_broken
 from clipcil.data.names import check_names, clean_name
 from clipcil.data.reader import Reader
-from clipcil.errors import UserError
+from clipcil.errors import UserError, counted
 from clipcil.experiment.monitor import notebook_progress
 from clipcil.experiment.spec import RunSpec, method_settings
 from clipcil.methods.registry import find_method
@@ -80,14 +79,14 @@ class Classifier:
         if state is None:
             kind = find_method(method)
             spec = build(RunSpec, {"method": kind.name, "data": "folder", "backbone": name, "seed": seed})
-            config, seed = method_settings(spec, nested(settings)), spec.seed
+            config = method_settings(spec, nested(settings))
+            state = ModelState(Facts(method=kind.name, seed=spec.seed, templates=(TEMPLATE,)), {})
         else:
-            kind, seed = find_method(state.facts.method), state.facts.seed
-            config = override(kind.Config(), state.facts.settings)
+            config = override(find_method(state.facts.method).Config(), state.facts.settings)
         clip = backbone if isinstance(backbone, CLIP) else load_clip(name)
         self._monitor = LearnMonitor()
         trainer = Trainer(make_fabric(device, "32-true") if device != "cpu" else None, [self._monitor])
-        self.learner = Learner(kind, config, clip, trainer, seed, state)
+        self.learner = Learner(config, clip, trainer, state)
         """The method with its classes, and what is kept of lessons."""
         self.saved: tuple[Path, Facts] | None = None
         """The folder that it was loaded from or written to, and what was there then."""
@@ -236,10 +235,10 @@ class Classifier:
     def predict_proba(self, pictures: Any) -> np.ndarray:
         """Probabilities (number of pictures, number of classes), columns in the order of `classes`."""
         rows = []
-        for _, scores in self.learner.scores(as_list(pictures)[0]):
+        for _, scores in self._scores(as_list(pictures)[0]):
             if isinstance(scores, UserError):
                 raise scores
-            rows.append(probabilities(scores.logits, self.calibration.temperature))
+            rows.append(probabilities(scores[0], self.calibration.temperature))
         return torch.stack(rows).numpy() if rows else np.zeros((0, len(self.classes)))
 
     def test(self, source: Source, *, subfolders: bool = False, on_progress: Progress | None = None) -> Evaluation:
@@ -283,11 +282,16 @@ class Classifier:
         if not isinstance(top, int) or top < 1:
             raise UserError(f"top is {top!r}; ask for 1 class or more")
         names, how = self.classes, self.calibration
-        for picture, scores in self.learner.scores(pictures):
+        for picture, scores in self._scores(pictures):
             if isinstance(scores, UserError):
                 yield picture, Prediction([], [], error=str(scores))
             else:
-                yield picture, rank(scores.logits, scores.novelty, names, top, how)
+                yield picture, rank(*scores, names, top, how)
+
+    def _scores(self, pictures: Iterable[Any]) -> Iterator[tuple[Any, PictureScores | UserError]]:
+        if not self.classes:
+            raise UserError("the model has learnt nothing yet; teach it first")
+        return stream_scores(pictures, self.learner.method)
 
     def forget(self, name: str) -> None:
         """Remove a class (its name in any case), with everything that was kept of it. Not every method can do this."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
@@ -20,9 +21,10 @@ from pathlib import Path
 import torch
 from safetensors.torch import save
 
-from clipcil.classifier.card import model_card
 from clipcil.classifier.state import WEIGHTS, Facts, ModelState, NewerFormatError, parse_facts, to_table
-from clipcil.errors import UserError, quoted
+from clipcil.errors import UserError, printable, quoted
+from clipcil.methods.base import Method
+from clipcil.methods.registry import find_method
 from clipcil.signals import uninterrupted
 from clipcil.storage import MissingFileError, claim, read_bytes, read_toml, run_lock, toml_bytes, whole_file
 from clipcil.tensor_store import read_entry
@@ -30,6 +32,24 @@ from clipcil.tensor_store import read_entry
 COPY = "restore the folder from a copy"
 """How errors about a damaged model end."""
 MODEL, CARD, PREVIOUS = "model.toml", "README.md", "previous.toml"
+CARD_TEXT = """# A clipcil model
+
+Method {method} on backbone {backbone}, seed {seed}. {classes} classes from {pictures} pictures in {lessons} lessons. \
+Its weights hold {kept}.
+
+{accuracy}Unknown pictures: {unknown}.
+
+```
+clipcil predict . picture.jpg
+clipcil learn . more-pictures/
+```
+
+It distinguishes only these classes. It was not evaluated for use on people, or where mistakes do harm.
+
+| class | learnt | pictures |
+|---|---|---|
+{rows}
+"""
 
 
 @contextmanager
@@ -121,7 +141,41 @@ def _replace(folder: Path, files: dict[str, bytes], keep_previous: bool) -> None
 
 
 def _card(facts: Facts) -> bytes:
-    return model_card(facts).encode("utf-8", "backslashreplace")
+    """The model card: what the model knows, how it was made, what it holds of pictures, how to use it."""
+    kind, (right, total) = find_method(facts.method), facts.right
+    kept = "features of training pictures (exemplars), no picture itself"
+    if not kind.keeps_exemplars:
+        statistics = kept_statistics(kind) or "what was trained"
+        kept = f"no picture: {statistics}, and the features of pictures kept for evaluation"
+    text = CARD_TEXT.format(
+        method=kind.title,
+        backbone=f"`{facts.backbone}` ({facts.fingerprint})",
+        seed=facts.seed,
+        classes=len(facts.known),
+        pictures=sum(known.pictures for known in facts.known),
+        lessons=facts.lessons,
+        kept=kept,
+        accuracy=f"It classifies {right} of {total} pictures kept for evaluation correctly.\n" if total else "",
+        unknown=facts.calibration.when_unknown,
+        rows="\n".join(f"| {_cell(known.name)} | {known.learnt} | {known.pictures} |" for known in facts.known),
+    )
+    return text.encode("utf-8", "backslashreplace")
+
+
+def _cell(text: str) -> str:
+    """A name as Markdown shows it unchanged: it may hold line breaks, marks of Markdown and HTML."""
+    return re.sub(r"([\\`*_\[\]<>&|~])", r"\\\1", printable(text))
+
+
+def kept_statistics(kind: type[Method]) -> str:
+    """The statistics that a method keeps of its training pictures, and what they reveal; "" for none, and for
+    exemplars, which are counted elsewhere.
+
+    The mean of one picture is its features, and the centred rows of a scatter are those of as many pictures.
+    """
+    if kind.keeps_exemplars or kind.keeps in ("nothing", "prompts"):
+        return ""
+    return f"{kind.keeps} (of a class with few training pictures, their features can be computed from these)"
 
 
 def read_model(folder: Path, name: str = MODEL) -> Facts:

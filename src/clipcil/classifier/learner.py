@@ -1,72 +1,157 @@
-"""A method with its classes and what is kept of lessons: the part of a `Classifier` that a lesson changes."""
+"""A method with its classes and what is kept of lessons: the part of a `Classifier` that a lesson changes.
+
+Some pictures are kept for evaluation: only their features are stored, and every lesson scores all of them again. They
+are held out of training; or, where a method can compute leave-one-out scores, they are used for training like all
+others and scored by leaving each one out, so that few pictures serve both purposes.
+"""
 
 from __future__ import annotations
 
 import copy
 import datetime
-from collections.abc import Iterable, Iterator
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
+from torch.nn.functional import normalize
 
-from clipcil.classifier.held_out import (
-    HeldOut,
-    choose_left_out,
-    evaluate_scores,
-    follow_tower,
-    held_out_scores,
-    measure,
-    split_held_out,
-)
+from clipcil.calibration import paired_map
 from clipcil.classifier.lesson import Lesson, LessonPlan, plan_lesson
-from clipcil.classifier.predict import Scores, stream_scores
-from clipcil.classifier.scoring import Evaluation, calibrate
-from clipcil.classifier.sources import TEMPLATE
-from clipcil.classifier.state import Facts, KnownClass, LessonRecord, ModelState, TaughtPictures
+from clipcil.classifier.predict import Scores, rank, score
+from clipcil.classifier.scoring import ENOUGH, Answer, Evaluation, calibrate, evaluate_answers
+from clipcil.classifier.state import KnownClass, LessonRecord, ModelState, PictureRows, TaughtPictures
 from clipcil.clip import CLIP
 from clipcil.data.dataset import Dataset
-from clipcil.data.reader import Pictures, Reader, TensorBatch
+from clipcil.data.reader import Pictures, Reader
 from clipcil.data.tasks import Task
-from clipcil.errors import UserError
+from clipcil.experiment.evaluate import BATCH
 from clipcil.methods.base import Method, build_method, method_state
+from clipcil.methods.registry import find_method
 from clipcil.settings import to_dict
 from clipcil.training.trainer import Trainer
 
 SEED_STEP = 1_000_003
 """Lesson k draws from seed + k · SEED_STEP: a large prime, so that the lessons of models with neighbouring seeds never
 share a seed."""
+FEWEST = 5
+"""Minimum number of pictures of a class for some to be held out: with fewer, all are needed for training."""
+MOST = 50
+"""Maximum number of pictures of a class held out of one lesson: more would add little and cost training pictures."""
+LEFT_OUT = 20
+"""Maximum number of pictures of a class kept of one lesson where they are left out one by one instead of held out."""
+
+
+def split_held_out(labels: Tensor, leave_one_out: bool = False) -> tuple[Tensor, Tensor]:
+    """Rows to train on and rows kept for evaluation, by the class (N,) of each picture.
+
+    Of each class a tenth is held out, at least one and at most `MOST` pictures, spread evenly; of a class with fewer
+    than `FEWEST` pictures none. With `leave_one_out` all are trained on and at most `LEFT_OUT` of each class kept; a
+    single picture is not: without it the class would be unknown, and every such picture a mistake.
+    """
+    held = torch.zeros(len(labels), dtype=torch.bool)
+    for label in torch.unique(labels).tolist():
+        rows = torch.nonzero(labels == label).flatten()
+        total = len(rows)
+        if leave_one_out:
+            count = min(LEFT_OUT, total) if total > 1 else 0
+        else:
+            count = min(MOST, max(1, total // 10)) if total >= FEWEST else 0
+        held[rows[[(2 * i + 1) * total // (2 * count) for i in range(count)]]] = True
+    train = torch.ones_like(held) if leave_one_out else ~held
+    return torch.nonzero(train).flatten(), torch.nonzero(held).flatten()
+
+
+class PixelsNeededError(Exception):
+    """A method asked for the pixels of pictures of which only features are kept."""
+
+
+class FeatureBatch:
+    """A batch of pictures of which only the features are kept."""
+
+    def __init__(self, held: HeldOut, method: Method) -> None:
+        self.features, self.levels = held.features.to(method.device), held.levels.to(method.device)
+        self.pooled = self.levels[:, -method.clip.config.vision.width :]
+
+    def __len__(self) -> int:
+        return len(self.features)
+
+    @property
+    def pixels(self) -> Tensor:
+        raise PixelsNeededError
+
+
+@dataclass
+class HeldOut(PictureRows):
+    """Features of all pictures kept for evaluation so far, in the space of the current tower."""
+
+    prefix: ClassVar[str] = "held_out."
+    features: Tensor
+    """(N, dim) float32."""
+    levels: Tensor
+    """(N, sum of the tower's `level_sizes`) float32: before the tower's last projection, which some methods read."""
+    carried: Tensor
+    """(N,) bool: whether the features were transported by a map instead of computed by the current tower."""
+
+    @classmethod
+    def empty(cls, dim: int, levels: int) -> HeldOut:
+        nothing = torch.zeros(0, dtype=torch.int64)
+        return cls(nothing, torch.zeros(0, dim), torch.zeros(0, levels), nothing.bool())
+
+    @contextmanager
+    def following(self, method: Method, pictures: Pictures) -> Iterator[None]:
+        """Transport the features if the block changes the tower.
+
+        The old pictures are gone, so the tower cannot encode them again. The map is fitted to the unit features of
+        `pictures` before and after, as a method's own calibration of its stored statistics is.
+        """
+        if not (method.tunes_tower and len(self) and len(pictures)):
+            yield
+            return
+        version, before = method.clip.version, normalize(pictures.features, dim=-1)
+        yield
+        if method.clip.version != version:
+            move = paired_map(before, normalize(pictures.features, dim=-1))
+            self.features = move(normalize(self.features, dim=-1).double()).float()
+            self.carried = torch.ones_like(self.carried)
+
+
+@torch.no_grad()
+def held_out_scores(method: Method, held: HeldOut) -> Scores:
+    """The scores of every picture kept for evaluation, each left out where the method can do that."""
+    if not len(held):
+        return Scores(torch.zeros(0, method.seen), None)
+    batch = FeatureBatch(held, method)
+    if method.implements("leave_one_out"):
+        return Scores.on_cpu(*method.leave_one_out(batch, held.labels.to(method.device)))
+    return score(method, batch)
 
 
 class Learner:
     """A method, its classes, the pictures kept for evaluation, and the checksums of those taught."""
 
-    def __init__(
-        self, kind: type[Method], config: Any, clip: CLIP, trainer: Trainer, seed: int, state: ModelState | None
-    ) -> None:
-        self.kind, self.config, self.trainer, self.clip = kind, config, trainer, clip.to(trainer.device)
-        if state is None:
-            fingerprint = f"{clip.fingerprint}/{clip.preprocess.fingerprint}"
-            about: dict[str, Any] = {"method": kind.name, "settings": {}, "backbone": "", "fingerprint": fingerprint}
-            state = ModelState(Facts(**about, seed=seed, templates=(TEMPLATE,)), {})
+    def __init__(self, config: Any, clip: CLIP, trainer: Trainer, state: ModelState) -> None:
+        self.config, self.trainer, self.clip = config, trainer, clip.to(trainer.device)
         self.restore(state)
 
     def restore(self, state: ModelState) -> None:
         """Take over `state`; the method is built again."""
-        self.facts, tensors = copy.deepcopy(state.facts), dict(state.tensors)
-        self.facts.backbone, self.facts.settings = self.clip.pinned, to_dict(self.config)
+        facts, tensors, clip = copy.deepcopy(state.facts), dict(state.tensors), self.clip
+        facts.backbone, facts.settings = clip.pinned, to_dict(self.config)
+        facts.fingerprint = f"{clip.fingerprint}/{clip.preprocess.fingerprint}"
         tensors.pop("held_out", None)  # version 0.1 kept the scores of these pictures
-        nothing, classes = torch.zeros(0, dtype=torch.int64), len(self.facts.known)
+        nothing, classes = torch.zeros(0, dtype=torch.int64), len(facts.known)
         self.taught = TaughtPictures(nothing, nothing).take(tensors, classes)
-        levels = sum(self.clip.vision.level_sizes)
-        self.held = HeldOut.empty(self.clip.config.dim, levels).take(tensors, classes)
-        shape = {"names": [known.text for known in self.facts.known], "sizes": self.facts.sizes}
-        kept, templates = (tensors, shape) if classes else None, self.facts.templates
+        self.held = HeldOut.empty(clip.config.dim, sum(clip.vision.level_sizes)).take(tensors, classes)
+        shape = {"names": [known.text for known in facts.known], "sizes": facts.sizes}
+        kept = (tensors, shape) if classes else None
         with torch.random.fork_rng(devices=[]):
             self.method = build_method(
-                self.kind, self.config, self.clip, self.trainer, self.facts.seed, templates, kept
+                find_method(facts.method), self.config, clip, self.trainer, facts.seed, facts.templates, kept
             )
+        self.facts = facts
 
     def state(self) -> ModelState:
         """A copy of everything that lessons change."""
@@ -77,7 +162,7 @@ class Learner:
     def plan(self, dataset: Dataset, lesson: Lesson) -> LessonPlan:
         """See `plan_lesson`."""
         with self.trainer.phase("comparing with pictures taught before"):
-            return plan_lesson(dataset, self.facts, self.taught, self.kind, lesson)
+            return plan_lesson(dataset, self.facts, self.taught, type(self.method), lesson)
 
     def teach(self, plan: LessonPlan, reader: Reader, lesson: Lesson, hold_out: bool) -> None:
         """Learn the pictures of a plan; evaluation, calibration and warnings go into `lesson`."""
@@ -86,10 +171,8 @@ class Learner:
             self.restore(self.state())  # methods may need the number of templates when they are built
         method, facts, seen, labels = self.method, self.facts, self.method.seen, plan.pictures.labels
         train, held = torch.arange(len(labels)), torch.empty(0, dtype=torch.int64)
-        if hold_out and method.implements("leave_one_out"):
-            held = choose_left_out(labels)
-        elif hold_out:
-            train, held = split_held_out(labels)
+        if hold_out:
+            train, held = split_held_out(labels, method.implements("leave_one_out"))
 
         def pictures(rows: Tensor) -> Pictures:
             return reader.open(plan.pictures.subset(rows[torch.argsort(labels[rows], stable=True)]))
@@ -97,27 +180,56 @@ class Learner:
         new, known = pictures(train[labels[train] >= seen]), pictures(train[labels[train] < seen])
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(facts.seed + SEED_STEP * facts.lessons)
-            with follow_tower(method, self.held, new) as moves:
+            with self.held.following(method, new):
                 if len(new):
                     method.learn(Task(len(method.sizes), list(lesson.new), new))
                     lesson.warnings += method.notes()
-            if len(known):
-                method.learn(Task(len(method.sizes), [], known))
-        for move in moves:
-            self.held = self.held.moved(move)
+                if len(known):
+                    method.learn(Task(len(method.sizes), [], known))
         now = datetime.datetime.now().astimezone()
         today = now.date().isoformat()
         facts.known += [KnownClass(name, name, today, 0, today) for name in lesson.new]
         facts.lessons, facts.sizes = facts.lessons + 1, list(method.sizes)
         self.taught = self.taught.with_rows(labels, plan.checksums)
         with self.trainer.phase("measuring"):
-            self.held = measure(method, self.held, pictures(held), facts.names, lesson)
+            self.measure(pictures(held), lesson)
         for each, count in zip(facts.known, torch.bincount(labels[train], minlength=method.seen).tolist(), strict=True):
             each.pictures, each.newest = each.pictures + count, today if count else each.newest
-        facts.calibration, found = lesson.calibration, lesson.evaluation
-        facts.count_right(found)
+        found = lesson.evaluation
         counts = (len(lesson.new), len(lesson.again), lesson.pictures, len(facts.known), found.pictures, found.right)
         facts.history.append(LessonRecord(now.isoformat(timespec="seconds"), *counts))
+
+    @torch.no_grad()
+    def measure(self, newest: Pictures, lesson: Lesson) -> None:
+        """Keep the pictures of this lesson (`newest`) for evaluation, and score those of all lessons."""
+        method, names = self.method, self.facts.names
+        lesson.left_one_out = method.implements("leave_one_out")
+        lesson.held_out = 0 if lesson.left_one_out else len(newest)
+        labels = newest.labels.cpu()
+        if len(newest):
+            computed = torch.zeros(len(newest), dtype=torch.bool)
+            self.held = self.held.with_rows(labels, newest.features.cpu(), newest.levels.cpu(), computed)
+        try:
+            labels, scores = self.held.labels, held_out_scores(method, self.held)
+        except PixelsNeededError:
+            self.held = HeldOut.empty(self.held.features.shape[1], self.held.levels.shape[1])
+            logits = [score(method, batch).logits for batch in newest.batches(BATCH)]
+            scores = Scores(torch.cat(logits) if logits else torch.zeros(0, method.seen), None)
+            lesson.warnings.append(
+                f"{method.title} reads the pixels of a picture, not its features, so the accuracy and the threshold are"
+                " based only on the pictures held out of this lesson"
+            )
+        lesson.evaluation = self._calibrate(scores, labels)
+        lesson.calibration = self.facts.calibration
+        if len(names) == 1:
+            lesson.warnings.append(
+                f"the model knows one class, so it predicts '{names[0]}' for every picture; teach it another class"
+            )
+        elif len(labels) < ENOUGH:
+            lesson.warnings.append(
+                f"{len(labels)} pictures kept for evaluation are too few (fewer than {ENOUGH}) to detect unknown"
+                " ones, so none is called 'none of these' yet"
+            )
 
     def forget(self, index: int) -> None:
         """Remove class `index`, and calibrate again: scores change when there are fewer classes."""
@@ -126,31 +238,25 @@ class Learner:
         del self.facts.known[index]
         self.facts.sizes = list(self.method.sizes)
         self.held, self.taught = self.held.without(index), self.taught.without(index)
-        logits, novelty = held_out_scores(self.method, self.held)
-        self.facts.calibration = calibrate(logits, self.held.labels, self.method.score_scale, novelty)
-        self.facts.count_right(self.evaluate())
+        self._calibrate(held_out_scores(self.method, self.held), self.held.labels)
+
+    def _calibrate(self, scores: Scores, labels: Tensor) -> Evaluation:
+        """Set temperature and threshold by the scores of labelled pictures, and evaluate the method on them."""
+        facts = self.facts
+        facts.calibration = calibrate(scores.logits, labels, self.method.score_scale, scores.novelty)
+        found = self._evaluate(scores, labels)
+        facts.count_right(found)
+        return found
+
+    def _evaluate(self, scores: Scores, labels: Tensor) -> Evaluation:
+        names, how = self.facts.names, self.facts.calibration
+        found = (rank(logits, novelty, names, 1, how) for logits, novelty in scores)
+        answers = (
+            Answer(names[label], guess.names[0], guess.probabilities[0], guess.unknown)
+            for label, guess in zip(labels.tolist(), found, strict=True)
+        )
+        return evaluate_answers(answers, names)
 
     def evaluate(self) -> Evaluation:
         """Evaluate the method on the pictures kept for evaluation, of all lessons."""
-        scores = held_out_scores(self.method, self.held)
-        return evaluate_scores(*scores, self.held.labels, self.facts.names, self.facts.calibration)
-
-    def scores(self, pictures: Iterable[Any]) -> Iterator[tuple[Any, Scores | UserError]]:
-        """Each picture with its scores, or with the reason why it cannot be read."""
-        if not self.facts.known:
-            raise UserError("the model has learnt nothing yet; teach it first")
-        return stream_scores(pictures, self.method)
-
-    def check(self, folder: Path) -> None:
-        """Weights that load may still be wrong: check that a picture gets finite scores and a finite novelty."""
-        try:
-            pixels = torch.zeros(1, *self.clip.preprocess.shape, device=self.method.device)
-            with torch.no_grad():
-                batch = TensorBatch(self.method.clip, pixels)
-                logits, novelty = self.method.logits(batch), self.method.novelty(batch)
-            fits = logits.shape == (1, len(self.facts.known)) and bool(torch.isfinite(logits).all())
-            fits &= novelty is None or (novelty.shape == (1,) and bool(torch.isfinite(novelty).all()))
-        except Exception as error:  # untrusted weights can break any step of any method
-            raise UserError(f"the weights in {folder} do not fit its model ({type(error).__name__})") from error
-        if not fits:
-            raise UserError(f"the weights in {folder} do not fit its model; restore the folder from a copy")
+        return self._evaluate(held_out_scores(self.method, self.held), self.held.labels)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -13,11 +14,13 @@ from torch.nn.functional import cosine_similarity
 
 from clipcil.classifier.classifier import Classifier
 from clipcil.classifier.folder import COPY, MODEL, load_model, size_on_disk
-from clipcil.classifier.held_out import HeldOut
+from clipcil.classifier.learner import HeldOut
+from clipcil.classifier.predict import score
 from clipcil.classifier.small_pictures import SmallPictures
 from clipcil.classifier.state import Facts
 from clipcil.clip import load_clip
 from clipcil.clip.loading import MINI_1
+from clipcil.data.reader import TensorBatch
 from clipcil.errors import UserError
 from clipcil.memory.gaussians import GaussianMemory
 from clipcil.methods.registry import find_method
@@ -73,9 +76,22 @@ def load(
             " teach the model again"
         ) from error
     model = Classifier(backbone=clip, device=device, state=state)
-    model.learner.check(folder)
+    _check(model, folder)
     model.saved = (folder.resolve(), facts)
     return model
+
+
+def _check(model: Classifier, folder: Path) -> None:
+    """Weights that load may still be wrong: check that a picture gets finite scores and a finite novelty."""
+    method, fault = model.learner.method, ""
+    try:
+        pixels = torch.zeros(1, *method.clip.preprocess.shape, device=method.device)
+        [(logits, novelty)] = score(method, TensorBatch(method.clip, pixels))
+        fits = logits.shape == (len(model.classes),) and bool(logits.isfinite().all()) and math.isfinite(novelty or 0)
+    except Exception as error:  # untrusted weights can break any step of any method
+        fits, fault = False, f" ({type(error).__name__})"
+    if not fits:
+        raise UserError(f"the weights in {folder} do not fit its model{fault}; {COPY}")
 
 
 def load_or_new(

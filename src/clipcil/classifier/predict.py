@@ -13,11 +13,13 @@ from torch import Tensor
 
 from clipcil.classifier.scoring import Calibration, probabilities
 from clipcil.data.pictures import decode_and, decoding_pool
-from clipcil.data.reader import TensorBatch
+from clipcil.data.reader import Batch, TensorBatch
 from clipcil.data.sources import as_picture
 from clipcil.errors import UserError
 from clipcil.methods.base import Method
 
+PictureScores = tuple[Tensor, float | None]
+"""Logits (C,) and novelty of one picture."""
 BATCH = 32
 """Pictures per pass."""
 AHEAD = 3
@@ -51,45 +53,60 @@ class Prediction:
 
 @dataclass(frozen=True)
 class Scores:
-    """How a method scores one picture."""
+    """How a method scores pictures; iterating gives the logits (C,) and the novelty of each picture."""
 
     logits: Tensor
-    """(C,) float32."""
-    novelty: float | None
-    """How unlike all classes the picture is; None for a method without such a score."""
+    """(B, C) float32 on the CPU."""
+    novelty: Tensor | None
+    """(B,) float32 on the CPU, how unlike all classes each picture is; None for a method without such a score."""
+
+    @classmethod
+    def on_cpu(cls, logits: Tensor, novelty: Tensor | None) -> Scores:
+        return cls(logits.float().cpu(), None if novelty is None else novelty.float().cpu())
+
+    def __iter__(self) -> Iterator[PictureScores]:
+        novelty = [None] * len(self.logits) if self.novelty is None else self.novelty.tolist()
+        return zip(self.logits, novelty, strict=True)
 
 
 @torch.no_grad()
-def stream_scores(things: Iterable[Any], method: Method) -> Iterator[tuple[Any, Scores | UserError]]:
-    """Each thing with its scores, or with the reason why it cannot be read; in the order they came."""
-    clip, preprocess = method.clip, method.clip.preprocess
+def score(method: Method, batch: Batch) -> Scores:
+    """The scores of a batch."""
+    return Scores.on_cpu(method.logits(batch), method.novelty(batch))
 
-    def prepare(thing: Any) -> Tensor:
-        return decode_and(as_picture(thing), _called(thing), preprocess.picture)
 
-    def score(batch: list[tuple[Any, Future[Tensor]]]) -> Iterator[tuple[Any, Scores | UserError]]:
-        results = [_outcome(future) for _, future in batch]
+def stream_scores(things: Iterable[Any], method: Method) -> Iterator[tuple[Any, PictureScores | UserError]]:
+    """Each thing with its logits and novelty, or with the reason why it cannot be read; in the order they came."""
+    preprocess = method.clip.preprocess
+
+    def prepare(thing: Any) -> Tensor | UserError:
+        is_path = isinstance(thing, str) or hasattr(thing, "__fspath__")
+        called = str(thing) if is_path else f"what was given ({type(thing).__name__})"
+        try:
+            return decode_and(as_picture(thing), called, preprocess.picture)
+        except UserError as error:
+            return error
+
+    def scored(batch: list[tuple[Any, Future[Tensor | UserError]]]) -> Iterator[tuple[Any, Any]]:
+        results = [future.result() for _, future in batch]
         whole = [result for result in results if isinstance(result, Tensor)]
-        scored: Iterator[Scores] = iter(())
+        found: Iterator[Any] = iter(())
         if whole:
             # Through half precision as in the cache on disk: learnt and predicted pictures are seen alike.
             pixels = preprocess.finish(torch.stack(whole)).half().float()
-            seen = TensorBatch(clip, pixels.to(method.device))
-            logits, novelty = method.logits(seen), method.novelty(seen)
-            each = [None] * len(logits) if novelty is None else novelty.to(logits).float().tolist()
-            scored = map(Scores, logits.float().cpu(), each)
+            found = iter(score(method, TensorBatch(method.clip, pixels.to(method.device))))
         for (thing, _), result in zip(batch, results, strict=True):
-            yield thing, next(scored) if isinstance(result, Tensor) else result
+            yield thing, next(found) if isinstance(result, Tensor) else result
 
     pool = decoding_pool()
     try:
-        waiting: deque[tuple[Any, Future[Tensor]]] = deque()
+        waiting: deque[tuple[Any, Future[Tensor | UserError]]] = deque()
         for thing in things:
             waiting.append((thing, pool.submit(prepare, thing)))
             if len(waiting) == AHEAD * BATCH:
-                yield from score([waiting.popleft() for _ in range(BATCH)])
+                yield from scored([waiting.popleft() for _ in range(BATCH)])
         while waiting:
-            yield from score([waiting.popleft() for _ in range(min(BATCH, len(waiting)))])
+            yield from scored([waiting.popleft() for _ in range(min(BATCH, len(waiting)))])
     finally:
         pool.shutdown(wait=False, cancel_futures=True)  # a reader that stops early leaves nothing running
 
@@ -99,16 +116,3 @@ def rank(logits: Tensor, novelty: float | None, names: list[str], top: int, how:
     best = probabilities(logits, how.temperature).topk(min(top, len(names)))
     chosen = [names[index] for index in best.indices.tolist()]
     return Prediction(chosen, best.values.tolist(), how.is_unknown(float(best.values[0]), novelty))
-
-
-def _outcome(future: Future[Tensor]) -> Tensor | UserError:
-    try:
-        return future.result()
-    except UserError as error:
-        return error
-
-
-def _called(thing: Any) -> str:
-    """What messages call a picture that a caller gave."""
-    is_path = isinstance(thing, str) or hasattr(thing, "__fspath__")
-    return str(thing) if is_path else f"what was given ({type(thing).__name__})"

@@ -43,6 +43,17 @@ class Calibration:
     false_alarms: float | None = None
     """Expected share of new pictures of known classes that are called unknown; None where there is no threshold."""
 
+    @property
+    def when_unknown(self) -> str:
+        """When a picture is called "none of these", and how often that is a false alarm."""
+        if self.threshold is None:
+            few = "too few pictures are kept for evaluation" if self.pictures < ENOUGH else "the model knows one class"
+            return f"nothing is called 'none of these': {few}"
+        below = f"the likeliest class is below {self.threshold:.1%}"
+        where = below if self.novelty is None else "a picture is unlike every class"
+        share = f"{self.false_alarms or 0:.1%} of new pictures of known classes"
+        return f"'none of these' where {where}; to be expected for {share}"
+
     def is_unknown(self, probability: float, novelty: float | None) -> bool:
         """Whether a picture with this highest probability and novelty score is none of the classes."""
         if self.novelty is not None and novelty is not None:

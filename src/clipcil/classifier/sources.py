@@ -18,14 +18,13 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from clipcil.classifier.card import counted
 from clipcil.classifier.folder import MODEL
 from clipcil.data.dataset import Dataset
 from clipcil.data.datasets.folder import TEST, TRAIN, picture_files, read_tree
 from clipcil.data.names import clean_name, need_text
 from clipcil.data.pictures import Picture, PictureSet
 from clipcil.data.sources import HEIC, SUFFIXES, as_picture, list_files, list_folders, no_pictures, walk
-from clipcil.errors import UserError, quoted
+from clipcil.errors import UserError, counted, quoted
 
 NAMED = 3
 """Names shown of a longer list."""
@@ -54,8 +53,8 @@ def read_source(source: Source, subfolders: bool = False) -> Dataset:
         raise UserError(f"a {type(given).__name__} cannot be learnt; {said}")
     root = Path(given)
     check_layout(root, subfolders)
-    names, files, labels = read_tree(root)
-    return _learnable(str(root), names, picture_files(str(root), root, files, labels))
+    names, files = read_tree(root)
+    return _learnable(str(root), names, picture_files(str(root), root, files))
 
 
 def _from_mapping(source: Mapping[str, Sequence[Any]]) -> Dataset:

@@ -81,8 +81,8 @@ class Facts:
     """Everything about a model except its weights, in the order of `model.toml`."""
 
     method: Text
-    backbone: Text
-    fingerprint: Text
+    backbone: Text = ""
+    fingerprint: Text = ""
     """Of the backbone's weights and of its preprocessing."""
     seed: Annotated[int, Field(ge=0, le=2**63 - 1)]
     templates: Annotated[tuple[Text, ...], Field(min_length=1, max_length=1000)]
@@ -94,7 +94,7 @@ class Facts:
     """Name of the file of weights."""
     sha256: Text = ""
     """Of that file."""
-    settings: dict[str, Any]
+    settings: dict[str, Any] = field(default_factory=dict)
     calibration: Annotated[Calibration, Field(alias="unknown")] = field(default_factory=Calibration)
     history: list[Annotated[LessonRecord, AfterValidator(_possible)]] = field(default_factory=list)
     """What each lesson brought, the oldest first."""
@@ -152,7 +152,7 @@ def parse_facts(table: dict[str, Any]) -> Facts:
             f"has format {version[0]}, written by clipcil {table.get('clipcil', '?')}; this is clipcil"
             f" {clipcil.__version__}, which reads up to {FORMAT[0]}.x: install a newer one"
         )
-    for key in ("classes", "unknown", "sizes", "weights", "sha256"):
+    for key in ("backbone", "fingerprint", "settings", "classes", "unknown", "sizes", "weights", "sha256"):
         if key not in table:
             raise UserError(f"'{key}' is missing")
     facts: Facts = typed(table, Facts)
@@ -205,36 +205,30 @@ class PictureRows:
 
     def without(self, index: int) -> Self:
         """Without class `index`; the labels of the classes after it move down by one."""
-        keep = self.labels != index
-        labels, *others = (column[keep] for column in vars(self).values())
+        labels, *others = (column[self.labels != index] for column in vars(self).values())
         return type(self)(labels - (labels > index).long(), *others)
-
-    def none(self) -> Self:
-        """The same columns without any row."""
-        return type(self)(*(column[:0] for column in vars(self).values()))
 
     def tensors(self) -> dict[str, Tensor]:
         """The columns under their names in the weights file."""
         return {f"{self.prefix}{name}": column for name, column in vars(self).items()}
 
     def take(self, tensors: dict[str, Tensor], classes: int) -> Self:
-        """Take the rows out of the weights of a model with so many classes; none for one of version 0.1.
+        """Take the rows out of the weights of a model with so many classes; `self`, without rows, where there are none.
 
-        A `UserError` is raised where a column is missing, or differs in type or width from that of `self`.
+        A `UserError` is raised where a column is missing or does not fit, or a label is that of no class.
         """
         own = {key.removeprefix(self.prefix): tensors.pop(key) for key in list(tensors) if key.startswith(self.prefix)}
         if not own:
-            return self.none()
-        columns = {name: own.get(name) for name in vars(self)}
-        count = columns["labels"].shape[:1] if columns["labels"] is not None else None
-        for name, like in vars(self).items():
-            column = columns[name]
-            if column is None or column.shape != (*(count or (-1,)), *like.shape[1:]) or column.dtype != like.dtype:
-                raise UserError(f"'{self.prefix}{name}' of the model is damaged; restore its folder from a copy")
-        found = type(self)(*columns.values())  # type: ignore[arg-type]
-        if len(found) and not 0 <= int(found.labels.min()) <= int(found.labels.max()) < classes:
-            raise UserError(f"'{self.prefix}labels' of the model names an unknown class; restore its folder")
-        return found
+            return self
+        columns = [own.get(name, torch.zeros(())) for name in vars(self)]
+        count, known = columns[0].shape[:1] or (-1,), range(classes)
+        fit = all(
+            column.shape == (*count, *like.shape[1:]) and column.dtype == like.dtype
+            for column, like in zip(columns, vars(self).values(), strict=True)
+        )
+        if not fit or not all(label in known for label in torch.unique(columns[0]).tolist()):
+            raise UserError(f"'{self.prefix}…' of the model is damaged; restore its folder from a copy")
+        return type(self)(*columns)
 
 
 @dataclass

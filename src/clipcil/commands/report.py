@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from clipcil.commands.types import File, Flag
-from clipcil.errors import UserError
+from clipcil.errors import UserError, counted
 from clipcil.network import allow_downloads
 
 if TYPE_CHECKING:
@@ -45,11 +45,10 @@ def report(
         out: File to write. Default: report.html in the folder given, or here if several are; for a model, MODEL.html.
         allow_download: Download a dataset that a run names and that is not here, to show its pictures.
     """
-    from clipcil.classifier.card import counted
     from clipcil.classifier.folder import MODEL
     from clipcil.classifier.load import load
     from clipcil.commands import text
-    from clipcil.report.compare import group_runs
+    from clipcil.report.html import write_page
     from clipcil.report.page import write_report
     from clipcil.report.runs import find_runs
 
@@ -59,23 +58,17 @@ def report(
         if len(runs) > 1:
             raise UserError(f"{runs[0]} is a taught model; name one model alone, or runs")
         path = out or runs[0].resolve().with_name(f"{runs[0].resolve().name}.html")
-        write_model_page(load(runs[0], allow_download=allow_download), path)
+        model = load(runs[0], allow_download=allow_download)
+        write_page(path, "model.html", title="clipcil: model", model=model, found=model.held_out_evaluation())
         text.say(f"{path}: the model in {runs[0]}")
         return
     found = find_runs(runs)
     path = out or (runs[0] / "report.html" if len(runs) == 1 else Path("report.html"))
     with allow_downloads(allow_download):
         figures = write_report(found, path)
-    number = sum(len(group.runs) for group in group_runs(found))  # a run that stands in two folders counts once
+    number = len({(run.key, run.order, run.seed) for run in found})  # a run that is in two folders counts once
     counts = f"{counted(number, 'run')}, {counted(len(figures), 'figure')}"
     text.say(f"{path}: {counts} (also in {path.with_name(f'{path.stem}-figures')})")
-
-
-def write_model_page(model: Classifier, out: Path) -> None:
-    """Write a page about a model: its lessons with the accuracy over all classes after each, and its classes."""
-    from clipcil.report.html import write_page
-
-    write_page(out, "model.html", title="clipcil: model", model=model, found=model.held_out_evaluation())
 
 
 def write_test_page(model: Classifier, found: Evaluation, source: str, out: Path) -> None:

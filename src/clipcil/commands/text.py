@@ -16,8 +16,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from clipcil.classifier.card import counted, kept_statistics, when_unknown
 from clipcil.classifier.classifier import Classifier
+from clipcil.classifier.folder import kept_statistics
 from clipcil.classifier.lesson import Lesson
 from clipcil.classifier.predict import Prediction
 from clipcil.classifier.scoring import Calibration, Evaluation
@@ -25,7 +25,7 @@ from clipcil.classifier.sources import describe_skipped, skipped_files
 from clipcil.classifier.state import Facts
 from clipcil.data.dataset import Dataset
 from clipcil.data.names import same_name
-from clipcil.errors import nearest, printable, quoted
+from clipcil.errors import counted, nearest, printable, quoted
 from clipcil.methods.registry import find_method
 
 SMALLEST = 0.005
@@ -128,7 +128,7 @@ def lesson(model: Classifier, lesson: Lesson, folder: Path) -> None:
     if found.confused:
         say(confusions(found, 3))
     if lesson.calibration.threshold is not None:
-        say(when_unknown(lesson.calibration))
+        say(lesson.calibration.when_unknown)
     say(*_notes(lesson), f"model in {quoted(folder)}; ask it: clipcil predict {quoted(folder)} PICTURE")
 
 
@@ -174,7 +174,7 @@ def test(model: Classifier, found: Evaluation) -> None:
     if found.confused:
         say(confusions(found, 5))
     if model.calibration.threshold is None:
-        say(when_unknown(model.calibration))
+        say(model.calibration.when_unknown)
     elif found.pictures:
         alarms, share = counted(found.false_alarms, "picture"), found.false_alarms / found.pictures
         say(f"false alarms: {alarms} of known classes called 'none of these' ({share:.1%})")
@@ -227,7 +227,7 @@ def show(summary: dict[str, Any], name: Path) -> None:
         moved = counted(summary["features_transported"], "picture")
         say(f"features of {moved} were transported when the tower changed; their part of the accuracy is an estimate")
     decides = {key: summary[key] for key in ("threshold", "novelty", "false_alarms")}
-    say(when_unknown(Calibration(**decides, pictures=summary["held_out"])))
+    say(Calibration(**decides, pictures=summary["held_out"]).when_unknown)
     shifts = any(row["moved"] is not None for row in rows)
     heads = ["class", "learnt", "newest", "pictures", "lesson", "right", *(["moved"] if shifts else [])]
     print_table(heads, (_class_cells(row)[: len(heads)] for row in rows), left=3)
