@@ -40,15 +40,11 @@ def t_interval(values: Sequence[float]) -> Interval | None:
     """
     if len(values) < 2:
         return None
-    mean, half = fmean(values), t_quantile(len(values) - 1) * stdev(values) / sqrt(len(values))
-    return Interval(mean, mean - half, mean + half)
-
-
-def t_quantile(freedom: int) -> float:
-    """97.5 % quantile of Student's t, to three decimals as printed tables have it."""
     from scipy.special import stdtrit
 
-    return round(float(stdtrit(freedom, 0.975)), 3)
+    quantile = round(float(stdtrit(len(values) - 1, 0.975)), 3)  # to three decimals, as printed tables have it
+    mean, half = fmean(values), quantile * stdev(values) / sqrt(len(values))
+    return Interval(mean, mean - half, mean + half)
 
 
 def wilson_interval(right: int, total: int) -> tuple[float, float]:

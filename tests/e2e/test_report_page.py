@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -47,9 +48,8 @@ def test_every_figure_in_both_schemes(page: Path, browser: Browser, width: int, 
     browser.show(page, width, scheme=scheme)
     browser.run(OPEN_ALL)
     drawn = browser.run(FIGURES)
-    assert len(drawn) == (5 + 2 * 2) + (
-        1 + 2
-    )  # two methods on one stream; one, without charts of one bar, on the other
+    # Two methods on one stream; on the other one method, without charts of one bar.
+    assert len(drawn) == (5 + 2 * 2) + (1 + 2)
     for figure in drawn:
         assert figure["ready"], figure["id"]
         assert figure["dark"] == (scheme == "dark"), figure["id"]
@@ -76,20 +76,30 @@ def test_methods_open_and_close(page: Path, browser: Browser) -> None:
     assert len(shown) > 8 and min(shown) == 64
 
 
-COLUMN = (
-    "return [...document.querySelectorAll('table.sortable')[0].tBodies[0].rows].map(row => row.cells[2].textContent)"
-)
-
-
 def test_a_click_on_a_heading_sorts_and_a_second_one_turns_round(page: Path, browser: Browser) -> None:
     browser.show(page, 1200)
-    click = "document.querySelectorAll('table.sortable')[0].tHead.rows[0].cells[2].querySelector('button').click()"
-    before = browser.run(COLUMN)
+    column = "return [...document.querySelector('table.sortable').tBodies[0].rows].map(row => row.cells[2].textContent)"
+    click = "document.querySelector('table.sortable').tHead.rows[0].cells[2].querySelector('button').click()"
+    before = browser.run(column)
     browser.run(click)
-    falling = browser.run(COLUMN)
+    falling = browser.run(column)
     browser.run(click)
     assert falling == sorted(before, key=lambda words: -float(words.split()[0])) and len(set(before)) > 1
-    assert browser.run(COLUMN) == falling[::-1]
+    assert browser.run(column) == falling[::-1]
+
+
+def test_a_dash_stands_below_the_numbers_whichever_way_they_are_sorted(page: Path, browser: Browser) -> None:
+    words = ["—", "+2.00 ± 0.10", "−3.00 [−4.00, −2.00]", "10.5", "—", "−20.0"]
+    browser.show(page, 1200)
+    falling, rising = browser.run(
+        f"""const words = {json.dumps(words)}, tables = [...document.querySelectorAll('table.sortable')];
+        const table = tables.find(each => each.tBodies[0].rows.length === words.length), body = table.tBodies[0];
+        words.forEach((word, place) => {{ body.rows[place].cells[0].textContent = word; }});
+        const sort = () => {{ table.querySelector('button').click(); return [...body.rows].map(row => row.cells[0]); }};
+        return [1, 2].map(() => sort().map(cell => cell.textContent))"""
+    )
+    numbers = [words[3], words[1], words[2], words[5]]
+    assert (falling, rising) == ([*numbers, "—", "—"], [*numbers[::-1], "—", "—"])
 
 
 def test_the_point_under_the_pointer_says_what_it_is(page: Path, browser: Browser) -> None:
