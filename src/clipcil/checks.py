@@ -36,8 +36,7 @@ SETTINGS: tuple[tuple[str, Callable[[], Any], Callable[[Any], Any]], ...] = (
 
 
 def briefly(config: Any) -> Any:
-    """The same settings with one epoch for every stage, and with the value that a field names for checks, as in
-    `size: int = field(default=2048, metadata={"in_checks": 64})`."""
+    """The settings with one epoch for every stage, and 64 for a `field(default=2048, metadata={"in_checks": 64})`."""
     changes: dict[str, Any] = {}
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)

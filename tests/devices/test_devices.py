@@ -85,7 +85,7 @@ def test_a_method_that_mixes_is_caught(tiny_clip: CLIP, cache: Path) -> None:
 @pytest.mark.parametrize("name", ALL)
 def test_half_precision_trains_and_predicts(name: str, kind: torch.dtype, tiny_clip: CLIP, cache: Path) -> None:
     fixture = checks.Fixture(methods()[name], tiny_clip, checks.some_classes(5), (3, 2), cache)
-    fixture.method._outside = (fixture.method.clip, OnDevice(torch.device("cpu"), kind))
+    fixture.method.trainer = OnDevice(torch.device("cpu"), kind)
     fixture.learn()
     scores = fixture.scores(2)
     assert torch.isfinite(scores).all() and scores.dtype == torch.float32

@@ -80,7 +80,7 @@ def test_stage_two_never_waits(train_old: bool, monkeypatch: pytest.MonkeyPatch)
         int(torch.ones(()))  # the check itself notices a wait
     growth, trainer = grown(), Strict(monkeypatch)
     growth.method.config = replace(growth.method.config, train_old_prompts=train_old)
-    growth.method._outside = (growth.method.clip, trainer)
+    growth.method.trainer = trainer
     growth.method.learn(growth.task())
     assert trainer.steps == 1
 
@@ -107,7 +107,7 @@ def test_stage_one_never_waits(tiny_clip: CLIP, monkeypatch: pytest.MonkeyPatch)
 def test_other_methods_never_wait(name: str, tiny_clip: CLIP, monkeypatch: pytest.MonkeyPatch) -> None:
     task = OneTask(name, 1, tiny_clip, epochs=1)
     trainer = Strict(monkeypatch)
-    task.method._outside = (tiny_clip, trainer)
+    task.method.trainer = trainer
     task.ours()
     assert trainer.steps >= 1
 
@@ -132,7 +132,7 @@ def test_mixed_precision_leaves_statistics_and_map_in_float64() -> None:
     found = {}
     for precision in ("32-true", "bf16-mixed"):
         growth = grown()
-        growth.method._outside = (growth.method.clip, Trainer(make_fabric("cpu", precision)))
+        growth.method.trainer = Trainer(make_fabric("cpu", precision))
         torch.manual_seed(1)
         growth.method.learn(growth.task())
         found[precision] = growth.method

@@ -23,7 +23,7 @@ RIDGES = (0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
 
 
 class Statistics(NamedTuple):
-    """What a discriminant needs of its pictures."""
+    """Statistics of pictures, to which a discriminant is fitted."""
 
     means: Tensor  # (C, d) class means, float64
     counts: Tensor  # (C,) pictures of each class, or () of all; n is their sum

@@ -52,7 +52,6 @@ class GaussianMemory(SizedByState):
     offsets: Annotated[Tensor, "P d", torch.float64]  # c of every older space
     tasks: Annotated[Tensor, "", torch.int64]  # calls of `add` so far
     _sampler: Sampler | None
-    _means: Tensor | None
     _squared: tuple[int, Tensor] | None  # a space and its M Mᵀ
 
     def __init__(self) -> None:
@@ -66,9 +65,9 @@ class GaussianMemory(SizedByState):
     def add(self, groups: Sequence[Tensor]) -> None:
         """Learn the classes of a new task.
 
-        A class without spread (one picture, or copies of one) has S = 0; it gets the isotropic spread of its neighbours
-        (the average Tr(S)/d of the other classes of the task, else of the memory), because classes of one dataset are
-        about equally wide and a point would be replayed as one vector.
+        A class without spread (one picture, or copies of one) has S = 0 and would be replayed as one vector. It gets
+        the isotropic spread of its neighbours: the average Tr(S)/d of the other classes of the task, else of the
+        memory.
 
         Args:
             groups: (n_c, d) features of each new class in the current space.
@@ -79,10 +78,7 @@ class GaussianMemory(SizedByState):
 
     @torch.no_grad()
     def transport(self, map: AffineMap) -> None:
-        """Transport all that is stored by a map x ↦ T x + b: (M, c) ← (T M, T c + b) for every space.
-
-        Classes of the current space are in a space (T, b) after it.
-        """
+        """Transport all classes by a map x ↦ T x + b: (M, c) ← (T M, T c + b), and (T, b) for the current space."""
         matrix, offset = map.matrix.to(self.matrices), map.offset.to(self.offsets)
         if not len(self):
             return
@@ -138,14 +134,12 @@ class GaussianMemory(SizedByState):
 
     @torch.no_grad()
     def means(self) -> Tensor:
-        """Means of all classes in the current space: (C, d) float64. Kept until the next change: do not write to it."""
-        if self._means is None:
-            means = self.origin_means.clone()
-            for space in range(len(self.matrices)):
-                members = self.space_of == space
-                means[members] = means[members] @ self.matrices[space].T + self.offsets[space]
-            self._means = means
-        return self._means
+        """Means of all classes in the current space: (C, d) float64."""
+        means = self.origin_means.clone()
+        for space in range(len(self.matrices)):
+            members = self.space_of == space
+            means[members] = means[members] @ self.matrices[space].T + self.offsets[space]
+        return means
 
     def sample(self, classes: Tensor) -> Tensor:
         """Draw from class Gaussians with torch's global generator (see `Sampler.draw`).
@@ -249,7 +243,7 @@ class GaussianMemory(SizedByState):
 
     def _forget_derived(self) -> None:
         """Drop what was computed from the state."""
-        self._sampler = self._means = self._squared = None
+        self._sampler = self._squared = None
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> GaussianMemory:
         """Follow the module to another device, but never to another dtype: `half()` must not round the statistics."""

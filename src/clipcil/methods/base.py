@@ -78,6 +78,11 @@ class Method(nn.Module, ABC):
     """Name of its buffer (classes seen, dim) whose cosines with the features are the scores up to a constant factor;
     empty: it has none. An export writes these vectors."""
 
+    clip: CLIP
+    """The backbone."""
+    trainer: Trainer
+    """The training context: device, precision and callbacks."""
+
     def __init__(self, config: Any, clip: CLIP, trainer: Trainer, templates: Sequence[str] = TEMPLATES) -> None:
         """Build the method without any class.
 
@@ -89,7 +94,8 @@ class Method(nn.Module, ABC):
         """
         super().__init__()
         self.config = config
-        self._outside = (clip, trainer)  # in a tuple, so that nn.Module does not register them as submodules
+        self.__dict__["clip"] = clip  # past nn.Module, which would register it as a submodule
+        self.trainer = trainer
         self.templates = tuple(templates)
         self.names: list[str] = []
         self.sizes: list[int] = []
@@ -155,16 +161,6 @@ class Method(nn.Module, ABC):
         return UserError(f"{cls.title} cannot {what}; {able} can")
 
     # Every method has these.
-
-    @property
-    def clip(self) -> CLIP:
-        """The backbone."""
-        return self._outside[0]
-
-    @property
-    def trainer(self) -> Trainer:
-        """The training context: device, precision and callbacks."""
-        return self._outside[1]
 
     @property
     def device(self) -> torch.device:

@@ -80,7 +80,7 @@ class Strata(Method):
         self.register_buffer("weights", torch.ones(3, device=self.device))
         self.register_buffer("penalties", torch.ones(2, dtype=torch.float64, device=self.device))
         self.register_buffer("background", torch.zeros(0, 0, device=self.device))
-        # The same numbers wherever the method is built: the directions are no part of a checkpoint.
+        # The same numbers wherever the method is built: a checkpoint leaves the directions out.
         directions = torch.randn(levels, count, generator=torch.Generator().manual_seed(0))
         self.register_buffer("directions", directions.to(self.device), persistent=False)
 
