@@ -87,15 +87,13 @@ def _settings(config: Any, prefix: str = "", reason: str = "") -> list[tuple[str
     """Every setting with its value and reason; the reason of a group stands above its settings."""
     from clipcil.settings import field_docs
 
-    reasons, rows = field_docs(type(config)), []
-    if reason:
-        rows.append((f"{prefix}…", "", reason))
+    reasons, rows = field_docs(type(config)), [(f"{prefix}…", "", reason)] if reason else []
     for field in dataclasses.fields(config):
         value, why = getattr(config, field.name), reasons.get(field.name, "")
         if dataclasses.is_dataclass(value):
             rows += _settings(value, f"{prefix}{field.name}.", why)
         else:
-            rows.append((prefix + field.name, str(value), why))
+            rows.append((f"{prefix}{field.name}", str(value), why))
     return rows
 
 
@@ -130,26 +128,19 @@ def describe(
     import os
 
     from clipcil.commands import text
+    from clipcil.data.dataset import open_dataset
+    from clipcil.data.names import check_names
     from clipcil.descriptions.client import Endpoint, ask_for_descriptions
+    from clipcil.storage import read_text
 
     key = os.environ.get(key_from, "").strip() if key_from else ""
     if key_from and not key:
         raise UserError(f"the environment variable {key_from} is empty or not set; put the API key there")
-    names = class_names(classes, data_root)
+    if (path := Path(classes)).is_file():
+        names = [name for line in read_text(path, links=True).splitlines() if (name := line.strip())]
+        check_names(classes, names)
+    else:
+        names = open_dataset(classes, data_root).classes
     with text.progress_bar() as on_progress:
         asked = ask_for_descriptions(names, Endpoint(endpoint, model, key), out, jobs, on_progress)
     text.say(f"{out}: {len(names)} classes, {len(names) * (len(names) - 1) // 2} pairs, {asked} asked now")
-
-
-def class_names(source: str, root: Path | None) -> list[str]:
-    """Names from a text file, one a line, or those of a dataset."""
-    from clipcil.data.dataset import open_dataset
-    from clipcil.data.names import check_names
-    from clipcil.storage import read_text
-
-    path = Path(source)
-    if not path.is_file():
-        return open_dataset(source, root).classes
-    names = [name for line in read_text(path, links=True).splitlines() if (name := line.strip())]
-    check_names(str(path), names)
-    return names

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from importlib import resources
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from pydantic import TypeAdapter
@@ -24,7 +24,7 @@ class Row:
     label: str
     method: str
     settings: Mapping[str, Any] = field(default_factory=dict)
-    """Settings that define the row; those of an ablation are given even where they are the default."""
+    """Settings that define the row, also where they are the default."""
     last: tuple[float, ...] = ()
     """A_B for each dataset of the table; empty where the paper prints none."""
     average: tuple[float, ...] = ()
@@ -58,7 +58,8 @@ class Sweep:
 
 @dataclass(frozen=True)
 class PaperTable:
-    name: str
+    """A table, or the axes of the sensitivity study."""
+
     title: str
     tasks: int
     backbone: str
@@ -89,17 +90,15 @@ class PaperResult(NamedTuple):
 
 
 def table_names() -> list[str]:
-    files = (resources.files("clipcil") / "paper").iterdir()
-    return sorted(file.name.removesuffix(".toml") for file in files if file.name.endswith(".toml"))
+    return sorted(path.stem for path in Path(__file__).parent.glob("*.toml"))
 
 
 @cache
 def read_table(name: str) -> PaperTable:
     if name not in table_names():
         raise UserError(f"the paper has no table '{name}'{nearest(name, table_names())}")
-    with resources.as_file(resources.files("clipcil") / "paper" / f"{name}.toml") as path:
-        values = read_toml(path, links=True)
-    return TypeAdapter(PaperTable).validate_python({"name": name, **values})
+    values = read_toml(Path(__file__).with_name(f"{name}.toml"), links=True)
+    return TypeAdapter(PaperTable).validate_python(values)
 
 
 def paper_result(method: str, settings: Mapping[str, Any], data: str, tasks: int, only: str = "") -> PaperResult | None:
