@@ -24,7 +24,6 @@ from clipcil.clip import CLIP
 from clipcil.clip.loading import MINI
 from clipcil.errors import UserError
 from clipcil.experiment import experiment as experiments
-from clipcil.experiment import workers
 from clipcil.experiment.bench import RESULTS, FinishedRuns, RunOutcome, lines_of, read_log, run_grid
 from clipcil.experiment.experiment import Experiment
 from clipcil.experiment.folder import inputs
@@ -306,7 +305,7 @@ def test_a_run_whose_process_always_dies_fails_and_the_rest_go_on(bench: Bench) 
                 ended.set_result("no pictures")
             return ended
 
-    bench.patch.setattr(workers, "ProcessPoolExecutor", Mortal)
+    bench.patch.setattr("clipcil.experiment.bench.ProcessPoolExecutor", Mortal)
     finished = bench.run(bench.grid("zero-shot", "simplecil", jobs=2))
     assert [each.error for each in finished] == ["its process died 3 times", "no pictures"]
 

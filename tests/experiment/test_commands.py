@@ -26,11 +26,9 @@ from support.lessons import plain, refused, write_tree
         ("run --data emojis", ["'emojis'", "'emoji'"]),
         ("run --sed 1", ["--sed"]),
         ("run --seed x", ["'seed'", "'x'"]),
-        ("run --seed -1", ["'seed'", "'-1'"]),
         ("run --shots 0", ["'shots'", "'0'"]),
         ("run simplecil --tasks 101", ["tasks", "101", "1 and the 100 classes"]),
         ("run simplecil --tasks 10 --increment 1", ["tasks", "increment", "not both"]),
-        ("bench --tasks 10 --increment 1", ["tasks", "increment", "not both"]),
         ("run simplecil --data=", ["dataset ''"]),
         ("run simplecil --data folder --data-root=", ["'data_root'", "''"]),
         (f"run simplecil --order seed:{'1' * 5000}", ["seed:N"]),
@@ -44,8 +42,6 @@ from support.lessons import plain, refused, write_tree
         ("run --set stage1.lr=fast", ["'stage1.lr'", "'fast'"]),
         ("run --set stage1.lr=nan", ["'stage1.lr'", "'nan'"]),
         ("run --set=beta=-1 --set ortho=0.2", ["'beta'", "'-1'"]),
-        ("run --set stage1.epochs=1.5", ["'stage1.epochs'", "'1.5'"]),
-        ("run --set stage1.batch_size=99999999999", ["'stage1.batch_size'", "'99999999999'"]),
         ("run --set stage1.optimizer=adamx", ["'adam"]),
         ("run --set stage1=3", ["stage1"]),
         ("run --set stage1.lr=1 stage1=2", ["stage1"]),
@@ -204,20 +200,16 @@ def rows(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, str]:
     return {line.split()[0]: line for line in capsys.readouterr().out.splitlines() if line.strip()}
 
 
-def test_every_method_says_what_it_keeps(capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_method_says_what_it_keeps_and_its_values_are_those_of_the_preset(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     found = rows(capsys, "methods")
     for name, kind in methods().items():
         assert kind.title in found[name] and kind.keeps in found[name]
     assert methods()["zero-shot"].keeps == "nothing" and "statistics" not in found["l2p"]
-
-
-def test_a_preset_is_named_only_where_there_is_one(capsys: pytest.CaptureFixture[str]) -> None:
     for name, said in (("simplecil", "no preset for emoji"), ("rapf", "with the preset for emoji")):
         main(["methods", name, "--data", "emoji"])
         assert said in capsys.readouterr().out.splitlines()[0]
-
-
-def test_values_are_those_of_the_backbone_that_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     words, large = ("methods", "dmc-ot", "--data", "cifar100"), ("--backbone", "openai/clip-vit-base-patch16")
     assert "3e-05" in rows(capsys, *words)["stage1.lr"]
     assert "1e-05" in rows(capsys, *words, *large)["stage1.lr"]

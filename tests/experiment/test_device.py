@@ -6,8 +6,8 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,52 +16,37 @@ from clipcil.training import device
 from clipcil.training.device import avoid_broken_amx, find_device, make_fabric
 
 VARIABLE = "ONEDNN_MAX_CPU_ISA"
+AMX = "flags : fpu avx512f amx_bf16 amx_tile amx_int8"
 
 
-@pytest.fixture(autouse=True)
-def nothing_set(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setenv(VARIABLE, "")  # so that it comes back afterwards, whatever a test sets
-    monkeypatch.delenv(VARIABLE)
-    avoid_broken_amx.cache_clear()
-    yield
-    avoid_broken_amx.cache_clear()
-
-
-@pytest.fixture
-def tried(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[int]:
-    """A processor that announces AMX; what a trial ends with is taken from the end of the list."""
-    ends = [0]
-    (tmp_path / "cpuinfo").write_text("flags : fpu avx512f amx_bf16 amx_tile amx_int8\n")
+@pytest.mark.parametrize(
+    ("end", "precision", "announced", "limit"),
+    [
+        (-signal.SIGILL, "bf16-mixed", AMX, "AVX512_CORE_FP16"),
+        (0, "bf16-mixed", AMX, None),
+        (1, "bf16-mixed", AMX, None),  # instructions that could not be tried are used
+        (None, "32-true", AMX, None),  # None: nothing is tried
+        (None, "bf16-mixed", AMX, "AVX2"),  # the variable is set
+        (None, "bf16-mixed", "flags : fpu avx2", None),
+        (None, "bf16-mixed", "", None),  # no such file, as on macOS
+    ],
+)
+def test_instructions_are_tried_once_in_a_process_and_avoided_where_they_fail(
+    end: int | None, precision: Any, announced: str, limit: str | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    ends = [end]
     monkeypatch.setattr(device, "CPUINFO", tmp_path / "cpuinfo")
     monkeypatch.setattr(device.subprocess, "run", lambda words, **_: subprocess.CompletedProcess(words, ends.pop()))
-    return ends
-
-
-@pytest.mark.parametrize(("end", "limit"), [(-signal.SIGILL, "AVX512_CORE_FP16"), (0, None), (1, None)])
-def test_instructions_are_tried_once_in_a_process_and_avoided_where_they_fail(
-    tried: list[int], end: int, limit: str | None
-) -> None:
-    """Those that work are used, and those that could not be tried."""
-    tried.append(end)
+    monkeypatch.setenv(VARIABLE, limit or "")  # so that it comes back afterwards
+    if end is not None or limit is None:
+        monkeypatch.delenv(VARIABLE)
+    if announced:
+        (tmp_path / "cpuinfo").write_text(announced)
+    avoid_broken_amx.cache_clear()
     for _ in range(2):
-        make_fabric("cpu", "bf16-mixed")
-    assert os.environ.get(VARIABLE) == limit and tried == [0]
-
-
-def test_nothing_is_tried_in_single_precision_with_the_variable_set_or_without_such_a_processor(
-    tried: list[int], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    make_fabric("cpu", "32-true")
-    monkeypatch.setenv(VARIABLE, "AVX2")
-    avoid_broken_amx()
-    assert os.environ[VARIABLE] == "AVX2"
-    monkeypatch.delenv(VARIABLE)
-    for text in ("flags : fpu avx2\n", None):  # None: no such file, as on macOS
-        avoid_broken_amx.cache_clear()
-        monkeypatch.setattr(device, "CPUINFO", tmp_path / "other" if text is None else tmp_path / "cpuinfo")
-        (tmp_path / "cpuinfo").write_text(text or "amx_tile")
-        avoid_broken_amx()
-    assert tried == [0]
+        make_fabric("cpu", precision)
+    avoid_broken_amx.cache_clear()
+    assert os.environ.get(VARIABLE) == limit and ends == ([None] if end is None else [])
 
 
 def test_half_precision_works_on_this_machine() -> None:

@@ -137,13 +137,9 @@ def test_a_run_of_objects_is_continued_by_the_same_experiment(given: dict[str, A
 @pytest.mark.parametrize(
     ("options", "named"),
     [
-        ({"method": "dmc-ott"}, "'dmc-ot'"),
         ({"method": 3}, "3"),
-        ({"data": "emojii"}, "'emoji'"),
         ({"betta": 0.1}, "'beta'"),
         ({"sed": 1}, "'seed'"),
-        ({"stage1.lrr": 0.1}, "'lr'"),
-        ({"tasks": "many"}, "'many'"),
         ({"settings": {"bet": 1}}, "'beta'"),
         ({"settings": {1: 2}}, "settings"),
         ({"data_options": {"split": 1}}, "'split'"),

@@ -18,7 +18,6 @@ from clipcil.experiment.evaluate import Record, copy_memory, evaluate, measure_d
 from clipcil.experiment.monitor import Display, Timer, default_display
 from clipcil.experiment.results import Results
 from clipcil.experiment.spec import (
-    PROCESSES,
     TASKS,
     RunSpec,
     as_table,
@@ -32,7 +31,7 @@ from clipcil.memory.gaussians import GaussianMemory
 from clipcil.methods.base import Method, build_method
 from clipcil.methods.registry import find_method, method_class
 from clipcil.network import on_behalf_of_a_folder
-from clipcil.settings import build, merge, nested, to_dict
+from clipcil.settings import build, merge, nested
 from clipcil.storage import cache_folder
 from clipcil.tensor_store import TensorStore
 from clipcil.training.device import find_device, make_fabric, usual_torch
@@ -156,13 +155,11 @@ class Experiment:
         settings, kept = options.pop("settings", {}), read_config(folder)
         other = {"tasks": "increment", "increment": "tasks"}  # the one given replaces the other one kept
         run = {key: value for key, value in kept["run"].items() if other.get(key) not in options}
-        spec = resolved(build(RunSpec, merge(run, options)))
+        begun, spec = build(RunSpec, run), resolved(build(RunSpec, merge(run, options)))
         data_root = spec.data_root
-        spec = replace(spec, data_root=build(RunSpec, run).data_root)  # the pictures are compared, not where they are
-        compared = options.keys() - {*PROCESSES, "data_root"}
-        before, now = ({key: table.get(key) for key in compared} for table in (kept["run"], to_dict(spec)))
-        check_same(folder, {"run": before}, {"run": now})  # first: the settings of another method do not fit
-        config = method_settings(spec, merge(kept["method"], settings), preset=False)
+        spec = replace(spec, data_root=begun.data_root)  # the pictures are compared, not where they are
+        kind = find_method(begun.method)  # another method is refused by the comparison, not by its settings
+        config = method_settings(spec, merge(kept["method"], settings), preset=False, kind=kind)
         check_same(folder, kept, as_table(spec, config))
         experiment = cls.of(spec, config)
         experiment.data_root, experiment._named_by_user = data_root, "backbone" in options

@@ -40,24 +40,21 @@ class Timer(Callback):
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
-        self._since = 0.0
+        self._begun: dict[str, float] = {}
 
-    def begin_stage(self, stage: str, epochs: int, steps: int) -> None:
-        self._since = time.perf_counter()
+    def begin_stage(self, stage: str, epochs: int = 0, steps: int = 0) -> None:
+        self._begun[stage] = time.perf_counter()
 
     def end_stage(self, stage: str) -> None:
-        self._add(stage, time.perf_counter() - self._since)
+        self.seconds[stage] = self.seconds.get(stage, 0.0) + time.perf_counter() - self._begun[stage]
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        start = time.perf_counter()
+        self.begin_stage(name)
         try:
             yield
         finally:
-            self._add(name, time.perf_counter() - start)
-
-    def _add(self, name: str, seconds: float) -> None:
-        self.seconds[name] = self.seconds.get(name, 0.0) + seconds
+            self.end_stage(name)
 
 
 class StepLog(Callback):
