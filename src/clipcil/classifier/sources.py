@@ -35,10 +35,7 @@ Source = str | Path | Mapping[str, Sequence[Any]] | Dataset
 
 
 def read_source(source: Source, subfolders: bool = False) -> Dataset:
-    """The pictures to learn as a dataset without a test part; nothing is decoded yet.
-
-    With `subfolders`, a class folder may hold folders of pictures and no picture itself.
-    """
+    """The pictures to learn as a dataset without a test part; nothing is decoded yet."""
     if isinstance(source, Dataset):
         present = torch.unique(source.train.labels).tolist()
         place = torch.full((len(source.classes),), -1)
@@ -49,8 +46,8 @@ def read_source(source: Source, subfolders: bool = False) -> Dataset:
         return _from_mapping(source)
     given: object = source
     if not isinstance(given, str | os.PathLike):
-        said = "give a folder, {name: [pictures]} or a clipcil.Dataset"
-        raise UserError(f"a {type(given).__name__} cannot be learnt; {said}")
+        kind = type(given).__name__
+        raise UserError(f"a {kind} cannot be learnt; give a folder, {{name: [pictures]}} or a clipcil.Dataset")
     root = Path(given)
     check_layout(root, subfolders)
     names, files = read_tree(root)
@@ -85,10 +82,9 @@ def as_list(pictures: Any) -> tuple[list[Any] | Any, bool]:
             return list(pictures), False
         if len(shape) == 2 or (len(shape) == 3 and shape[2] in (1, 3, 4)):
             return [pictures], True
-        hint = "; its channels come first: give array.transpose(1, 2, 0)" if shape[:1] in ((1,), (3,), (4,)) else ""
         raise UserError(
-            f"an array of shape {shape} is not clearly one picture or many; one is (height, width[, 3 or 4]), many are"
-            f" (number, height, width, 3), or a list{hint}"
+            f"an array of shape {shape} is neither one picture, (height, width[, 3 or 4]), nor many, (number, height,"
+            " width, 3); where channels come first, give array.transpose(1, 2, 0)"
         )
     if not isinstance(pictures, Iterable):
         as_picture(pictures)  # raises, and names what would be a picture
@@ -111,12 +107,11 @@ def expand(pictures: Sequence[str | Path]) -> list[Path]:
 def check_layout(root: Path, subfolders: bool = False) -> None:
     """Refuse a folder whose folders do not look like classes, and say what was probably meant.
 
-    With `subfolders`, a class folder may hold no picture itself but folders of pictures.
+    With `subfolders`, a class folder may hold folders of pictures and no picture itself.
     """
     here = quoted(root)
     if not root.is_dir():
-        what = "is a file" if root.exists() else "does not exist"
-        raise UserError(f"{here} {what}; name a folder that holds a folder of pictures for each class")
+        raise UserError(f"{here} is not a folder; name one that holds a folder of pictures for each class")
     folders = list_folders(root)
     if model := next((folder for folder in (root, *folders) if (folder / MODEL).is_file()), None):
         raise UserError(f"{quoted(model)} is a model, not pictures; keep it outside of the folders of pictures")

@@ -13,6 +13,7 @@ import tempfile
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -110,9 +111,8 @@ class PixelStore:
         with decoding_pool() as pool:
             # One chunk is decoded by the threads while the trunk works on the one before it.
             coming = [pool.submit(prepare, place) for place in chunks[0]]
-            for number, chunk in enumerate(chunks):
+            for number, (chunk, after) in enumerate(pairwise([*chunks, []]), start=1):
                 stacked = torch.stack([future.result() for future in coming])
-                after = chunks[number + 1] if number + 1 < len(chunks) else []
                 coming = [pool.submit(prepare, place) for place in after]
                 full = torch.cat([stacked, stacked.new_zeros(CHUNK - len(chunk), *stacked.shape[1:])])
                 with torch.no_grad():
@@ -120,7 +120,7 @@ class PixelStore:
                 for place, pixels in zip(chunk, ready, strict=True):
                     self._write(place, pixels)
                     made[place] = pixels
-                on_progress(number + 1, len(chunks))
+                on_progress(number, len(chunks))
         return made
 
     @contextmanager

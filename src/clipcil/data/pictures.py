@@ -99,6 +99,10 @@ class PictureSet:
         labels = self.labels[keep] if labels is None else labels
         return PictureSet(self.name, self.pictures, labels, self.identity, self.rows[keep])
 
+    def split(self, is_test: Tensor) -> tuple[PictureSet, PictureSet]:
+        """The training and the test pictures, by a mask (N,) of the test pictures."""
+        return self.subset(~is_test), self.subset(is_test)
+
     def describe(self, index: int) -> str:
         """The name of row `index` in messages: its file, or its place in the list."""
         return self.describe_place(int(self.rows[index]))

@@ -41,11 +41,11 @@ class FeatureTable:
     features: Tensor
     levels: Tensor
     done: set[int] = field(default_factory=set)
-    """Blocks whose features are there."""
-    levels_done: set[int] = field(default_factory=set)
-    """Blocks whose levels are there too: the cache on disk has features alone."""
+    """Blocks that were encoded."""
     key: str = ""
-    """The table's key in the cache on disk; empty where it is not to be saved."""
+    """The table's key in the store; empty where it is not to be saved."""
+    found: bool = False
+    """Whether all features come from the store, which has no levels."""
 
 
 class Reader:
@@ -92,11 +92,10 @@ class Reader:
         table = self._tables.get(pictures.key)
         if table is None or table.version != self.clip.version:
             table = self._tables[pictures.key] = self._new_table(pictures)
-        done = table.levels_done if levels else table.done
-        missing = [block for block in torch.unique(rows // BLOCK).tolist() if block not in done]
-        if missing:
+        missing = sorted(set((rows // BLOCK).tolist()) - table.done)
+        if missing and (levels or not table.found):
             self._encode(table, pictures, missing)
-            if table.key and self.store is not None and len(table.levels_done) == -(-len(pictures) // BLOCK):
+            if table.key and self.store is not None and len(table.done) == -(-len(pictures) // BLOCK):
                 with suppress(UserError):  # a full disk does not stop a run
                     self.store.save(table.key, {"features": table.features})
         return table
@@ -114,8 +113,7 @@ class Reader:
         table.key = content_key(["features", self._tower[1], repr(how), pictures.key])
         found = (self.store.load(table.key) or {}).get("features")
         if found is not None and found.shape == features.shape and found.dtype == features.dtype:
-            table.features, table.key = found, ""
-            table.done.update(range(-(-count // BLOCK)))
+            table.features, table.key, table.found = found, "", True
         return table
 
     @torch.no_grad()
@@ -141,7 +139,6 @@ class Reader:
         table.features[every] = gather(torch.cat(features), bounds)
         table.levels[every] = gather(torch.cat(levels), bounds)
         table.done.update(blocks)
-        table.levels_done.update(blocks)
 
     def close(self) -> None:
         """Release everything; temporary files of this reader are deleted."""

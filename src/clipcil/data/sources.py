@@ -38,35 +38,36 @@ def list_folders(folder: Path) -> list[Path]:
     try:
         return sorted(path for path in folder.iterdir() if not path.name.startswith(".") and path.is_dir())
     except OSError as error:
-        raise UserError(f"cannot look into {folder}: {error.strerror or error}") from error
+        raise _unreadable(error) from error
 
 
 def walk(root: Path) -> Iterator[Path]:
     """Every file below `root` by the rules of `list_files`, whatever its ending; in no order."""
+
+    def stop(error: OSError) -> None:
+        if not isinstance(error, FileNotFoundError) or Path(error.filename) == root:  # others were deleted just now
+            raise _unreadable(error) from error
+
     seen: set[tuple[int, int]] = set()
-    links: list[Path] = []  # entered last: a folder that is really here is listed by its own path
-    waiting = [root]
-    while waiting or links:
-        folder = waiting.pop() if waiting else links.pop()
-        try:
-            status = folder.stat()
+    starts = [root]
+    while starts:  # links are entered last: a folder that is really here is listed by its own path
+        for where, inside, files in os.walk(starts.pop(), onerror=stop):
+            folder = Path(where)
+            try:
+                status = folder.stat()
+            except FileNotFoundError:
+                continue
+            inside[:] = sorted(name for name in inside if not name.startswith("."))
             if (status.st_dev, status.st_ino) in seen:
+                inside.clear()
                 continue
             seen.add((status.st_dev, status.st_ino))
-            entries = sorted(os.scandir(folder), key=lambda entry: entry.name, reverse=True)
-        except OSError as error:
-            if isinstance(error, FileNotFoundError) and folder != root:
-                continue  # deleted since it was found
-            raise UserError(f"cannot look into {folder}: {error.strerror or error}") from error
-        for entry in entries:
-            if entry.name.startswith("."):
-                continue
-            path = Path(entry.path)
-            # Path.is_dir() says no to a link that leads to itself, where the entry's own test raises.
-            if path.is_dir():
-                (links if entry.is_symlink() else waiting).append(path)
-            else:
-                yield path
+            starts += [folder / name for name in reversed(inside) if (folder / name).is_symlink()]
+            yield from (folder / name for name in files if not name.startswith("."))
+
+
+def _unreadable(error: OSError) -> UserError:
+    return UserError(f"cannot look into {error.filename}: {error.strerror or error}")
 
 
 def no_pictures(folder: Path, advice: str = "") -> UserError:

@@ -8,9 +8,9 @@ from typing import Literal
 import torch
 
 from clipcil.data.dataset import Dataset, register
-from clipcil.data.datasets.folder import picture_files
 from clipcil.data.datasets.official import OfficialOptions, check_counts, need_home
 from clipcil.data.names import clean_name
+from clipcil.data.pictures import PictureSet, identity_of_files
 from clipcil.data.tasks import split_whole
 from clipcil.errors import UserError
 from clipcil.settings import options
@@ -42,22 +42,20 @@ def open_cub200(root: Path | None, options: CubOptions) -> Dataset:
     if missing := [path for path in files if not path.is_file()]:
         raise UserError(f"{len(missing)} pictures are missing, the first is {missing[0]}; unpack the archive again")
     places = {number: index for index, number in enumerate(sorted(classes, key=int))}
-    pictures = picture_files("cub200", home / "images", files, torch.tensor([places[labels[key]] for key in images]))
+    label = torch.tensor([places[labels[key]] for key in images])
+    pictures = PictureSet("cub200", files, label, identity_of_files(files, home / "images"))
     if options.split == "official":
         is_test = torch.tensor([official[key] == "0" for key in images])
     else:
         is_test = split_whole(list(images.values()), options.test_share, options.split_seed)
     # "001.Black_footed_Albatross" → "Black footed Albatross"
     names = [clean_name(classes[number].split(".", 1)[-1], hyphens=True) for number in places]
-    return Dataset("cub200", names, pictures.subset(~is_test), pictures.subset(is_test), TEMPLATES)
+    return Dataset("cub200", names, *pictures.split(is_test), TEMPLATES)
 
 
 def _pairs(path: Path) -> dict[str, str]:
     """Lines of `number value`; blank lines are skipped."""
-    pairs: dict[str, str] = {}
-    for line in filter(str.strip, read_text(path, links=True).splitlines()):
-        number, *value = line.strip().split(maxsplit=1)
-        if not number.isdecimal() or not value:
-            raise UserError(f"{path}: '{line[:60]}' is not a number and a value")
-        pairs[number] = value[0]
-    return pairs
+    lines = [line.strip().split(maxsplit=1) for line in read_text(path, links=True).splitlines() if line.strip()]
+    if wrong := [line for line in lines if len(line) < 2 or not line[0].isdecimal()]:
+        raise UserError(f"{path}: '{' '.join(wrong[0])[:60]}' is not a number and a value")
+    return dict(lines)

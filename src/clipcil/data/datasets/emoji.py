@@ -16,13 +16,7 @@ def open_emoji(root: Path | None, options: NoOptions) -> Dataset:
     with resources.as_file(resources.files("clipcil.data") / "emoji" / "emoji.parquet") as file:
         table = read_parquet([file], name="emoji")
     assert table.names is not None
-    pictures = table.picture_set(table.names)
     is_test = torch.tensor([split == "test" for split in table.splits])
-    return Dataset(
-        name="emoji",
-        classes=table.names,
-        train=pictures.subset(~is_test),
-        test=pictures.subset(is_test),
-        # Ours: there is no published list for drawings of emoji.
-        templates=("a photo of a {}.", "a drawing of a {}.", "an icon of a {}.", "a picture of a {}."),
-    )
+    # Ours: there is no published list for drawings of emoji.
+    templates = ("a photo of a {}.", "a drawing of a {}.", "an icon of a {}.", "a picture of a {}.")
+    return Dataset("emoji", table.names, *table.picture_set(table.names).split(is_test), templates)

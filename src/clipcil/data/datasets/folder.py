@@ -34,33 +34,25 @@ def open_folder(root: Path | None, options: FolderOptions) -> Dataset:
     train = next((parts[name] for name in TRAIN if name in parts), None)
     test = next((parts[name] for name in TEST if name in parts), None)
     if train is not None and test is not None:
-        return _given_split(root, train, test, options)
-    if train is not None and len(parts) == 1:
-        root = train
-    names, files, labels = read_tree(root)
-    pictures = picture_files(root.name, root, files, labels)
-    places = [path.relative_to(root).as_posix() for path in files]
-    is_test = split_by_class(places, labels, options.test_share, options.split_seed)
-    return Dataset("folder", names, pictures.subset(~is_test), pictures.subset(is_test), (options.template,))
+        names, inside = read_tree(train)
+        test_names, test_inside = read_tree(test)
+        if missing := [name for name in test_names if name not in names]:
+            raise UserError(f"class '{missing[0]}' of {test} has no folder in {train}")
+        learn = picture_files(f"{root.name} {train.name}", train, inside)
+        check = picture_files(f"{root.name} {test.name}", test, test_inside)
+        place = torch.tensor([names.index(name) for name in test_names])
+        check = check.subset(torch.arange(len(check)), place[check.labels])
+    else:
+        home = train if train is not None and len(parts) == 1 else root
+        names, inside = read_tree(home)
+        pictures = picture_files(home.name, home, inside)
+        places = [path.relative_to(home).as_posix() for found in inside for path in found]
+        learn, check = pictures.split(split_by_class(places, pictures.labels, options.test_share, options.split_seed))
+    return Dataset("folder", names, learn, check, (options.template,))
 
 
-def _given_split(root: Path, train: Path, test: Path, options: FolderOptions) -> Dataset:
-    names, files, labels = read_tree(train)
-    test_names, test_files, test_labels = read_tree(test)
-    if missing := [name for name in test_names if name not in names]:
-        raise UserError(f"class '{missing[0]}' of {test} has no folder in {train}")
-    place = torch.tensor([names.index(name) for name in test_names])
-    return Dataset(
-        "folder",
-        names,
-        picture_files(f"{root.name} {train.name}", train, files, labels),
-        picture_files(f"{root.name} {test.name}", test, test_files, place[test_labels]),
-        (options.template,),
-    )
-
-
-def read_tree(root: Path) -> tuple[list[str], list[Path], torch.Tensor]:
-    """Class names, picture files and their labels of a class/picture tree; classes by name, pictures anywhere below.
+def read_tree(root: Path) -> tuple[list[str], list[list[Path]]]:
+    """Class names and the picture files of each class of a class/picture tree; pictures may be anywhere below.
 
     An empty class folder is an error: a class that silently vanished would shift every label after it.
     """
@@ -71,15 +63,11 @@ def read_tree(root: Path) -> tuple[list[str], list[Path], torch.Tensor]:
     for folder, found in zip(folders, inside, strict=True):
         if not found:
             raise no_pictures(folder, "; put some there or remove the folder")
-    return [clean_name(folder.name) for folder in folders], *label_files(inside)
+    return [clean_name(folder.name) for folder in folders], inside
 
 
-def label_files(classes: Sequence[Sequence[Path]]) -> tuple[list[Path], torch.Tensor]:
-    """The files of all classes in one list, and the class index of each."""
+def picture_files(name: str, root: Path, classes: Sequence[Sequence[Path]]) -> PictureSet:
+    """A set of picture files below `root`, from the files of each class."""
     files = [path for inside in classes for path in inside]
-    return files, torch.arange(len(classes)).repeat_interleave(torch.tensor([len(inside) for inside in classes]))
-
-
-def picture_files(name: str, root: Path, files: Sequence[Path], labels: torch.Tensor) -> PictureSet:
-    """A set of picture files below `root`."""
-    return PictureSet(name, list(files), labels, identity_of_files(files, root))
+    labels = [label for label, inside in enumerate(classes) for _ in inside]
+    return PictureSet(name, files, torch.tensor(labels, dtype=torch.int64), identity_of_files(files, root))

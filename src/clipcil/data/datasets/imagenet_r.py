@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from clipcil.data.dataset import Dataset, register
-from clipcil.data.datasets.folder import label_files, picture_files
+from clipcil.data.datasets.folder import picture_files
 from clipcil.data.datasets.official import OfficialOptions, check_counts, need_home
 from clipcil.data.names import clean_name
 from clipcil.data.sources import SUFFIXES, list_files, list_folders
@@ -61,10 +61,11 @@ def open_imagenet_r(root: Path | None, options: ImageNetROptions) -> Dataset:
     said = _read_names(home / "README.txt")
     if unknown := [folder.name for folder in folders if folder.name not in said]:
         raise UserError(f"{home}/README.txt has no name for the folder {unknown[0]}; take that of ImageNet-R")
-    files, labels = label_files([list_files(folder) for folder in folders])
+    inside = [list_files(folder) for folder in folders]
+    files = [path for each in inside for path in each]
     if options.check:
         check_counts(home, TITLE, (len(folders), len(files)), (200, 30_000))
-    pictures = picture_files("imagenet-r", home, files, labels)
+    pictures = picture_files("imagenet-r", home, inside)
     keys = [path.relative_to(home).as_posix() for path in files]
     if options.split_list or options.train_list:
         train, test, notes = _read_split(options, keys)
