@@ -38,8 +38,6 @@ PUBLISHED: dict[str, Callable[[Features, Any], tuple[float, float]]] = {
 }
 LIMIT = 1.5
 """Points by which a mean over the seeds may differ."""
-
-
 HEADER = ["method", "published, its batches", "published, one by one", "ours", "difference", f"± {LIMIT}"]
 
 

@@ -14,7 +14,7 @@ from torch.nn.functional import cross_entropy, normalize, softplus
 
 from clipcil.methods.clap4clip import CLAP4CLIPConfig
 from clipcil.training.trainer import Training
-from reproduce.fidelity.stream import Features, Part, accuracy, batches
+from reproduce.fidelity.stream import Features, Part, accuracy, batches, descend
 
 
 def run(data: Features, config: CLAP4CLIPConfig) -> tuple[float, float]:
@@ -60,9 +60,7 @@ def run(data: Features, config: CLAP4CLIPConfig) -> tuple[float, float]:
                 step += 1
                 logits, value = forward(normalize(x[rows], dim=-1), tasks, terms)
                 loss = cross_entropy(logits.flatten(0, 1), y[rows].repeat(samples)) + value
-                optimizer.zero_grad()
-                loss.backward()
-                optimizer.step()
+                descend(optimizer, loss)
 
     kept_x, kept_y = torch.zeros(0, dim), torch.zeros(0, dtype=torch.int64)
     for task, part in enumerate(data.train):

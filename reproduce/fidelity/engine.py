@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, normalize
 
 from clipcil.methods.engine import ENGINEConfig
-from reproduce.fidelity.stream import Features, Part, accuracy, add_up, batches
+from reproduce.fidelity.stream import Features, Part, accuracy, add_up, batches, descend
 
 
 def run(data: Features, config: ENGINEConfig) -> tuple[float, float]:
@@ -45,9 +45,7 @@ def run(data: Features, config: ENGINEConfig) -> tuple[float, float]:
                 if views is not None:
                     view = views[torch.randint(len(views), (len(rows),)), rows]
                     loss = loss + config.image_weight * contrast(adapted[: len(rows)], view)
-                optimizer.zero_grad()
-                loss.backward()
-                optimizer.step()
+                descend(optimizer, loss)
             schedule.step()
         new = [part.features[part.labels == label].mean(0) for label in range(old, seen)]
         prototypes = torch.cat([prototypes, torch.stack(new)])

@@ -11,7 +11,7 @@ from torch.nn.functional import cross_entropy, normalize
 
 from clipcil.memory.exemplars import herd
 from clipcil.methods.proof import PROOFConfig
-from reproduce.fidelity.stream import Features, Part, accuracy, add_up, batches
+from reproduce.fidelity.stream import Features, Part, accuracy, add_up, batches, descend
 
 
 class Attention(nn.Module):
@@ -42,7 +42,7 @@ class Attention(nn.Module):
         return fused
 
 
-def run(data: Features, config: PROOFConfig, together: bool = True) -> tuple[float, float]:
+def run(data: Features, config: PROOFConfig) -> tuple[float, float]:
     """Percent of the test pictures after the last task: scored in class-pure batches, and one by one."""
     dim, how = data.sentences.shape[2], config.train
     image, text, contexts = nn.ModuleList(), nn.ModuleList(), nn.ParameterList()
@@ -79,23 +79,16 @@ def run(data: Features, config: PROOFConfig, together: bool = True) -> tuple[flo
                 logits, place = scale.exp() * pictures @ texts[y[rows]].T, torch.arange(len(rows))
                 loss = (cross_entropy(logits, place) + cross_entropy(logits.T, place)) / 2
                 for tokens in (around, protos):
-                    scores = own @ tokens.mean(0).T if together else torch.einsum("bd,bcd->bc", own, tokens)
-                    loss = loss + cross_entropy(scores, y[rows])
-                optimizer.zero_grad()
-                loss.backward()
-                optimizer.step()
+                    loss = loss + cross_entropy(own @ tokens.mean(0).T, y[rows])
+                descend(optimizer, loss)
             schedule.step()
         block.eval()
-        each = config.memory.of_each(seen)
-        keep = (
-            torch.cat([torch.nonzero(kept_y == label).flatten()[:each] for label in range(seen - data.sizes[task])])
-            if task
-            else torch.zeros(0, dtype=torch.int64)
-        )
-        chosen = [torch.nonzero(part.labels == label).flatten() for label in range(seen - data.sizes[task], seen)]
-        picked = torch.cat([rows[herd(part.features[rows], each)] for rows in chosen])
-        kept_x = torch.cat([kept_x[keep], part.features[picked]])
-        kept_y = torch.cat([kept_y[keep], part.labels[picked]])
+        each, old = config.memory.of_each(seen), seen - data.sizes[task]
+        keep = [torch.nonzero(kept_y == label).flatten()[:each] for label in range(old)]
+        chosen = [torch.nonzero(part.labels == label).flatten() for label in range(old, seen)]
+        picked = [rows[herd(part.features[rows], each)] for rows in chosen]
+        kept_x = torch.cat([*(kept_x[rows] for rows in keep), *(part.features[rows] for rows in picked)])
+        kept_y = torch.cat([*(kept_y[rows] for rows in keep), *(part.labels[rows] for rows in picked)])
 
     with torch.no_grad():
         texts = normalize(normalize(add_up(text, data.sentences), dim=-1).mean(1), dim=-1)

@@ -12,7 +12,7 @@ from torch.nn.functional import cross_entropy, normalize
 
 from clipcil.methods.rapf import RAPFConfig
 from clipcil.prompts.templates import fill
-from reproduce.fidelity.stream import Features, accuracy, batches
+from reproduce.fidelity.stream import Features, accuracy, batches, descend
 
 
 def run(data: Features, config: RAPFConfig) -> tuple[float, float]:
@@ -52,9 +52,7 @@ def run(data: Features, config: RAPFConfig) -> tuple[float, float]:
                     own = texts[[i for i, _ in pairs]].repeat_interleave(config.pair_each, 0)
                     rival = texts[[j for _, j in pairs]].repeat_interleave(config.pair_each, 0)
                     loss = loss + torch.relu(-(edge * own).sum(-1) + (edge * rival).sum(-1) + 0.1).mean()
-                optimizer.zero_grad()
-                loss.backward()
-                optimizer.step()
+                descend(optimizer, loss)
             schedule.step()
         for label in range(old, seen):
             group = part.features[part.labels == label]

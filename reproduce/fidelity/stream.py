@@ -61,6 +61,12 @@ def accuracy(features: Features, score: Callable[[Any], Tensor], size: int) -> f
     return 100 * right / total
 
 
+def descend(optimizer: torch.optim.Optimizer, loss: Tensor) -> None:
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+
+
 def batches(count: int, size: int) -> tuple[Tensor, ...]:
     return torch.split(torch.randperm(count), size)
 

@@ -11,14 +11,14 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 
-def optimiser(module: nn.Module, rate: float, decay: float = 0.02) -> torch.optim.AdamW:
-    """AdamW; matrices are decayed, biases, norms and embeddings are not."""
+def optimiser(module: nn.Module) -> torch.optim.AdamW:
+    """AdamW with a weight decay of 0.02 for matrices, and none for biases, norms and embeddings."""
     groups: dict[bool, list[Tensor]] = {True: [], False: []}
     for name, weight in module.named_parameters():
         if weight.requires_grad:
             groups[weight.dim() > 1 and "embedding" not in name].append(weight)
-    decayed = [{"params": weights, "weight_decay": decay * matrices} for matrices, weights in groups.items()]
-    return torch.optim.AdamW(decayed, lr=rate, betas=(0.9, 0.98))
+    decayed = [{"params": weights, "weight_decay": 0.02 * matrices} for matrices, weights in groups.items()]
+    return torch.optim.AdamW(decayed, betas=(0.9, 0.98))
 
 
 def warm_cosine(rate: float, step: int, steps: int) -> float:
@@ -41,19 +41,13 @@ def fit(
     losses: Callable[[], dict[str, Tensor]],
     weights: Mapping[str, float],
 ) -> None:
-    """Train the weights of a module that require gradients; in the end it has the averaged weights, which are saved.
+    """Train the weights of a module that require gradients; in the end it has the averaged weights, saved to `save`.
 
-    Args:
-        module: What is trained.
-        rate: The highest learning rate.
-        keep: How much of the average a step keeps.
-        steps: Number of steps.
-        save: File of the averaged weights.
-        losses: Draws a batch and returns its losses by name.
-        weights: What each loss counts.
+    `rate` is the highest learning rate, `keep` the share of the average that a step keeps. `losses` draws a batch and
+    returns its losses by name, which count as `weights` say.
     """
     trained = [weight for weight in module.parameters() if weight.requires_grad]
-    optimise = optimiser(module, rate)
+    optimise = optimiser(module)
     average = {name: weight.detach().clone() for name, weight in module.state_dict().items()}
     for step in range(steps):
         for group in optimise.param_groups:

@@ -195,15 +195,7 @@ def lift(patches: Tensor) -> float:
 
 
 def train(
-    tower: VisionTower,
-    lessons: Lessons,
-    rows: Tensor,
-    steps: int,
-    save: Path,
-    *,
-    whole: bool,
-    seed: int,
-    batch: int = 256,
+    tower: VisionTower, lessons: Lessons, rows: Tensor, steps: int, save: Path, *, whole: bool, seed: int, batch: int
 ) -> None:
     """Train the whole tower, or its class path alone, for `steps`; the averaged weights are saved and kept."""
     draw = torch.Generator().manual_seed(seed)
