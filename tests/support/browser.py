@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import re
 import shutil
@@ -106,20 +105,8 @@ class Browser:
         """What the page said on its console since the last call."""
         return list(self._call("/se/log", {"type": "browser"}))
 
-    def picture(self, path: Path, whole: bool = True) -> None:
-        shot = self.cdp(
-            "Page.captureScreenshot", {"format": "png", "captureBeyondViewport": whole, **self._clip(whole)}
-        )
-        path.write_bytes(base64.b64decode(shot["data"]))
-
     def cdp(self, command: str, parameters: dict[str, Any]) -> Any:
         return self._call("/goog/cdp/execute", {"cmd": command, "params": parameters})
-
-    def _clip(self, whole: bool) -> dict[str, Any]:
-        if not whole:
-            return {}
-        size = self.run("const e = document.documentElement; return [e.clientWidth, e.scrollHeight]")
-        return {"clip": {"x": 0, "y": 0, "width": size[0], "height": size[1], "scale": 1}}
 
     def _call(self, path: str, body: dict[str, Any] | None = None, method: str = "POST") -> Any:
         content = (body or {}) if method == "POST" else None

@@ -69,12 +69,8 @@ class ClaimedDevices(TorchFunctionMode):
         if name in HOST_ONLY and any(places):
             raise MixedDevicesError(f"{name} of a tensor on the GPU")
         if name in ("to", "copy_", "cpu"):
-            other = tensors[1:]
-            gpu = any(d.type == "cuda" for d in wanted) if wanted else is_gpu(other[0]) if other else places[0]
-            if name == "copy_":
-                gpu = places[0]
-            if name == "cpu":
-                gpu = False
+            gpu = places[0] if name == "copy_" or len(places) == 1 else places[1]
+            gpu = wanted[0] == GPU if wanted else gpu and name != "cpu"
             if isinstance(result, Tensor) and result is tensors[0] and gpu != places[0]:
                 result = result.clone()  # a real copy to another device is a tensor of its own
             return mark(result, gpu)
@@ -82,20 +78,19 @@ class ClaimedDevices(TorchFunctionMode):
             if tensors[1:]:
                 mark(tensors[0], places[1])
             return result
-        if wanted and not tensors:  # a factory with a device
-            return tree_map(lambda each: mark(each, wanted[0].type == "cuda"), result)
-        gpu = self._place(name, func, tensors, places)
-        if wanted:
-            gpu = wanted[0].type == "cuda"
-        return tree_map(lambda each: mark(each, gpu), result) if tensors else result
+        if not tensors and not wanted:
+            return result
+        gpu = _place(name, tensors, places) if tensors else False
+        gpu = wanted[0] == GPU if wanted else gpu  # a factory with a device
+        return tree_map(lambda each: mark(each, gpu), result)
 
-    def _place(self, name: str, func: Any, tensors: list[Tensor], places: list[bool]) -> bool:
-        if not tensors:
-            return False
-        if name in INDEXING and places[0]:
-            return True  # indices may be on the CPU
-        matters = [gpu for tensor, gpu in zip(tensors, places, strict=True) if gpu or tensor.dim() > 0]
-        if len(set(matters)) > 1:
-            sides = [f"{'GPU' if gpu else 'CPU'} {tuple(tensor.shape)}" for tensor, gpu in zip(tensors, places)]
-            raise MixedDevicesError(f"{name}: {', '.join(sides)}")
-        return any(places)
+
+def _place(name: str, tensors: list[Tensor], places: list[bool]) -> bool:
+    """Whether the result of an operation is on the GPU; an operation on tensors of both is refused."""
+    if name in INDEXING and places[0]:
+        return True  # indices may be on the CPU
+    matters = {gpu for tensor, gpu in zip(tensors, places, strict=True) if gpu or tensor.dim() > 0}
+    if len(matters) > 1:
+        sides = [f"{'GPU' if gpu else 'CPU'} {tuple(tensor.shape)}" for tensor, gpu in zip(tensors, places)]
+        raise MixedDevicesError(f"{name}: {', '.join(sides)}")
+    return any(places)

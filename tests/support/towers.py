@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import product
 from pathlib import Path
 
 import torch
@@ -27,22 +28,16 @@ def make_tiny_clip(
     layers: int = 2,
     heads: int = 4,
     dim: int = 24,
-    image_size: int = 16,
-    patch_size: int = 8,
-    context: int = 48,
 ) -> CLIP:
-    """Our CLIP over 3 × `image_size`² pixels with the mini tokenizer; random weights, none of them zero."""
-    tokenizer = Tokenizer.from_folder(MINI, context)
+    """Our CLIP over 3 × 16 × 16 pixels with the mini tokenizer; random weights, none of them zero."""
+    tokenizer = Tokenizer.from_folder(MINI, 48)
     both = {"width": width, "layers": layers, "heads": heads, "mlp": 2 * width, "activation": activation}
     special = {"bos": tokenizer.bos, "eos": tokenizer.eos, "pad": tokenizer.eos}
-    config = CLIPConfig(
-        VisionConfig(**both, image_size=image_size, patch_size=patch_size),
-        TextConfig(**both, vocab=8192, context=context, **special),
-        dim,
-    )
+    text = TextConfig(**both, vocab=8192, context=48, **special)
+    config = CLIPConfig(VisionConfig(**both, image_size=16, patch_size=8), text, dim)
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        clip = CLIP(config, tokenizer, Preprocess(Steps.plain(image_size)), f"tiny-{seed}")
+        clip = CLIP(config, tokenizer, Preprocess(Steps.plain(16)), f"tiny-{seed}")
         for module in clip.modules():
             if isinstance(module, nn.LayerNorm):
                 nn.init.normal_(module.weight, 1.0, 0.2)
@@ -117,15 +112,12 @@ def to_openai_names(clip: CLIP) -> dict[str, torch.Tensor]:
     for theirs, mine in (*norms, ("ln_final", "text_model.final_layer_norm")):
         for kind in ("weight", "bias"):
             renamed[f"{theirs}.{kind}"] = ours[f"{mine}.{kind}"]
+    parts = {"attn.out_proj": "self_attn.out_proj", "ln_1": "layer_norm1", "ln_2": "layer_norm2"}
+    parts |= {"mlp.c_fc": "mlp.fc1", "mlp.c_proj": "mlp.fc2"}
     for tower, prefix in (("vision_model", "visual.transformer"), ("text_model", "transformer")):
-        for layer in range(clip.config.vision.layers):
+        for layer, kind in product(range(clip.config.vision.layers), ("weight", "bias")):
             mine, theirs = f"{tower}.encoder.layers.{layer}", f"{prefix}.resblocks.{layer}"
-            for kind in ("weight", "bias"):
-                fused = [ours[f"{mine}.self_attn.{part}_proj.{kind}"] for part in "qkv"]
-                renamed[f"{theirs}.attn.in_proj_{kind}"] = torch.cat(fused)
-                renamed[f"{theirs}.attn.out_proj.{kind}"] = ours[f"{mine}.self_attn.out_proj.{kind}"]
-                renamed[f"{theirs}.ln_1.{kind}"] = ours[f"{mine}.layer_norm1.{kind}"]
-                renamed[f"{theirs}.ln_2.{kind}"] = ours[f"{mine}.layer_norm2.{kind}"]
-                renamed[f"{theirs}.mlp.c_fc.{kind}"] = ours[f"{mine}.mlp.fc1.{kind}"]
-                renamed[f"{theirs}.mlp.c_proj.{kind}"] = ours[f"{mine}.mlp.fc2.{kind}"]
+            fused = [ours[f"{mine}.self_attn.{part}_proj.{kind}"] for part in "qkv"]
+            renamed[f"{theirs}.attn.in_proj_{kind}"] = torch.cat(fused)
+            renamed |= {f"{theirs}.{part}.{kind}": ours[f"{mine}.{own}.{kind}"] for part, own in parts.items()}
     return {name: tensor.contiguous().clone() for name, tensor in renamed.items()}

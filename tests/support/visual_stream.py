@@ -30,11 +30,8 @@ def coloured(classes: int, each: int, seed: int, name: str) -> PictureSet:
     """`each` pictures of every class: the class's colour and some noise."""
     generator = np.random.default_rng(seed)
     colours = np.random.default_rng(7).uniform(40, 215, (classes, 1, 1, 3))
-    pictures = []
-    for colour in colours:
-        for _ in range(each):
-            noisy = np.clip(colour + generator.normal(0, 20, (1, 16, 16, 3)), 0, 255)
-            pictures.append(Image.fromarray(noisy[0].astype(np.uint8)))
+    noisy = np.repeat(colours, each, 0) + generator.normal(0, 20, (classes * each, 16, 16, 3))
+    pictures = [Image.fromarray(one) for one in np.clip(noisy, 0, 255).astype(np.uint8)]
     labels = torch.arange(classes).repeat_interleave(each)
     return PictureSet(name, pictures, labels, f"{name}-{classes}-{each}-{seed}")
 
@@ -59,8 +56,7 @@ def learnt(kind: type[Method], config: Any, clip: CLIP, source: TaskStream, task
 
 def all_tests(source: TaskStream) -> Pictures:
     """The test pictures of every task in one."""
-    dataset = source.dataset
-    return source._reader.open(dataset.test)
+    return source._reader.open(source.dataset.test)
 
 
 class Recorder(Trainer):
