@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import resource
-import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -33,16 +33,8 @@ def memory_of_at_most(more: int) -> Iterator[None]:
 def test_large_pictures_take_turns_and_little_memory(tmp_path: Path) -> None:
     """At 4,000 × 4,000 what 9,990 × 9,990 does: before, 4 of them took 4 × 16 million × 24 bytes = 1.5 GB."""
     Image.fromarray(np.full((4000, 4000), 40_000, dtype=np.uint16)).save(tmp_path / "grey.png")
-    seen = []
-    with memory_of_at_most(700 * 2**20):
-        threads = [
-            threading.Thread(target=lambda: seen.append(decode(tmp_path / "grey.png", "x").getpixel((9, 9))))
-            for _ in range(4)
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+    with memory_of_at_most(700 * 2**20), ThreadPoolExecutor(4) as pool:
+        seen = list(pool.map(lambda _: decode(tmp_path / "grey.png", "x").getpixel((9, 9)), range(4)))
     assert seen == [(156, 156, 156)] * 4
 
 
@@ -59,9 +51,7 @@ def test_strips_change_no_pixel(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_number_of_columns_follows_the_classes(
-    saved: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    saved: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     plain("red")[0].save(tmp_path / "a.png")
     main(["predict", str(saved), str(tmp_path / "a.png"), "--csv", "--top", "1000000"])

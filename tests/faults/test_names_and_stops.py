@@ -15,37 +15,31 @@ from typing import Any
 import pytest
 
 import clipcil
+from clipcil.classifier import folder as model_folder
 from clipcil.classifier.folder import load_model
 from clipcil.classifier.predict import Prediction
 from clipcil.cli import main
 from clipcil.commands import text
 from clipcil.data.cache import PixelStore
 from clipcil.errors import UserError, printable
-from clipcil.experiment.monitor import Display, PlainDisplay
+from clipcil.experiment.monitor import PlainDisplay
 from clipcil.signals import stops_once
 from support.lessons import plain, refused, week
 from support.processes import files_of_at_most
-from support.short_runs import tree
+from support.short_runs import Told, tree
 
 
-def test_a_renamed_class_is_found_again_by_its_folder(made: clipcil.Classifier, tmp_path: Path) -> None:
-    made.save(tmp_path / "m")
-    model = clipcil.load(tmp_path / "m")
+def test_a_renamed_class_is_found_again_by_its_folder(saved: Path) -> None:
+    model = clipcil.load(saved)
+    for name in ("_", " _ ", "\x00", ""):
+        with pytest.raises(UserError, match="the new name is empty"):
+            model.rename("red", name)
     model.rename("red", "dark_red")
     lesson = model.learn({"dark red": plain("red", "maroon")})
     assert not lesson.new and model.classes == ["dark red", "blue"]
 
 
-@pytest.mark.parametrize("name", ["_", " _ ", "\x00", ""])
-def test_a_name_of_which_nothing_is_left_is_refused(name: str, made: clipcil.Classifier) -> None:
-    with pytest.raises(UserError, match="the new name is empty"):
-        made.rename("red", name)
-    assert made.classes == ["red", "blue"]
-
-
 def test_a_model_is_read_while_another_replaces_it(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from clipcil.classifier import folder as model_folder
-
     model = clipcil.load(saved)
     model.forget("blue")
     read, swapped = model_folder.read_model, []
@@ -97,22 +91,14 @@ def test_any_name_can_be_printed(saved: Path, tmp_path: Path) -> None:
 
 def test_another_number_of_threads_is_said(tmp_path: Path) -> None:
     """A run of two tasks is stopped after the first; its folder says that it began with 77 threads."""
-    told: list[str] = []
-
-    class Telling(Display):
-        def tell(self, line: str) -> None:
-            told.append(line)
-
-    def experiment() -> clipcil.Experiment:
-        return clipcil.Experiment("zero-shot", tasks=2)
-
-    experiment().run(tmp_path / "run", display=Telling())
-    assert not told
-    kept = json.loads((tmp_path / "run" / "environment.json").read_text())
+    told, environment = Told(), tmp_path / "run" / "environment.json"
+    clipcil.Experiment("zero-shot", tasks=2).run(tmp_path / "run", display=told)
+    assert not told.lines
+    kept = json.loads(environment.read_text())
     assert kept["backbone"] == "mini"
-    (tmp_path / "run" / "environment.json").write_text(json.dumps({**kept, "threads": 77}))
-    experiment().run(tmp_path / "run", display=Telling())
-    assert any("begun with 77 threads" in line and "OMP_NUM_THREADS=77" in line for line in told)
+    environment.write_text(json.dumps({**kept, "threads": 77}))
+    clipcil.Experiment("zero-shot", tasks=2).run(tmp_path / "run", display=told)
+    assert any("begun with 77 threads" in line and "OMP_NUM_THREADS=77" in line for line in told.lines)
 
 
 # -- stopping ---------------------------------------------------------------------------------------------------------

@@ -30,26 +30,18 @@ def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
     """Connections that were tried; none goes through."""
     tried: list[str] = []
 
-    def connect(self: socket.socket, address: Any) -> None:
-        tried.append(str(address))
-        raise OSError("no network in tests")
-
-    def look_up(*args: Any, **kwargs: Any) -> Any:
+    def refuse(*args: Any, **kwargs: Any) -> Any:
         tried.append(str(args))
         raise OSError("no network in tests")
 
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
-    monkeypatch.setattr(socket.socket, "connect", connect)
-    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
     return tried
 
 
 def test_nothing_is_fetched_on_behalf_of_a_folder(
-    asked: list[str],
-    saved: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    asked: list[str], saved: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text = (saved / "model.toml").read_text()
     (saved / "model.toml").write_text(text.replace('backbone = "mini"', 'backbone = "stranger/private"'))
@@ -77,16 +69,14 @@ def test_nothing_is_fetched_on_behalf_of_a_folder(
 
 
 def test_a_revision_is_pinned_and_recorded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    import huggingface_hub
-
     calls: list[tuple[Any, ...]] = []
 
     def fetch(repository: str, file: str, revision: str | None, how: str = "fetched") -> str:
         calls.append((repository, revision, how))
         return str(tmp_path / "snapshots" / "0a1b2c" / file)
 
-    monkeypatch.setattr(huggingface_hub, "hf_hub_download", fetch)
-    monkeypatch.setattr(huggingface_hub, "try_to_load_from_cache", functools.partial(fetch, how="looked for"))
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", fetch)
+    monkeypatch.setattr("huggingface_hub.try_to_load_from_cache", functools.partial(fetch, how="looked for"))
     assert HUB_ID.fullmatch("owner/name@v1.0") and not HUB_ID.fullmatch("owner/name@")
     weights = download("owner/name@v1.0")
     assert pinned("owner/name", weights) == "owner/name@0a1b2c"

@@ -30,22 +30,17 @@ def test_a_stopped_run_says_how_to_go_on(number: signal.Signals, tmp_path: Path)
     assert not list((tmp_path / "my run").rglob(".tmp"))
 
 
-def test_runs_killed_at_random_moments_end_with_the_same_bytes(tmp_path: Path) -> None:
-    """The short form of `tools/kill_test.py --kills 50`."""
-    command = [sys.executable, str(ROOT / "tools/kill_test.py"), "--kills", "3", "--seed", "1"]
-    command += ["--what", "runs", "--methods", "rapf"]
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ("kill_test.py --kills 3 --seed 1 --what runs --methods rapf", r"3 kills in (\d+) runs .* s: \1 of \1 runs"),
+        ("fuzz.py --inputs 20 --seed 7", r"20 inputs \(seed 7\), \d+ s: .*; 0 failures"),
+    ],
+    ids=["kills", "inputs"],
+)
+def test_the_short_forms_of_the_tools_find_nothing(command: str, said: str, tmp_path: Path) -> None:
+    name, *words = command.split()
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "TMPDIR": str(tmp_path)}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    found = re.search(r"^3 kills in (\d+) runs of 1 methods, \d+ s: (\d+) of \1 runs ended", done.stdout, re.M)
-    assert found is not None, done.stdout
-    assert found[1] == found[2]
-
-
-def test_bad_input_is_refused_in_one_line_or_taken(tmp_path: Path) -> None:
-    """The short form of `tools/fuzz.py --inputs 1000`."""
-    command = [sys.executable, str(ROOT / "tools/fuzz.py"), "--inputs", "20", "--seed", "7"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "TMPDIR": str(tmp_path)}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert re.search(r"^20 inputs \(seed 7\), \d+ s: .*; 0 failures$", done.stdout, re.M), done.stdout
+    full = [sys.executable, str(ROOT / "tools" / name), *words]
+    done = subprocess.run(full, env=environment, capture_output=True, text=True, timeout=600, check=False)
+    assert done.returncode == 0 and re.search(f"^{said}", done.stdout, re.M), done.stdout + done.stderr
