@@ -1,22 +1,23 @@
 """The best method against all others, paired by class order and seed: `python -m reproduce.beyond runs/beyond`.
 
-Reads every finished run below a folder (those of `clipcil bench`), and prints A_B of each method on each stream, and by
-how much the chosen method is above it: the mean of the differences between runs of the same class order and seed, and
-its standard error.
+Prints A_B of each method on each stream, and by how much the chosen method is above it: the mean of the differences
+between runs of the same class order and seed, and its standard error.
 """
 
 from __future__ import annotations
 
 import argparse
-import statistics
 from collections import defaultdict
 from collections.abc import Sequence
+from math import nan
 from pathlib import Path
+from statistics import fmean, stdev
 
 from clipcil.errors import UserError
 from clipcil.paper import Row, read_table
 from clipcil.report.compare import group_runs
 from clipcil.report.runs import RunRecord, find_runs
+from clipcil.report.statistics import order_means
 from reproduce.claims import markdown_table
 from reproduce.judge import since_then
 
@@ -26,19 +27,14 @@ Scores = dict[tuple[str, int], float]
 
 
 def name_of(run: RunRecord) -> Stream:
-    """`cifar100/50` for at most 50 training pictures per class, and the number of tasks. Runs measured on held-out
-    training pictures are a stream of their own."""
+    """`cifar100/50` for at most 50 training pictures per class, `(held out)` for held-out ones; the number of tasks."""
     shots, held_out = run.run.get("shots"), run.run.get("hold_out")
     return run.data + (f"/{shots}" if shots else "") + (" (held out)" if held_out else ""), run.tasks
 
 
 def collect(runs: Sequence[RunRecord]) -> dict[Stream, dict[str, Scores]]:
     """A_B by stream, method, and class order and seed; of runs with the settings that their method has today, and that
-    the claims give it for a number of tasks.
-
-    Raises:
-        UserError: Runs of one name differ in their backbone, their data or an option, so they are not to be compared.
-    """
+    the claims give it for a number of tasks. Streams of one name that differ otherwise are refused."""
     for_tasks = {row.method: row.for_tasks for row in read_table("claims").rows if row.for_tasks}
     found: dict[Stream, dict[str, Scores]] = defaultdict(lambda: defaultdict(dict))
     first: dict[Stream, RunRecord] = {}
@@ -58,37 +54,29 @@ def above(ours: Scores, theirs: Scores) -> tuple[float, float, int]:
 
     Seeds of one class order share what is particular to it, so they count once: the error is that of the orders' means.
     """
-    gaps: dict[str, list[float]] = {}
-    for order, seed in sorted(ours.keys() & theirs.keys()):
-        gaps.setdefault(order, []).append(ours[order, seed] - theirs[order, seed])
-    if not gaps:
-        return float("nan"), float("nan"), 0
-    means = [statistics.fmean(each) for each in gaps.values()]
-    error = statistics.stdev(means) / len(means) ** 0.5 if len(means) > 1 else float("nan")
-    return statistics.fmean(gap for each in gaps.values() for gap in each), error, len(means)
+    gaps = [(place[0], ours[place] - theirs[place]) for place in sorted(ours.keys() & theirs.keys())]
+    means = order_means(gaps)
+    error = stdev(means) / len(means) ** 0.5 if len(means) > 1 else nan
+    return fmean(gap for _, gap in gaps) if gaps else nan, error, len(means)
 
 
 def table(found: dict[Stream, dict[str, Scores]], best: str) -> str:
     """Markdown: a row for each method, a column for each stream that has runs of the best; the last averages."""
     streams = sorted(stream for stream, scores in found.items() if best in scores)
-    methods = sorted({method for stream in streams for method in found[stream]})
+    methods = {method for stream in streams for method in found[stream]}
     head = ["A_B (ours above it ± standard error)", *(f"{data}, {tasks} tasks" for data, tasks in streams), "average"]
     lines = []
     for method in sorted(methods, key=lambda name: (name != best, name)):
         cells, gaps = [method], []
         for stream in streams:
             scores = found[stream].get(method, {})
-            if not scores:
-                cells.append("–")
-                continue
             gap, error, count = above(found[stream][best], scores)
-            level = f"{statistics.fmean(scores.values()):.1f}"
+            level = f"{fmean(scores.values()):.1f}" if scores else "–"
             if method != best and count:
                 gaps.append(gap)
                 level += f" ({gap:+.1f}" + (f" ± {error:.1f}, {count})" if count > 1 else ", 1)")
             cells.append(level)
-        streams_word = "stream" if len(gaps) == 1 else "streams"
-        cells.append(f"{statistics.fmean(gaps):+.1f} over {len(gaps)} {streams_word}" if gaps else "")
+        cells.append(f"{fmean(gaps):+.1f} over {len(gaps)} stream{'s' * (len(gaps) > 1)}" if gaps else "")
         lines.append(cells)
     return markdown_table(head, lines)
 

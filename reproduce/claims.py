@@ -11,10 +11,10 @@ from rich.table import Table
 
 from clipcil.errors import UserError, printable
 from clipcil.paper import BACKBONE
-from clipcil.report.compare import stream_titles
+from clipcil.report.compare import Stream, stream_titles
 from clipcil.report.runs import RunRecord, find_runs
 from clipcil.report.statistics import order_means
-from reproduce.judge import Judged, Part, Stream, judge_claims, outdated, read_claims
+from reproduce.judge import Part, judge_claims, outdated, read_claims
 
 HOW = """Each comparison is the mean over class orders of A_B of the first − A_B of the second, run on the same order
 with the same seed, in percentage points. **95 %** is its interval over class orders and test pictures: pictures are
@@ -29,29 +29,20 @@ should."""
 DASH = "–"
 
 
-def markdown(judged: Sequence[Judged], runs: Sequence[RunRecord], note: str = "") -> str:
-    """The page `docs/claims.md`.
-
-    Args:
-        judged: The judged claims.
-        runs: The runs they rest on.
-        note: Markdown to put below the summary, such as what was cut and why.
-    """
+def markdown(runs: Sequence[RunRecord], note: str = "") -> str:
+    """The page `docs/claims.md`, judged by `runs`; the Markdown of `note` stands below the summary."""
+    judged = judge_claims(runs)
     streams = sorted({each.stream for each in judged})
     name = stream_namer(streams)
     counts = {stream: next(run.test_pictures for run in runs if run.stream == stream) for stream in streams}
+    verdicts = {(each.claim, each.stream): each.verdict for each in judged}
     minutes = sum(run.seconds for run in runs) / 60
     used = _one_line(", ".join(dict.fromkeys(stream[2] for stream in streams)))
-    backbones = f"backbone {used}, where the paper has {BACKBONE}"
-    parts = [
-        "# The paper's claims, measured",
-        "Written by `python -m reproduce tables`; do not edit by hand. "
-        f"{len(runs)} runs, {minutes:.0f} minutes in all; {backbones}.",
-        HOW,
-        markdown_table(["claim", *(name(stream) for stream in streams)], _verdicts(judged, streams)),
-    ]
-    parts += [note.strip()] if note.strip() else []
+    about = f"{len(runs)} runs, {minutes:.0f} minutes in all; backbone {used}, where the paper has {BACKBONE}."
+    parts: list[str] = []
+    summary = []
     for number, claim in enumerate(read_claims(), start=1):
+        summary.append([f"{number}. {claim.says}", *(verdicts.get((claim, stream), DASH) for stream in streams)])
         parts.append(f"## {number}. {claim.says}")
         if claim.margin is not None:
             parts.append(f"Margin: ± {claim.margin:g} points (ours; the paper gives none).")
@@ -61,16 +52,15 @@ def markdown(judged: Sequence[Judged], runs: Sequence[RunRecord], note: str = ""
             lines += [[where, f"{claim.better} − {part.worse}", *_cells(part)] for part in each.parts]
         head = ["on", "difference", "mean", "95 %", "t", "by order", "paper", "verdict"]
         parts.append(markdown_table(head, lines) if lines else "Not measured.")
+    parts = [
+        "# The paper's claims, measured",
+        f"Written by `python -m reproduce tables`; do not edit by hand. {about}",
+        HOW,
+        markdown_table(["claim", *map(name, streams)], summary),
+        *([note.strip()] if note.strip() else []),
+        *parts,
+    ]
     return "\n\n".join(parts) + "\n"
-
-
-def _verdicts(judged: Sequence[Judged], streams: Sequence[Stream]) -> list[list[str]]:
-    rows = []
-    for number, claim in enumerate(read_claims(), start=1):
-        own = {each.stream: each for each in judged if each.claim == claim}
-        cells = [own[stream].verdict if stream in own else DASH for stream in streams]
-        rows.append([f"{number}. {claim.says}", *cells])
-    return rows
 
 
 def _cells(part: Part) -> list[str]:
@@ -86,14 +76,7 @@ def _cells(part: Part) -> list[str]:
 
 
 def markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table in Markdown; a name may hold what would end a cell, or be read as HTML.
-
-    Example:
-        >>> print(markdown_table(["a", "b"], [["1", "2"]]))
-        | a | b |
-        | --- | --- |
-        | 1 | 2 |
-    """
+    """A table in Markdown; a name may hold what would end a cell, or be read as HTML."""
     lines = [[_one_line(cell).replace("|", "\\|") for cell in line] for line in (head, *rows)]
     return "\n".join(f"| {' | '.join(line)} |" for line in (lines[0], ["---"] * len(head), *lines[1:]))
 
@@ -110,29 +93,18 @@ def stream_namer(streams: Sequence[Stream]) -> Callable[[Stream], str]:
     return lambda stream: titles[stream].replace(f", {stream[2]}", "", 1) if same else titles[stream]
 
 
-def summary(judged: Sequence[Judged], name: Callable[[Stream], str]) -> list[tuple[str, str]]:
-    """For each claim its sentence and its verdicts, such as `holds (emoji, 10 tasks)`; each claim has a line."""
-    lines = []
-    for claim in read_claims():
-        own = [each for each in judged if each.claim == claim]
-        said = [f"{each.verdict} ({name(each.stream)})" for each in own if each.verdict != "not measured"]
-        lines.append((claim.says, "; ".join(said) or "not measured"))
-    return lines
-
-
 def print_claims(places: Sequence[Path]) -> None:
-    """Print each claim with its verdicts, judged by the runs in these folders.
-
-    Raises:
-        UserError: None of the runs belongs to a claim.
-    """
+    """Print each claim with its verdicts, judged by the runs in these folders; runs of no claim are refused."""
     runs = find_runs(places)
     judged = judge_claims(runs)
     if not judged:
         raise UserError("none of these runs belongs to a claim; clipcil bench claims makes those that do")
+    name = stream_namer(list(dict.fromkeys(each.stream for each in judged)))
     table = Table("claim", "verdict", box=None, pad_edge=False, header_style="bold")
-    for row in summary(judged, stream_namer(list(dict.fromkeys(each.stream for each in judged)))):
-        table.add_row(*map(printable, row))
+    for claim in read_claims():
+        own = [each for each in judged if each.claim == claim and each.verdict != "not measured"]
+        said = "; ".join(f"{each.verdict} ({name(each.stream)})" for each in own)
+        table.add_row(claim.says, printable(said) or "not measured")
     Console(highlight=False, markup=False).print(table)
     for line in outdated(runs):
         print(printable(f"note: {line}"))

@@ -27,6 +27,7 @@ from torch.nn.functional import normalize
 
 from clipcil.clip import CLIP, load_clip
 from clipcil.data.dataset import Dataset, open_dataset
+from clipcil.data.pictures import PictureSet
 from clipcil.data.reader import Reader
 from clipcil.experiment.experiment import Experiment, LoadCache
 from clipcil.heads.lda import LDA, fit_rows
@@ -41,8 +42,6 @@ LOOKED_AT = 1500
 KNOWN = 0.6
 TITLES = {"heads": (("head", "features"), 1), "novelty": (("score",), 3)}
 """First columns of each table, and its digits."""
-Found = dict[str, list[float]]
-Kept = dict[str, Any]
 
 
 class Fold:
@@ -88,22 +87,21 @@ def heads(fold: Fold) -> Iterator[tuple[str, float]]:
     for depths, name in names.items():
         train, held = fold.rows(depths)
         discriminant = fit_rows(train, labels, fold.classes, fold.left_out_rows)
-        first = apply(discriminant.weight, discriminant.bias, held)
+        first = scores_of(discriminant, held)
         yield f"linear discriminant | {name}", fold.accuracy(first)
         if name not in ("before the projection", "all depths"):
             continue
         for share in OWN_SHARES:
             scores = quadratic(train, labels, held, fold.classes, discriminant.penalty, share)
-            yield (
-                f"quadratic discriminant, {share:.0%} of each covariance its class's own | {name}",
-                fold.accuracy(scores),
-            )
+            title = f"quadratic discriminant, {share:.0%} of each covariance its class's own"
+            yield f"{title} | {name}", fold.accuracy(scores)
         for count in RANDOM:
             expand = expansion(train, count)
             ridge = fit_ridge(expand(train), labels, fold.classes, fold.left_out_rows)
-            second = apply(ridge.weight, ridge.bias, expand(held))
+            second = scores_of(ridge, expand(held))
+            weights = mix([discriminant.left_out, ridge.left_out], labels[fold.left_out_rows])
             yield f"regression with {count:,} random features | {name}", fold.accuracy(second)
-            yield f"both, mixed ({count:,}) | {name}", fold.accuracy(mixed(discriminant, ridge, fold, first, second))
+            yield f"both, mixed ({count:,}) | {name}", fold.accuracy(weights[0] * first + weights[1] * second)
 
 
 def quadratic(train: Tensor, labels: Tensor, held: Tensor, classes: int, ridge: float, share: float) -> Tensor:
@@ -131,14 +129,8 @@ def quadratic(train: Tensor, labels: Tensor, held: Tensor, classes: int, ridge: 
     return torch.stack(columns, dim=1)
 
 
-def mixed(discriminant: LDA, ridge: Head, fold: Fold, first: Tensor, second: Tensor) -> Tensor:
-    """The sum of both heads' scores, weighted as their left-out scores say."""
-    weights = mix([discriminant.left_out, ridge.left_out], fold.train.labels[fold.left_out_rows])
-    return weights[0] * first + weights[1] * second
-
-
-def apply(weight: Tensor, bias: Tensor, rows: Tensor) -> Tensor:
-    return rows.double() @ weight + bias
+def scores_of(head: LDA | Head, rows: Tensor) -> Tensor:
+    return rows.double() @ head.weight + head.bias
 
 
 def expansion(train: Tensor, count: int) -> Callable[[Tensor], Tensor]:
@@ -157,16 +149,13 @@ def novelty(clip: CLIP, data: Dataset, fold: int) -> Iterator[tuple[str, float]]
     """Scores of strangeness, and the area under the ROC curve of each: held-out pictures of unknown against known."""
     order = torch.randperm(len(data.classes), generator=torch.Generator().manual_seed(fold)).tolist()
     known = sorted(order[: round(KNOWN * len(order))])
-    place = {label: index for index, label in enumerate(known)}
-    inside = {
-        name: torch.nonzero(torch.isin(part.labels, torch.tensor(known))).flatten()
-        for name, part in (("train", data.train), ("test", data.test))
-    }
-    parts = {
-        name: part.subset(rows, torch.tensor([place[int(label)] for label in part.labels[rows]]))
-        for (name, rows), part in zip(inside.items(), (data.train, data.test), strict=True)
-    }
-    small = replace(data, classes=[data.classes[label] for label in known], **parts)
+
+    def inside(part: PictureSet) -> PictureSet:
+        rows = torch.nonzero(torch.isin(part.labels, torch.tensor(known))).flatten()
+        return part.subset(rows, torch.searchsorted(torch.tensor(known), part.labels[rows]))
+
+    names = [data.classes[label] for label in known]
+    small = replace(data, classes=names, train=inside(data.train), test=inside(data.test))
     experiment = Experiment("strata", data=small, tasks=1, device="cpu", cache=LoadCache(backbones={"mini": clip}))
     experiment.learn(next(iter(experiment)))
     method = experiment.method
@@ -189,13 +178,12 @@ def auc(scores: Tensor, positive: Tensor) -> float:
     return float((below + upto).double().mean() / (2 * len(low)))
 
 
-def combined(kept: Sequence[Kept], what: str) -> str:
+def combined(kept: Sequence[dict[str, Any]], what: str) -> str:
     """Markdown: a row for each head or score, a column for each measurement: the mean over folds and, where there are
     several, its standard deviation."""
     titles, digits = TITLES[what]
-    rows = list(dict.fromkeys(name for each in kept for name in each[what]))
     lines = []
-    for name in rows:
+    for name in dict.fromkeys(name for each in kept for name in each[what]):
         cells = []
         for each in kept:
             values = each[what].get(name, [])
@@ -205,26 +193,25 @@ def combined(kept: Sequence[Kept], what: str) -> str:
     return markdown_table([*titles, *(each["title"] for each in kept)], lines)
 
 
-def read_kept(folder: Path) -> list[Kept]:
+def read_kept(folder: Path) -> list[dict[str, Any]]:
     """What `--keep` wrote to this folder."""
     return [json.loads(read_text(path)) for path in sorted(folder.glob("*.json"))]
 
 
-def measure(data: str, root: Path | None, hold_out: int, shots: int | None, folds: int) -> Kept:
+def measure(data: str, root: Path | None, hold_out: int, shots: int | None, folds: int) -> dict[str, Any]:
     """Everything that is printed, for one dataset."""
     clip = load_clip("mini")
-    accuracies: Found = defaultdict(list)
-    areas: Found = defaultdict(list)
+    found: dict[str, Any] = {"title": "", "heads": defaultdict(list), "novelty": defaultdict(list)}
     for fold in range(folds):
         pictures = open_dataset(data, root, {}).hold_out(hold_out, fold)
         pictures = pictures if shots is None else pictures.shrink(shots, fold)
         for name, value in heads(Fold(clip, pictures)):
-            accuracies[name].append(round(value, 4))
+            found["heads"][name].append(round(value, 4))
         for name, value in novelty(clip, pictures, fold):
-            areas[name].append(round(value, 5))
+            found["novelty"][name].append(round(value, 5))
     few = f"{shots} to learn, " if shots else ""
-    title = f"{data} ({few}{hold_out} held out per class; {folds} fold{'s' * (folds > 1)})"
-    return {"title": title, "heads": dict(accuracies), "novelty": dict(areas)}
+    found["title"] = f"{data} ({few}{hold_out} held out per class; {folds} fold{'s' * (folds > 1)})"
+    return found
 
 
 def main() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ import pyarrow
 from pyarrow import parquet
 
 from clipcil.errors import UserError
-from clipcil.report.answers import TestAnswer, read_predictions
+from clipcil.report.answers import read_predictions
 from clipcil.report.runs import AS_JSON, PREDICTIONS, RUNS, RunRecord, find_runs
 from clipcil.storage import whole_file
 
@@ -38,7 +38,6 @@ PREDICTION_COLUMNS = pyarrow.schema(
     [("run", NAME), ("task", pyarrow.int16()), ("row", pyarrow.int32()), ("true", NAME), ("guess", NAME)]
 )
 """A row for each test picture of each run; `guess` is null where it is the true class."""
-Predictions = Mapping[str, Sequence[TestAnswer]]
 
 
 def keep(places: Sequence[Path], part: str, folder: Path = EVIDENCE) -> int:
@@ -55,52 +54,32 @@ def keep(places: Sequence[Path], part: str, folder: Path = EVIDENCE) -> int:
     Raises:
         UserError: A run of the same id has other options or classes.
     """
-    known = {_id(run, folder): run for run in find_runs([folder])} if (folder / RUNS).is_file() else {}
+    kept = find_runs([folder]) if (folder / RUNS).is_file() else []
+    known = {run.folder.relative_to(folder).as_posix(): run for run in kept}
     new: dict[str, RunRecord] = {}
     for run in find_runs(places):
         name = f"{part}/{run.folder.resolve().name}"
         other = new.get(name) or known.get(name, run)
-        if _identity(other) != _identity(run):
+        # The folder of the data is not kept; the classes tell two folders apart.
+        if (_config(other), sorted(other.per_class)) != (_config(run), sorted(run.per_class)):
             raise UserError(f"{run.folder} is not the run that the evidence has as {name}; choose another --part")
         new[name] = run
-    runs = {**known, **new}
-    write(folder, runs, {name: _answers(run) for name, run in runs.items()})
+    _write(folder, known | new)
     return len(new)
-
-
-def _id(run: RunRecord, folder: Path) -> str:
-    return run.folder.relative_to(folder).as_posix()
-
-
-def _identity(run: RunRecord) -> tuple[Any, ...]:
-    """Options and settings without the folder of the data, and the classes, which tell two folders apart."""
-    return _config(run), sorted(run.per_class)
 
 
 def _config(run: RunRecord) -> dict[str, Any]:
     return {**run.config, "run": {key: value for key, value in run.run.items() if key != "data_root"}}
 
 
-def _answers(run: RunRecord) -> Sequence[TestAnswer]:
-    try:
-        return read_predictions(run.folder)
-    except UserError:
-        return ()
-
-
-def write(folder: Path, runs: Mapping[str, RunRecord], predictions: Predictions) -> None:
-    """Write both files anew: the same bytes for the same runs.
-
-    Args:
-        folder: The evidence.
-        runs: Runs by id.
-        predictions: Predictions by id, where they are known.
-    """
+def _write(folder: Path, runs: Mapping[str, RunRecord]) -> None:
+    """Write both files anew: the same bytes for the same runs."""
     names = sorted(runs, key=lambda name: name.split("/"))
-    table = pyarrow.Table.from_pylist([_row(name, runs[name]) for name in names], schema=RUN_COLUMNS)
-    _write(table, folder / RUNS)
-    parts = [_predictions(name, predictions.get(name, ())) for name in names]
-    _write(pyarrow.concat_tables(parts).unify_dictionaries(), folder / PREDICTIONS)
+    predictions = pyarrow.concat_tables([_predictions(name, runs[name]) for name in names]).unify_dictionaries()
+    rows = pyarrow.Table.from_pylist([_row(name, runs[name]) for name in names], schema=RUN_COLUMNS)
+    for table, name in ((rows, RUNS), (predictions, PREDICTIONS)):
+        with whole_file(folder / name) as temporary:
+            parquet.write_table(table, temporary, compression="zstd", compression_level=19, store_schema=True)
 
 
 def _row(name: str, run: RunRecord) -> dict[str, Any]:
@@ -110,18 +89,14 @@ def _row(name: str, run: RunRecord) -> dict[str, Any]:
     return {"id": name, **seen, **values, **texts}
 
 
-def _predictions(name: str, found: Iterable[TestAnswer]) -> pyarrow.Table:
-    own = sorted(found, key=lambda each: (each.task, each.true, each.row))
-    columns = {
-        "run": [name] * len(own),
-        "task": [each.task for each in own],
-        "row": [each.row for each in own],
-        "true": [each.true for each in own],
-        "guess": [None if each.right else each.guess for each in own],
-    }
-    return pyarrow.Table.from_pydict(columns, schema=PREDICTION_COLUMNS)
-
-
-def _write(table: pyarrow.Table, path: Path) -> None:
-    with whole_file(path) as temporary:
-        parquet.write_table(table, temporary, compression="zstd", compression_level=19, store_schema=True)
+def _predictions(name: str, run: RunRecord) -> pyarrow.Table:
+    """The predictions of a run; no row where they are missing."""
+    try:
+        found = sorted(read_predictions(run.folder), key=lambda each: (each.task, each.true, each.row))
+    except UserError:
+        found = []
+    rows = [
+        {"run": name, "task": task, "row": row, "true": true, "guess": None if guess == true else guess}
+        for task, row, true, guess, _ in found
+    ]
+    return pyarrow.Table.from_pylist(rows, schema=PREDICTION_COLUMNS)

@@ -52,23 +52,22 @@ def write_lessons(folder: Path) -> None:
             lesson = "test" if row["split"] == "test" else "first" if names.index(name) < 10 else "second"
             target = folder / lesson / name / f"{place}.png"
             target.parent.mkdir(parents=True, exist_ok=True)
-            image = row["image"]
-            target.write_bytes(image["bytes"] if isinstance(image, dict) else image)
+            target.write_bytes(row["image"]["bytes"])
 
 
 def digests_of_lessons(method: str) -> list[str]:
     """The digest of what `clipcil predict` prints after each of two lessons."""
     found = []
-    with tempfile.TemporaryDirectory() as place:
-        folder = Path(place)
-        write_lessons(folder)
+    with tempfile.TemporaryDirectory() as folder:
+
+        def printed(*words: str) -> bytes:
+            command = [sys.executable, "-m", "clipcil", *words]
+            return subprocess.run(command, cwd=folder, check=True, capture_output=True).stdout
+
+        write_lessons(Path(folder))
         for lesson in ("first", "second"):
-            command = [sys.executable, "-m", "clipcil"]
-            learn = [*command, "learn", "model", lesson, "--method", method]
-            subprocess.run(learn, cwd=folder, check=True, capture_output=True)
-            predict = [*command, "predict", "model", "test", "--json"]
-            answers = subprocess.run(predict, cwd=folder, check=True, capture_output=True).stdout
-            found.append(hashlib.sha256(answers).hexdigest()[:16])
+            printed("learn", "model", lesson, "--method", method)
+            found.append(hashlib.sha256(printed("predict", "model", "test", "--json")).hexdigest()[:16])
     return found
 
 

@@ -13,12 +13,12 @@ from pathlib import Path
 from benchmarks.harness import speed_table
 from clipcil.errors import UserError
 from clipcil.paper import Row, read_table
-from clipcil.report.compare import Group, flatten, group_runs, method_title, show
+from clipcil.report.compare import Group, Stream, flatten, group_runs, method_title, show
 from clipcil.report.runs import RunRecord, find_runs
-from clipcil.storage import MissingFileError, read_text, write_text
+from clipcil.storage import read_text, write_text
 from reproduce import beyond, held_out
 from reproduce.claims import DASH, markdown, markdown_table, stream_namer
-from reproduce.judge import Claim, Judged, Stream, find_rows, judge_claims, read_claims
+from reproduce.judge import Claim, Judged, find_rows, judge_claims, read_claims
 from reproduce.keep import NOTES
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -51,19 +51,14 @@ def _accuracies(rows: Sequence[Row], groups: Sequence[Group]) -> str:
     found = find_rows(rows, groups)
     streams = sorted({stream for stream, _ in found})
     name = stream_namer(streams)
+    cells = {place: f"{_accuracy(group)} ({group.average.mean:.1f})" for place, group in found.items()}
     tables = []
     for data in dict.fromkeys(stream[0] for stream in streams):
         own = [stream for stream in streams if stream[0] == data]
         head = ["A_B ± s (Ā), %", *(f"{name(stream)}{_orders(found, stream)}" for stream in own)]
-        lines = [[row.label, *(_cell(found.get((stream, row.label))) for stream in own)] for row in rows]
+        lines = [[row.label, *(cells.get((stream, row.label), DASH) for stream in own)] for row in rows]
         tables.append(markdown_table(head, [line for line in lines if {*line[1:]} != {DASH}]))
     return "\n\n".join(tables)
-
-
-def _cell(group: Group | None) -> str:
-    if group is None:
-        return DASH
-    return f"{_accuracy(group)} ({group.average.mean:.1f})"
 
 
 def _accuracy(group: Group) -> str:
@@ -114,16 +109,12 @@ def choice_table(runs: Sequence[RunRecord]) -> str:
     return markdown_table(["method", "settings", "folds", "accuracy"], lines)
 
 
-def _of_runs(table: Callable[[Sequence[RunRecord]], str]) -> Callable[[Path], str]:
-    return lambda folder: table(find_runs([folder]))
-
-
 TABLES: dict[str, Callable[[Path], str]] = {
-    "methods": _of_runs(methods_table),
-    "ablations": _of_runs(ablations_table),
-    "claims": _of_runs(claims_table),
-    "beyond": _of_runs(lambda runs: beyond.table(beyond.collect(runs), "strata")),
-    "choice": _of_runs(choice_table),
+    "methods": lambda folder: methods_table(find_runs([folder])),
+    "ablations": lambda folder: ablations_table(find_runs([folder])),
+    "claims": lambda folder: claims_table(find_runs([folder])),
+    "beyond": lambda folder: beyond.table(beyond.collect(find_runs([folder])), "strata"),
+    "choice": lambda folder: choice_table(find_runs([folder])),
     "heads": lambda folder: held_out.combined(held_out.read_kept(folder), "heads"),
     "novelty": lambda folder: held_out.combined(held_out.read_kept(folder), "novelty"),
     "speed": speed_table,
@@ -133,11 +124,7 @@ TABLES: dict[str, Callable[[Path], str]] = {
 
 
 def updated(text: str, root: Path) -> str:
-    """The text with every marked table made anew from the claims' runs, or from the place that its marker names.
-
-    Raises:
-        UserError: A marker names a table that there is not.
-    """
+    """The text with every marked table made anew from the claims' runs, or from the place that its marker names."""
 
     def table(found: re.Match[str]) -> str:
         if found[1] not in TABLES:
@@ -149,28 +136,16 @@ def updated(text: str, root: Path) -> str:
 
 def pages(root: Path) -> dict[Path, str]:
     """The README, the pages with tables, and that of claims, as they should be."""
-    runs = find_runs([root / CLAIMS])
-    try:
-        note = read_text(root / EVIDENCE / NOTES)
-    except MissingFileError:
-        note = ""
+    note = read_text(root / EVIDENCE / NOTES)
     marked = [root / "README.md", *(root / "docs" / f"{name}.md" for name in ("baselines", "beyond", "speed"))]
     return {
         **{path: updated(read_text(path), root) for path in marked},
-        root / "docs" / "claims.md": markdown(judge_claims(runs), runs, note),
+        root / "docs" / "claims.md": markdown(find_runs([root / CLAIMS]), note),
     }
 
 
 def update(check: bool, root: Path = ROOT) -> list[Path]:
-    """Write every page that differs from the evidence.
-
-    Args:
-        check: Write nothing.
-        root: The repository.
-
-    Returns:
-        The pages that differ.
-    """
+    """Write every page that differs from the evidence, unless `check`; returns the pages that differ."""
     made = pages(root)
     stale = [path for path, text in made.items() if not path.is_file() or read_text(path) != text]
     for path in stale if not check else ():
