@@ -72,7 +72,7 @@ def alternate(sides: Mapping[str, Callable[[], object]], repeats: int, warm_up: 
 
 
 def difference(ours: Tensor, theirs: Tensor) -> float:
-    """max |a − b| / max |b|; infinite where the shapes differ or a NaN stands."""
+    """max |a − b| / max |b|; infinite if the shapes differ or a value is NaN."""
     if ours.shape != theirs.shape:
         return float("inf")
     apart = float((ours.double() - theirs.double()).abs().max() / theirs.double().abs().max().clamp(min=1e-300))
@@ -85,7 +85,7 @@ def bytes_of(tensors: Iterable[Tensor]) -> int:
 
 
 def duration(seconds: float) -> str:
-    """Seconds as people read them: `57.8 ms`."""
+    """Seconds with a unit: `57.8 ms`."""
     if seconds < 1e-3:
         return f"{seconds * 1e6:.0f} µs"
     return f"{seconds * 1e3:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"

@@ -128,7 +128,7 @@ class OneTask:
         dataset = replace(dataset, test=dataset.test.subset(torch.tensor(tested)))
         self.clip, self.stage = clip, METHODS[name]
         self.reader = Reader(clip, None, shared=True)
-        if known is not None:  # what was encoded before the task is there
+        if known is not None:  # pictures of earlier tasks are encoded already
             self.reader._tables.update(known._tables)
         self.stream = TaskStream(dataset, self.reader, order, task_sizes(len(dataset.classes), increment=3))
         config = method_settings(RunSpec(method=name, data="emoji"), settings)

@@ -1,7 +1,7 @@
-"""P7: what a task costs as classes come: 100 tasks of 10 classes of made-up features, d = 512.
+"""P7: the cost of a task as classes are added: 100 tasks of 10 classes of synthetic features, d = 512.
 
 DMC-OT's own code learns tasks 2, 10, 50 and 100 (one epoch of stage 2, statistics, map, transport, prompts, memory);
-the tasks between are put in place without training. The tower is frozen (stage 1 has no epoch) because made-up features
+the tasks between are added without training. The tower is frozen (stage 1 has no epoch) because made-up features
 have no pictures. Where the old prompts are frozen the text tower has the shape of ViT-B/16's, as d has. Where they
 train, it has the shape of the embedded one: 1,000 classes through the large one take minutes a step on two cores, and
 only the constant would differ.
@@ -35,7 +35,7 @@ CLASSES = 10
 
 
 class MadeUp:
-    """Pictures that are nothing but features and labels; each reading moves them a little, as a tuned tower would."""
+    """Features and labels without pictures; each reading moves the features a little, as a tuned tower would."""
 
     key = "made up"
 
@@ -82,7 +82,7 @@ class Growth:
         return Task(number, names(seen + CLASSES)[seen:], pictures)
 
     def skip(self, carry: bool = True) -> None:
-        """A task that leaves what a task leaves, without training; unless `carry`, the tower did not move."""
+        """Add the state of one more task without training; unless `carry`, the tower did not move."""
         task, method = self.task(), self.method
         method.grow(task.names)
         if carry and len(method.memory):
@@ -133,7 +133,7 @@ def run(quick: bool) -> list[Row]:
     frozen, trained = Growth(dim, text, train_old=False), Growth(dim, MINI_TEXT, train_old=True)
     sides: tuple[dict[int, float], dict[int, float]] = {}, {}
     maps, sizes = {}, {}
-    trained.learn()  # what is done once in a process is done here
+    trained.learn()  # the first task of a process takes longer
     for number in range(1, max(marks) + 1):
         if number in marks:
             sides[0][number], maps[number] = frozen.learn()

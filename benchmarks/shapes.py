@@ -1,4 +1,4 @@
-"""Towers of the shapes the benchmarks speak of, with random weights: speed does not depend on what they know."""
+"""Towers of the shapes that the benchmarks name, with random weights: speed does not depend on the weights."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from clipcil.clip.vision import PatchEmbedding
 B16_VISION = VisionConfig(patch_size=16)
 B16_TEXT = TextConfig(vocab=8192)  # the vocabulary of the embedded tokenizer; the table is only looked up
 SMALL_VISION = VisionConfig(width=64, layers=1, heads=1, mlp=64, image_size=16, patch_size=16)
-"""For benchmarks that use the text tower alone."""
+"""For benchmarks that use only the text tower."""
 SMALL_TEXT = TextConfig(width=64, layers=1, heads=1, mlp=64, vocab=8192)
 MINI_TEXT = TextConfig(width=192, layers=4, heads=3, mlp=768, vocab=8192, activation="gelu", context=48)
 

@@ -51,7 +51,7 @@ FLAGS += " device precision out resume quiet sed"
 SETTINGS = "adapter.epochs adapter.lr adapter.batch_size adapter ratio adapter.schedule x . a.b"
 
 
-# -- inputs: each maker fills a folder and returns words; what lies in `place/in` must not be changed by the command ---
+# -- inputs: each maker fills a folder and returns words; the command must not change the files in `place/in` ----------
 
 
 def pictures(place: Path, chance: Random, stock: Path) -> list[str]:

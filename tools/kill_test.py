@@ -194,7 +194,7 @@ def model_state(place: Path) -> list[object]:
 
 
 def files(place: Path) -> list[str]:
-    """Names of all files, without the checksum in the name of weights, output, and what an undo needs."""
+    """Names of all files but output and those of an undo; names of weights without their checksum."""
     found = (path.relative_to(place).as_posix() for path in place.rglob("*") if path.is_file())
     found = (name for name in found if not name.endswith(("previous.toml", "stdout", "stderr")))
     return sorted(name.split("weights-")[0] + "weights" * ("weights-" in name) for name in found)

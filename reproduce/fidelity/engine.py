@@ -66,7 +66,7 @@ def run(data: Features, config: ENGINEConfig) -> tuple[float, float]:
 
 @torch.no_grad()
 def noisy(data: Features, part: Part, config: ENGINEConfig) -> Tensor:
-    """(views, n, dim): unit features of the pictures with noise on what the tower reads."""
+    """(views, n, dim): unit features of the pictures with noise on their pixels."""
 
     def view(rows: Tensor) -> Tensor:
         pixels = part.pictures[rows].pixels

@@ -72,5 +72,5 @@ def batches(count: int, size: int) -> tuple[Tensor, ...]:
 
 
 def add_up(layers: nn.ModuleList, inputs: Tensor) -> Tensor:
-    """Σ over tasks of what each task's layer makes of the inputs."""
+    """The sum over tasks of the outputs of each task's layer."""
     return torch.stack([layer(inputs) for layer in layers]).sum(0)

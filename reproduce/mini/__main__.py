@@ -1,4 +1,4 @@
-"""Make the embedded backbone again, one command per step; README.md in this folder says what each needs.
+"""Make the embedded backbone again, one command per step; README.md in this folder lists the inputs of each.
 
 python -m reproduce.mini sources WORK
 python -m reproduce.mini cache WORK PICTURES

@@ -48,7 +48,7 @@ def write(
 
 
 def write_reference(clip: CLIP, file: Path, seed: int = 0) -> None:
-    """Four made-up pictures and four texts with what each stage gives, for the tests."""
+    """Four made-up pictures and four texts with the output of each stage, for the tests."""
     rng = np.random.default_rng(seed)
     coarse = rng.integers(0, 256, (4, 8, 8, 3), dtype=np.uint8)
     pictures = [Image.fromarray(grid).resize((128, 128), Image.Resampling.BICUBIC) for grid in coarse]

@@ -62,7 +62,7 @@ def convert(state: dict[str, Tensor]) -> Lite:
     spec = {
         "image_size": _SIDE,
         "resample": "bicubic",
-        "image_mean": [127 / 255] * 3,  # what the Lite networks were trained with: (value - 127) / 128, not
+        "image_mean": [127 / 255] * 3,  # the Lite networks were trained with (value - 127) / 128, not
         "image_std": [128 / 255] * 3,  # ImageNet's usual mean and deviation, which cost 9 points of nearest class mean
         "stem": {"kernel": 3, "stride": 2, "out": len(tensors["stem.bias"])},
         "blocks": blocks,

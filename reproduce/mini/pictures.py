@@ -1,4 +1,4 @@
-"""The pictures to learn from: four public sets below a folder the user names, and what the trunk makes of them.
+"""The training pictures: four public sets below a folder that the user names, and their trunk outputs.
 
 The outputs of the trunk are kept in shards of 512 pictures, two views of each, (2, width, 4, 4) in half precision. A
 shard that is there is not made again, so a killed process continues where it was.

@@ -1,4 +1,4 @@
-"""The text tower, distilled: every text's feature is drawn to its target, and so are the similarities in a batch."""
+"""The text tower, distilled: features of texts approach their targets, and so do the similarities in a batch."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ RATE = 1.5e-3
 
 
 def start(config: TextConfig, dim: int, words: Tensor, seed: int) -> TextTower:
-    """A tower whose token embeddings hold what the teacher makes of each token alone (`words`, (vocab, dim))."""
+    """A tower whose token embeddings hold the teacher's embedding of each token (`words`, (vocab, dim))."""
     torch.manual_seed(seed)
     tower = TextTower(config, dim)
     for name, weight in tower.named_parameters():

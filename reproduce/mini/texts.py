@@ -1,8 +1,8 @@
-"""The texts to learn from, and what the teacher (all-MiniLM-L6-v2) makes of them.
+"""The training texts, and their embeddings by the teacher (all-MiniLM-L6-v2).
 
-The target of a name is the teacher's embedding of the bare name plus that of what WordNet says of it ("tabby, domestic
-cat, cat, feline: a cat with a grey or tawny coat …"), so that names of things that look alike come near each other. The
-target of a template filled with a name is that of the name.
+The target of a name is the teacher's embedding of the bare name plus that of its description in WordNet ("tabby,
+domestic cat, cat, feline: a cat with a grey or tawny coat …"), so that names of things that look alike come near each
+other. The target of a template filled with a name is that of the name.
 """
 
 from __future__ import annotations
@@ -166,7 +166,7 @@ def build(
 
 
 def tokens(tokenizer: Path) -> list[str]:
-    """What each token id stands for, as plain text."""
+    """The text of each token id."""
     vocabulary = json.loads(tokenizer.read_text(encoding="utf-8"))["model"]["vocab"]
     return [token.removesuffix("</w>") or " " for token in sorted(vocabulary, key=vocabulary.__getitem__)]
 

@@ -40,7 +40,7 @@ WHOLE_WEIGHTS = {"names": 1.0, "head": 1.0, "place": 1.0, "captions": 0.3, "rela
 
 @dataclass(frozen=True)
 class Lessons:
-    """What is known of each picture (rows) and of the class names."""
+    """The training data: a row for each picture, and the class names."""
 
     patches: Tensor
     """(N, 2, channels, 4, 4) half: two views through the trunk."""
@@ -133,7 +133,7 @@ def place(lessons: Lessons, rows: Tensor) -> Tensor:
 
 @torch.no_grad()
 def pooled_patches(tower: VisionTower, patches: Tensor) -> Tensor:
-    """(B, channels, 4, 4) → (B, width): the mean of what the first block's attention reads, class token included."""
+    """(B, channels, 4, 4) → (B, width): the mean input of the first block's attention, class token included."""
     model = tower.vision_model
     block = model.encoder.blocks()[0]
     mixed: Tensor = block.layer_norm1(model.pre_layrnorm(model.embeddings(patches))).mean(1)
@@ -141,7 +141,7 @@ def pooled_patches(tower: VisionTower, patches: Tensor) -> Tensor:
 
 
 def class_path(tower: VisionTower, mixed: Tensor) -> Tensor:
-    """What the tower as it starts makes of `pooled_patches`: exact as long as its attention is as `start` left it."""
+    """The tower's features from `pooled_patches`: exact as long as its attention is as `start` left it."""
     model = tower.vision_model
     embeddings = model.embeddings
     first = model.pre_layrnorm(embeddings.class_embedding + embeddings.position_embedding.weight[0])
@@ -197,7 +197,7 @@ def lift(patches: Tensor) -> float:
 def train(
     tower: VisionTower, lessons: Lessons, rows: Tensor, steps: int, save: Path, *, whole: bool, seed: int, batch: int
 ) -> None:
-    """Train the whole tower, or its class path alone, for `steps`; the averaged weights are saved and kept."""
+    """Train the whole tower, or only its class path, for `steps`; the averaged weights are saved and kept."""
     draw = torch.Generator().manual_seed(seed)
     rate, weights = (RATE_WHOLE, WHOLE_WEIGHTS) if whole else (RATE_PATH, PATH_WEIGHTS)
     if whole:
@@ -239,7 +239,7 @@ def _wake(tower: VisionTower) -> None:
 
 
 def _some_patches(tower: VisionTower, patches: Tensor, kept: Tensor) -> Tensor:
-    """The tower's features from the class token and the patches `kept` alone: half the work, and it does no harm."""
+    """The tower's features from the class token and only the patches `kept`: half the work, and no loss of accuracy."""
     model = tower.vision_model
     hidden = model.embeddings(patches)[:, [0, *(kept + 1).tolist()]]
     hidden = model.pre_layrnorm(hidden)

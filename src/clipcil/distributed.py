@@ -1,7 +1,7 @@
 """Several processes that work on one run, through torch.distributed. With one process nothing here communicates.
 
-Every process runs the same program with the same random state, so small computations are simply repeated. What costs
-time (passes through a tower) is divided: each process computes a share of the rows, and the shares are gathered.
+Every process runs the same program with the same random state, so small computations are simply repeated. Passes
+through a tower are divided: each process computes a share of the rows, and the shares are gathered.
 """
 
 from __future__ import annotations

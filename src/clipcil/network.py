@@ -15,8 +15,8 @@ ASK_FIRST = (
     " or name the backbone yourself (--backbone; in Python backbone=)"
 )
 NOTHING, NAMED, ALL = range(3)
-"""What may be fetched: nothing, what the user named, and what folders name as well."""
-_level: ContextVar[int] = ContextVar("what may be fetched", default=NAMED)
+"""Levels: no repository may be fetched, only those that the user named, or those that folders name, too."""
+_level: ContextVar[int] = ContextVar("level of downloads", default=NAMED)
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from clipcil.clip import CLIP
 from support.lessons import plain
 from support.short_runs import Killed, Runner, stop_after
 
-# A busy machine is no reason to fail.
+# A test must not fail because the machine is busy.
 settings.register_profile("calm", deadline=None, suppress_health_check=[HealthCheck.too_slow], database=None)
 settings.load_profile("calm")
 
@@ -24,7 +24,7 @@ def runner(mini: CLIP) -> Runner:
 
 @pytest.fixture(scope="session", autouse=True)
 def picture_cache(tmp_path_factory: pytest.TempPathFactory) -> object:
-    """Preprocessed pictures are shared by the tests of this folder and by nobody else."""
+    """Preprocessed pictures are shared only by the tests of this folder."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("CLIPCIL_CACHE", str(tmp_path_factory.mktemp("cache")))
         yield
@@ -37,7 +37,7 @@ def out(tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def whole(runner: Runner, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of three tasks that nobody stopped."""
+    """A run of three tasks that was never stopped."""
     out = tmp_path_factory.mktemp("whole") / "run"
     runner.run("rapf", out)
     return out

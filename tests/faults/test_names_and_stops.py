@@ -71,7 +71,7 @@ def test_names_reach_the_terminal_harmless(capsys: pytest.CaptureFixture[str]) -
 
 
 def test_any_name_can_be_printed(saved: Path, tmp_path: Path) -> None:
-    """File names that are not UTF-8, and a terminal that knows Latin-1 alone."""
+    """File names that are not UTF-8, and a terminal that knows only Latin-1."""
     names = [b"\xff.png", "Ā.png".encode()]
     for name in names:
         plain("red")[0].save(tmp_path / "a.png")

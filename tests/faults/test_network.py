@@ -115,7 +115,7 @@ def drip(listener: socket.socket, asked: threading.Event) -> None:
 
 
 def test_describe_can_be_stopped_while_a_server_drips(tmp_path: Path) -> None:
-    """Otherwise it would go on for the minute that a question may take, and ask again."""
+    """Otherwise it would wait for the minute that a question may take, and ask again."""
     listener, asked = socket.create_server(("127.0.0.1", 0)), threading.Event()
     threading.Thread(target=drip, args=(listener, asked), daemon=True).start()
     url = f"http://127.0.0.1:{listener.getsockname()[1]}/v1"

@@ -1,4 +1,4 @@
-"""Streams at the edge of what there is to learn from: no NaN, no singular map, no crash, for every method."""
+"""Streams with too little to learn from: no NaN, no singular map, no crash, for every method."""
 
 from __future__ import annotations
 

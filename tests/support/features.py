@@ -1,4 +1,4 @@
-"""Tasks made of features alone, for methods that read nothing else of a picture."""
+"""Tasks of features without pictures, for methods that read only features."""
 
 from __future__ import annotations
 

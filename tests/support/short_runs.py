@@ -35,7 +35,7 @@ def interrupt(*_: object) -> None:
 
 
 class Told(Display):
-    """Keeps what a person would have been told."""
+    """Keeps the lines that a person would have read."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []
@@ -51,7 +51,7 @@ class Runner:
         self.clip, self.data, self.epochs = clip, data, epochs
 
     def shared(self) -> LoadCache:
-        """A new process would share nothing but the frozen backbone and the files on disk."""
+        """A new process would share only the frozen backbone and the files on disk."""
         return LoadCache(backbones={"mini": self.clip})
 
     def settings(self, method: str, **changes: Any) -> tuple[RunSpec, Any]:
