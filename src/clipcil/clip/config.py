@@ -11,7 +11,7 @@ from pydantic.dataclasses import dataclass
 from clipcil.settings import typed
 
 Size = Annotated[int, Field(ge=1, le=10**6)]
-"""Far above every CLIP there is; a damaged config is refused before towers are built from it."""
+"""The bound, far above every CLIP, refuses a damaged config before towers are built."""
 TokenId = Annotated[int, Field(ge=0, le=10**6)]
 HUGGING_FACE = {
     "width": "hidden_size",
@@ -36,7 +36,7 @@ _NAMES = ConfigDict(alias_generator=lambda name: HUGGING_FACE.get(name, name), p
 
 @dataclass(frozen=True, config=_NAMES)
 class TowerConfig:
-    """What both towers have; the defaults of fields are those of transformers."""
+    """The fields of both towers, with the defaults of transformers."""
 
     width: Size = 768
     layers: Annotated[int, Field(ge=1, le=1000)] = 12
@@ -88,9 +88,9 @@ class CLIPConfig:
 
     @classmethod
     def from_hf(cls, raw: Mapping[str, Any]) -> CLIPConfig:
-        """From the content of a `config.json`; transformers' defaults stand for what it leaves out.
+        """From the content of a `config.json`, with transformers' defaults for missing values.
 
-        In old files the sections `text_config_dict` and `vision_config_dict` take precedence, as in transformers.
+        The sections `text_config_dict` and `vision_config_dict` of old files take precedence, as in transformers.
         """
         typed(raw.get("model_type", "clip"), Literal["clip"], "model_type")
         table = {"projection_dim": raw.get("projection_dim", 512)}

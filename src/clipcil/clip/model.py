@@ -25,7 +25,7 @@ class CLIP(nn.Module):
         super().__init__()
         self.name = name
         self.pinned = name
-        """The name with the commit of the hub that the weights are of, where they come from there."""
+        """The name, with the commit where the weights come from the hub."""
         self.config = config
         self.tokenizer = tokenizer
         self.preprocess = preprocess
@@ -42,19 +42,19 @@ class CLIP(nn.Module):
         return self.logit_scale.exp()
 
     def freeze(self) -> CLIP:
-        """The state in which a backbone is handed out: eval mode, nothing trained, fingerprint of the weights taken."""
+        """Prepare for use: evaluation mode, no gradients, fingerprint of the weights."""
         self.eval().requires_grad_(False)
         self.fingerprint = self.version = _fingerprint(self)
         self._touched = 0
         return self
 
     def touch(self) -> None:
-        """To be called when the tower's weights were changed: features cached under the old version are out of date."""
+        """Mark the tower's weights as changed, so that features cached under the old version are not used again."""
         self._touched += 1
         self.version = f"{self.fingerprint}+{self._touched}"
 
     def with_own_vision_tower(self) -> CLIP:
-        """A CLIP whose vision tower is a copy that may be tuned; everything else is shared with this one."""
+        """A CLIP with a copy of the vision tower, which may be tuned; it shares everything else."""
         own = copy.copy(self)
         own._modules = dict(self._modules)
         own.vision = copy.deepcopy(self.vision)
@@ -62,7 +62,7 @@ class CLIP(nn.Module):
 
     @torch.no_grad()
     def encode_texts(self, texts: Sequence[str]) -> Tensor:
-        """N texts → (N, dim), not normalised. Encoded in order of length, so that short texts need little padding."""
+        """N texts → (N, dim), not normalised. Encoded in order of length, so short texts need little padding."""
         device = self.logit_scale.device
         ids, ends = self.tokenizer(texts)
         ids, ends = ids.to(device), ends.to(device)
@@ -76,7 +76,7 @@ class CLIP(nn.Module):
 
 
 def _fingerprint(clip: CLIP) -> str:
-    """A short sha256 of config and weights: the same weights have one fingerprint whatever file they came in."""
+    """A short SHA-256 of config and weights, which does not depend on the format of the file."""
     digest = hashlib.sha256(repr(clip.config).encode())
     for name, tensor in sorted(clip.state_dict().items()):
         digest.update(name.encode())

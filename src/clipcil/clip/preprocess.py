@@ -21,15 +21,14 @@ from clipcil.errors import UserError
 OPENAI_MEAN = (0.48145466, 0.4578275, 0.40821073)
 OPENAI_STD = (0.26862954, 0.26130258, 0.27577711)
 LONGEST_SHAPE = 32
-"""A picture this many times as long as it is high is cropped before it is resized, to bound the memory."""
+"""Longer pictures are cropped to this ratio of the sides before they are resized, to bound the memory."""
 Side = Annotated[int, Field(ge=1, le=10_000)]
-"""A side that pictures are resized to."""
 Deviation = Annotated[FiniteFloat, Field(gt=0)]
 
 
 @dataclass(frozen=True)
 class Steps:
-    """What is done to a picture; the names are those of transformers' CLIPImageProcessor, the values its defaults."""
+    """The steps from a picture to pixels, as in transformers' CLIPImageProcessor, with its defaults."""
 
     crop: tuple[Side, Side]
     """(height, width) of the result."""
@@ -88,7 +87,7 @@ class Preprocess:
         self._std = torch.tensor(steps.std).view(3, 1, 1)
 
     def picture(self, image: Image.Image) -> Tensor:
-        """A picture of any size and mode → (3, h, w) float32. What is transparent becomes white."""
+        """A picture of any size and mode → (3, h, w) float32. Transparent parts become white."""
         cropped = _centre_crop(self._resize(_rgb(image)), *self.steps.crop)
         values = torch.from_numpy(np.array(cropped))  # (h, w, 3) uint8
         pixels = values.permute(2, 0, 1).to(torch.float32, memory_format=torch.contiguous_format)
@@ -137,7 +136,7 @@ def _rgb(image: Image.Image) -> Image.Image:
 
 
 def _centre_crop(image: Image.Image, high: int, wide: int) -> Image.Image:
-    """The middle of the picture; what lies outside a smaller picture is black, as in CLIPImageProcessor."""
+    """The middle of the picture; a smaller picture gets a black rim, as in CLIPImageProcessor."""
     left, top = (image.width - wide) // 2, (image.height - high) // 2
     if (left, top) == (0, 0) and image.size == (wide, high):
         return image

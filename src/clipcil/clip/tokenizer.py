@@ -25,7 +25,7 @@ class Tokenizer:
 
     def __init__(self, backend: Backend, context: int, fingerprint: str) -> None:
         bos, eos = backend.token_to_id(BOS), backend.token_to_id(EOS)
-        # A hub file may carry its own truncation: a cut class name would be silent, so both are switched off.
+        # The file may ask for truncation, which would cut class names silently.
         backend.no_truncation()
         backend.no_padding()
         if bos is None or eos is None or backend.encode("").ids != [bos, eos]:
@@ -33,7 +33,7 @@ class Tokenizer:
         self._backend = backend
         self.context = context
         self.fingerprint = fingerprint
-        """Short SHA-256 of the files: another version of the library may write the same tokenizer differently."""
+        """Short SHA-256 of the files. (Versions of the library write the same tokenizer differently.)"""
         self.bos, self.eos = bos, eos
 
     @classmethod
@@ -53,7 +53,7 @@ class Tokenizer:
 
     @property
     def vocab(self) -> int:
-        """Number of ids; the text tower needs at least as many embeddings."""
+        """Number of ids."""
         return int(self._backend.get_vocab_size(with_added_tokens=True))
 
     def __call__(self, texts: Sequence[str]) -> tuple[Tensor, Tensor]:

@@ -1,12 +1,12 @@
-"""The frozen trunk of the embedded backbone: an EfficientNet-Lite, batch norm folded into the kernels.
+"""The frozen trunk of the embedded backbone: an EfficientNet-Lite, with batch norm folded into the kernels.
 
     stem: 3×3 convolution, stride 2, ReLU6
     block: [1×1 expand, ReLU6] → k×k depthwise, ReLU6 → 1×1 project [+ input]
     head: 1×1 convolution, ReLU6 (the last layer before EfficientNet's pooling and classifier)
     reduce: 1×1 convolution without activation, the principal axes of the head's output
 
-`trunk.json` holds the shapes and may leave out head and reduce. Padding is TensorFlow's "same": ⌈n/stride⌉ outputs, the
-odd pixel at the end.
+`trunk.json` holds the shapes; head and reduce are optional. Padding is TensorFlow's "same": ⌈n/stride⌉ outputs, the odd
+pixel at the end.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from clipcil.clip.config import Size
 from clipcil.settings import typed
 
 PASS = 16
-"""Pictures per pass: so few stay in the cache of a CPU."""
+"""Pictures per pass; more would not stay in the cache of a CPU."""
 INNER_STAGES = 4
 """Chosen on held-out training pictures (docs/beyond.md): two are 2 points worse on emoji and 1 on CIFAR-100 and CUB."""
 EXPANSION = 6
-"""EfficientNet-Lite widens its blocks by this factor, all but those of the first stage."""
+"""EfficientNet-Lite widens its blocks by this factor, except those of the first stage."""
 
 
 @dataclass(frozen=True)
 class LayerShape:
-    """A convolution, or a block around one. The padding of an even kernel would be another."""
+    """A convolution, or a block around one. Kernels are odd: an even one would need other padding."""
 
     out: Size
     kernel: Literal[1, 3, 5, 7, 9, 11, 13, 15] = 1
@@ -104,40 +104,33 @@ class Trunk(nn.Module):
             self.head, self.channels = Convolution(self.channels, shape.head.out), shape.head.out
         if shape.reduce is not None:
             self.reduce, self.channels = Convolution(self.channels, shape.reduce.out, relu=False), shape.reduce.out
-
         ends = [depth for depth, width in enumerate(widths) if widths[depth + 1 : depth + 2] != [width]]
         self.depths = ends[-INNER_STAGES:]
-        """The last block of each of the last stages, which are blocks of equal width: their outputs are averaged."""
+        """The last block of each of the last stages (blocks of equal width), whose outputs are averaged."""
         self.inner_sizes = tuple(widths[depth] for depth in self.depths)
 
     @torch.no_grad()
     def forward(self, pixels: Tensor) -> Tensor:
         """`whole`, a few pictures at a time."""
         # Channels last is twice as fast in the CPU's depthwise kernels.
-        parts = [pixels[start : start + PASS] for start in range(0, max(len(pixels), 1), PASS)]
-        return torch.cat(
-            [self.whole(part.contiguous(memory_format=torch.channels_last)).contiguous() for part in parts]
-        )
+        parts = [part.contiguous(memory_format=torch.channels_last) for part in pixels.split(PASS)]
+        return torch.cat([self.whole(part).contiguous() for part in parts])
 
     def whole(self, pixels: Tensor) -> Tensor:
         """(B, 3, h, w) → (B, channels + packed, high, wide) in one piece, as a graph that is exported needs it.
 
-        The packed channels hold the averages of `maps` one after the other, and zeros to fill the last channel.
+        The packed channels hold the averages of inner blocks one after the other, and zeros to fill the last channel.
         """
-        maps, averages = self.maps(pixels)
-        places = maps.shape[2] * maps.shape[3]
-        packed = F.pad(averages, (0, -averages.shape[1] % places))
-        return torch.cat([maps, packed.reshape(maps.shape[0], -1, *maps.shape[2:])], dim=1)
-
-    def maps(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
-        """(B, 3, h, w) → what the tower reads (B, channels, high, wide), and the averages (B, sum of inner_sizes)."""
         hidden: Tensor = self.stem(pixels)
-        averages: list[Tensor] = []
+        averages: list[Tensor] = [hidden.new_zeros(hidden.shape[0], 0)]
         for depth, block in enumerate(self.blocks):
             hidden = block(hidden)
             if depth in self.depths:
                 averages.append(hidden.mean((2, 3)))
-        return self.reduce(self.head(hidden)), torch.cat([hidden.new_zeros(hidden.shape[0], 0), *averages], dim=1)
+        maps: Tensor = self.reduce(self.head(hidden))
+        packed = torch.cat(averages, dim=1)
+        packed = F.pad(packed, (0, -packed.shape[1] % (maps.shape[2] * maps.shape[3])))
+        return torch.cat([maps, packed.reshape(maps.shape[0], -1, *maps.shape[2:])], dim=1)
 
     def output_shape(self, pixels: int) -> tuple[int, int, int]:
         """(channels + packed, high, wide) of the output, for pictures of `pixels` along each side."""

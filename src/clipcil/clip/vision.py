@@ -22,8 +22,7 @@ class VisionOutput(NamedTuple):
     """(B, dim): `pooled` projected into the joint space, not normalised."""
     levels: Tensor
     """(B, sum of `level_sizes`): the picture at several depths, the last one `pooled`. Before it come averages of inner
-    layers of the trunk or, where there is no trunk, the average patch and the average patch token halfway up the tower.
-    Part of what these hold is lost in later layers."""
+    layers of the trunk or, without a trunk, the average patch and the average patch token halfway up the tower."""
 
 
 class PatchEmbedding(nn.Module):
@@ -85,11 +84,11 @@ class VisionTower(nn.Module):
         self.config = config
         self.vision_model = VisionModel(config)
         self.visual_projection = nn.Linear(config.width, dim, bias=False)
-        self.inner: tuple[int, ...] = ()  # of the trunk's layers: averages packed behind the channels that it reads
+        self.inner: tuple[int, ...] = ()  # sizes of the trunk's averages, packed behind the channels of the config
 
     @property
     def level_sizes(self) -> tuple[int, ...]:
-        """How many numbers each of the `levels` has."""
+        """Number of values of each of the `levels`."""
         patch, width = self.config.channels * self.config.patch_size**2, self.config.width
         return (*self.inner, width) if self.inner else (patch, width, width)
 
@@ -105,8 +104,8 @@ class VisionTower(nn.Module):
         extra_tokens: (B or 1, L, width), placed after the class token once positions were added, before `pre_layrnorm`.
         prefixes: layer index → (keys, values), each (B or 1, L, width), placed in front of that layer's own keys and
             values after their projections.
-        class_only: pooled and features are the same, but the last layer computes its class token only (about a fifth of
-            the work of a 4-layer tower), and `tokens` holds that one token.
+        class_only: the last layer computes its class token only (a fifth less work in a tower of 4 layers). Pooled and
+            features are the same; `tokens` holds that one token.
         """
         model = self.vision_model
         pixels, packed = pixels[:, : self.config.channels], pixels[:, self.config.channels :]
