@@ -147,20 +147,10 @@ def ask_for_descriptions(
     jobs: int = 4,
     on_progress: Callable[[str, int, int], None] = lambda stage, done, total: None,
 ) -> int:
-    """Fill the file `out` with D[a][b] for all pairs of `classes`.
+    """Fill the file `out` with D[a][b] for all pairs of `classes`; an existing file is continued.
 
-    The file keeps all answers however the function ends, and an existing file is continued. Pairs without a usable
-    answer are left out and named in a `UserError`.
-
-    Args:
-        classes: Two or more different names.
-        endpoint: The language model.
-        out: File of descriptions.
-        jobs: Number of questions asked at the same time.
-        on_progress: Called as `on_progress("pairs", done, total)`.
-
-    Returns:
-        The number of questions that were answered now.
+    The file keeps all answers however the function ends. Pairs without a usable answer are left out and named in a
+    `UserError`. `jobs` questions are asked at the same time. Returns the number of questions that were answered now.
     """
     if len(set(classes)) < max(2, len(classes)):
         raise UserError(f"descriptions need at least two different class names, each once; given: {', '.join(classes)}")
@@ -199,8 +189,6 @@ def ask_for_descriptions(
             if table:
                 write_json(out, table)
     if failed:
-        raise UserError(
-            f"{len(failed)} of {len(pairs)} pairs have no usable answer, the first {failed[0]};"
-            " the other answers are saved, run the same command again for the rest"
-        )
+        line = f"{len(failed)} of {len(pairs)} pairs have no usable answer, the first {failed[0]}"
+        raise UserError(f"{line}; the other answers are saved, run the same command again for the rest")
     return len(missing)

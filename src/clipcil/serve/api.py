@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import errno
 import io
-import os
 import shutil
 import threading
 import zipfile
@@ -210,8 +209,8 @@ async def events(service: Used) -> AsyncIterator[ServerSentEvent]:
     seen: dict[str, str] = {}
     while not service.stopping():
         state = service.lessons.state  # a page that reconnects after a crash gets null: its lesson was lost
-        now = {"lesson": state.model_dump_json() if state else "null"}
-        now |= {"model": str(service.served.revision), "waiting": str(service.staging.revision)}
+        lesson = state.model_dump_json() if state else "null"
+        now = {"lesson": lesson, "model": str(service.served.revision), "waiting": str(service.staging.revision)}
         for kind, text in now.items():
             if seen.get(kind) != text:
                 yield ServerSentEvent(event=kind, raw_data=text)
@@ -287,24 +286,25 @@ def _zip(service: Service, scratch: Path, what: str) -> Response:
     return Zip(scratch / "file.zip", filename=name)
 
 
-@router.post("/model/upload", openapi_extra=_takes({"application/zip": FILE}))
-async def upload(service: Used, scratch: Scratch, request: Request) -> answers.Empty:
-    """Replace the model by an uploaded one (the body: a zip file as `download` gives it)."""
-    archive, unpacked = scratch / "model.zip", scratch / "model"
-    with archive.open("wb") as file:
+async def _archive(request: Request, scratch: Scratch) -> Path:
+    """The body of a request as a file."""
+    with (scratch / "model.zip").open("wb") as file:
         async for chunk in request.stream():
             file.write(chunk)
+    return scratch / "model.zip"
 
-    def take_over() -> None:
-        try:
-            unpack_model(archive, unpacked, service.limits.model_bytes)
-            with service.served.change(start=unpacked):
-                pass
-        except UserError as error:  # without the path of the folder, which is private
-            line = str(error).removesuffix(f"; {COPY}").replace(f"{unpacked}/", "").replace(str(unpacked), "it")
-            raise UserError(f"the uploaded model: {line}") from error
 
-    await asyncio.to_thread(take_over)
+@router.post("/model/upload", openapi_extra=_takes({"application/zip": FILE}))
+def upload(service: Used, scratch: Scratch, archive: Annotated[Path, Depends(_archive)]) -> answers.Empty:
+    """Replace the model by an uploaded one (the body: a zip file as `download` gives it)."""
+    folder = scratch / "model"
+    try:
+        unpack_model(archive, folder, service.limits.model_bytes)
+        with service.served.change(start=folder):
+            pass
+    except UserError as error:  # without the path of the folder, which is private
+        line = str(error).removesuffix(f"; {COPY}").replace(f"{folder}/", "").replace(str(folder), "it")
+        raise UserError(f"the uploaded model: {line}") from error
     return answers.Empty()
 
 
@@ -313,10 +313,10 @@ def unpack_model(archive: Path, folder: Path, most: int) -> None:
     folder.mkdir(mode=0o700)
     try:
         with _InPieces(archive) as file, zipfile.ZipFile(file) as packed:
-            entries = [entry for entry in packed.infolist() if not entry.is_dir()]
-            names = [entry.filename for entry in entries]
-            others = [name for name in names if name not in (MODEL, CARD) and not WEIGHTS.fullmatch(name)]
-            if others or len(set(names)) != len(names) or MODEL not in names or len(names) > 3:
+            entries = packed.infolist()
+            names = {entry.filename for entry in entries}
+            ours = all(name in (MODEL, CARD) or WEIGHTS.fullmatch(name) for name in names)
+            if not ours or MODEL not in names or not len(names) == len(entries) <= 3:
                 raise UserError(f"the zip file must hold {MODEL}, {CARD} and one file of weights, and nothing else")
             if sum(entry.file_size for entry in entries) > most:
                 raise UserError("the zip file unpacks to more bytes than a model may have")
@@ -332,13 +332,12 @@ def unpack_model(archive: Path, folder: Path, most: int) -> None:
 
 
 class _InPieces(io.FileIO):
-    """A file that refuses to read more than a megabyte at once.
-
-    `zipfile` reads a zip file's directory in one piece; a directory of a gigabyte takes several times that in memory.
-    """
+    """A file that gives at most a megabyte at once: `zipfile` reads a directory in one piece, and one of a gigabyte
+    takes several times that in memory."""
 
     def read(self, size: int | None = -1) -> bytes:
-        left = os.fstat(self.fileno()).st_size - self.tell()
-        if (left if size is None or size < 0 else min(left, size)) > 2**20:
+        wanted = 2**20 + 1 if size is None or size < 0 else min(size, 2**20 + 1)
+        data = super().read(wanted) or b""
+        if len(data) > 2**20:
             raise zipfile.BadZipFile("the directory is too large")
-        return super().read(size) or b""
+        return data

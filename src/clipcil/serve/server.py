@@ -160,11 +160,9 @@ def _names_loopback(host: str) -> bool:
 class Guard:
     """Middleware that refuses requests by their host, origin, token or size before they reach the application.
 
-    - On loopback the Host must be a name of loopback. A page of another site whose name points to this machine (DNS
-      rebinding) sends its own name. On any other address, where `token` is not None, every request needs the token, in
-      a cookie or as `Authorization: Bearer`.
-    - The Origin, if there is one, must be this server, and `Sec-Fetch-Site` must not name another site: forms and
-      scripts of other sites (cross-site request forgery) are refused.
+    - On loopback the Host must name loopback: a page of another site whose name points here (DNS rebinding) sends its
+      own name. On any other address every request needs the token, in a cookie or as `Authorization: Bearer`.
+    - Forms and scripts of other sites (cross-site request forgery) are known by Origin and `Sec-Fetch-Site`.
     - Every body says its size beforehand. Each has a limit, and all bodies together have another.
     """
 

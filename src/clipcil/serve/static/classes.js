@@ -1,4 +1,4 @@
-// The first column: the classes, their pictures that wait, and how pictures come in.
+// The first column: the classes, their waiting pictures, and adding pictures.
 
 import { call } from "./api.js";
 import { closeCamera, frame, isOpen, openCamera, whileHeld } from "./camera.js";

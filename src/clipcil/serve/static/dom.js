@@ -1,4 +1,4 @@
-// Building the page. Text is only ever text: nothing here or elsewhere makes HTML out of a string.
+// Building the page. No string is ever parsed as HTML.
 
 export const byId = (id) => document.getElementById(id);
 
@@ -27,7 +27,7 @@ export const h = (tag, properties = {}, ...children) => fill(document.createElem
 export const s = (tag, properties = {}, ...children) => fill(document.createElementNS(SVG, tag), properties, children);
 export const icon = (name) => s("svg", { class: "icon", viewBox: "0 0 24 24", "aria-hidden": "true" }, s("path", { d: PATHS[name] }));
 
-/** Replace what is inside, but only where it differs: focus and screen readers are not disturbed for nothing. */
+/** Replace the children, but only if they differ, so that focus and screen readers are not disturbed. */
 export function show(element, ...children) {
   const fresh = h("div", {}, ...children);
   if (element.dataset.shown === undefined || ![...element.childNodes].every((node, i) => node.isEqualNode(fresh.childNodes[i]))
@@ -62,7 +62,7 @@ export function tell(text, bad = false) {
   setTimeout(() => toast.remove(), bad ? 9000 : 5000);
 }
 
-/** Do something that may fail; the reason is told. Returns whether it went well. */
+/** Run `action`; show the reason if it fails. Returns whether it succeeded. */
 export async function attempt(action) {
   try {
     await action();
@@ -74,7 +74,7 @@ export async function attempt(action) {
 }
 
 export const plural = (count, word, many = `${word}s`) => `${count} ${count === 1 ? word : many}`;
-/** Whole percents; what is nearly all or nearly nothing is not rounded to all or nothing. */
+/** Whole percents; a share close to 0 or 1 is not rounded to it. */
 export const percent = (share) => (share > 0.995 && share < 1 ? ">\u00a099\u00a0%" : share > 0 && share < 0.005 ? "<\u00a01\u00a0%" : `${Math.round(100 * share)}\u00a0%`);
 export const day = (text) => {
   const date = new Date(/^\d{4}-\d{2}-\d{2}$/.test(text) ? `${text}T00:00` : text); // a day alone would be midnight in Greenwich: west of it, the day before

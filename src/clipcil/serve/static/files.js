@@ -1,4 +1,4 @@
-// From what a person drops or chooses to pictures with class names, and up to the server.
+// From dropped or chosen files to pictures with class names, and their upload.
 
 import { callPatiently } from "./api.js";
 import { plural, tell } from "./dom.js";
@@ -51,14 +51,14 @@ export function byClass(pictures) {
     const name = parts.length === 1 ? "" : nested.has(parts[0]) ? parts[1] : parts[0];
     classes.set(name, [...(classes.get(name) ?? []), file]);
   }
-  if (beside) tell(`${plural(beside, "picture")} skipped: beside the class folders, in none of them`);
+  if (beside) tell(`${plural(beside, "picture")} skipped: not in a class folder`);
   return classes;
 }
 
 const jobs = [];
 let working = 0;
 
-/** Send pictures to wait for the class `name`; several at a time, tried again while the server is busy. */
+/** Upload pictures that wait to be taught as the class `name`; several at a time, tried again while the server is busy. */
 export function send(name, files) {
   const limits = store.model.limits;
   let batch = [], bytes = 0;
@@ -88,7 +88,7 @@ async function work() {
     form.append("name", name);
     const large = files.filter((file) => file.size > store.model.limits.picture_bytes);
     files.filter((file) => !large.includes(file)).forEach((file) => form.append("pictures", file, file.name || "picture"));
-    if (large.length) tell(`${large[0].name} is too large to be taken`, true);
+    if (large.length) tell(`${large[0].name} is too large`, true);
     try {
       if (form.has("pictures")) await callPatiently("POST", "/api/waiting", form);
     } catch (error) {

@@ -1,4 +1,4 @@
-// What the page knows of the server: the model, what waits, the lesson. Parts of the page watch it.
+// The state of the server as the page knows it: model, waiting pictures, lesson. Parts of the page watch it.
 
 import { call } from "./api.js";
 
@@ -24,7 +24,7 @@ export async function loadWaiting() {
   changed();
 }
 
-/** Every class there is to show: those the model knows, those that wait, those just named; each with its colour's number. */
+/** All classes to show (known, waiting, or just named), each with the number of its colour. */
 export function allClasses() {
   const found = new Map();
   const entry = (name) => {
@@ -49,7 +49,7 @@ function soon(action, milliseconds) {
   };
 }
 
-/** Hear of changes, whoever makes them: this page, another, or a program. */
+/** Follow changes made by this page, another page or a program. */
 export function listen() {
   const events = new EventSource("/api/events");
   const model = soon(loadModel, 50);

@@ -1,4 +1,4 @@
-// The second column: the lesson, what came of it, and the lessons so far.
+// The second column: the current lesson, its result, and the lessons so far.
 
 import { call } from "./api.js";
 import { ask } from "./dialog.js";
@@ -10,7 +10,7 @@ const STAGES = {
   encode: "Looking at the pictures", measuring: "Measuring on held-out pictures", saving: "Saving the model",
 };
 let shownOutcome = null;
-let seen = false; // whether a lesson was under way while this page was open: an older outcome is shown, but not announced
+let seen = false; // whether a lesson ran while this page was open: the result of an older one is shown, but not announced
 
 export function startTeach() {
   byId("teach-button").addEventListener("click", () => attempt(async () => { store.lesson = await call("POST", "/api/lesson"); render(); byId("cancel-button").focus(); }));
@@ -28,7 +28,7 @@ function undoWords() {
 async function undo() {
   const { lessons, classes } = store.model.previous;
   const sure = await ask({ title: `${undoWords()}?`, text: `The model goes back to the one with ${plural(lessons, "lesson")} and ${plural(classes, "class", "classes")}. This one is kept until the next lesson.`, yes: "Go back" });
-  if (sure && await attempt(() => call("POST", "/api/undo"))) tell("Done: the model is the one of before");
+  if (sure && await attempt(() => call("POST", "/api/undo"))) tell("The earlier model is back");
 }
 
 function render() {
@@ -76,7 +76,7 @@ function learnt(result) {
   return [
     h("div", { class: "score" }, result.accuracy === null ? null : ring(result.accuracy),
       h("div", {}, h("h3", {}, "Learnt"), h("p", { class: "small quiet" }, result.accuracy === null
-        ? result.held_out ? "One class alone is always right. Teach another one to see how well the two are told apart." : "Too few pictures to hold some out, so nothing is known yet of how well it tells new ones. Five or more a class will do."
+        ? result.held_out ? "One class alone is always right. Teach another one to see how well the two are told apart." : "Too few pictures to hold some out, so the accuracy is not known. Five or more of each class are enough."
         : `of ${plural(result.held_out, "picture")} ${result.left_one_out ? "(left out one by one)" : "held out"} classified correctly, over all classes it knows, old ones included. For pictures like these, expect ${percent(result.interval[0])} to ${percent(result.interval[1])}.`))),
     h("ul", { class: "chips", "aria-label": "What was learnt" }, names.slice(0, 30).map(([name, count, kind]) => h("li", { class: "chip", own: colour(colourIndex(name)) },
       h("span", { class: "dot", "aria-hidden": "true" }), `${name} · ${kind === "new" ? plural(count, "picture") : `${count} more`}`)), names.length > 30 ? h("li", { class: "chip" }, `and ${names.length - 30} more`) : null),
@@ -101,11 +101,11 @@ function renderHistory() {
   byId("undo-button").hidden = !store.model?.previous;
   if (store.model?.previous) setText(byId("undo-button"), undoWords());
   byId("undo-button").disabled = store.lesson?.state === "running";
-  if (!lessons.length) return show(byId("history"), h("p", { class: "quiet" }, "No lesson yet. Each one will stand here with its accuracy."));
+  if (!lessons.length) return show(byId("history"), h("p", { class: "quiet" }, "No lesson yet. Each lesson is listed here with its accuracy."));
   const list = lessons.map((lesson, index) => ({ ...lesson, number: index + 1 })).reverse();
   return show(byId("history"), curve(lessons), h("ol", { class: "lessons", tabindex: "0", "aria-label": "Lessons, the newest first" }, list.map((lesson) => h("li", {},
     h("span", { class: "quiet" }, `${lesson.number}`),
-    h("span", { class: "what" }, taught(lesson), h("br"), h("span", { class: "quiet small" }, `${day(lesson.when)} · knew ${plural(lesson.classes, "class", "classes")} then`)),
+    h("span", { class: "what" }, taught(lesson), h("br"), h("span", { class: "quiet small" }, `${day(lesson.when)} · ${plural(lesson.classes, "class", "classes")} after it`)),
     h("strong", {}, lesson.accuracy === null ? "–" : percent(lesson.accuracy))))));
 }
 

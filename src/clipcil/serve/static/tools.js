@@ -50,6 +50,6 @@ function render() {
   show(byId("model-facts"),
     row("Folder", model.folder),
     model.exists ? [row("Knows", `${plural(model.classes.length, "class", "classes")} from ${plural(pictures, "picture")}`),
-      row("Told right", model.accuracy === null ? "not measured yet" : `${percent(model.accuracy)} of ${plural(model.held_out, "picture")} measured on`),
+      row("Accuracy", model.accuracy === null ? "not measured yet" : `${percent(model.accuracy)} of ${plural(model.held_out, "held-out picture")}`),
       row("Method", `${model.method} on ${model.backbone}`)] : null);
 }

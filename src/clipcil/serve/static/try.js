@@ -1,4 +1,4 @@
-// The third column: what does a picture show?
+// The third column: predictions.
 
 import { call, callPatiently } from "./api.js";
 import { closeCamera, frame, isOpen, openCamera } from "./camera.js";
@@ -83,7 +83,7 @@ function render(prediction) {
   const best = prediction.classes[0];
   show(byId("answer"),
     h("p", { class: "verdict" }, prediction.unknown ? "None of these" : best.name),
-    prediction.unknown ? h("p", { class: "note" }, `It is like none of the classes; nearest is ${best.name}.`) : null,
+    prediction.unknown ? h("p", { class: "note" }, `It resembles none of the classes; the nearest is ${best.name}.`) : null,
     h("ul", { class: "bars", "aria-label": "Likeliest classes" }, prediction.classes.map((each) => h("li", { own: colour(colourIndex(each.name)) },
       h("span", { class: "name" }, each.name), h("span", { class: "track", "aria-hidden": "true" }, h("span", { "width%": 100 * each.probability })),
       h("span", { class: "number" }, percent(each.probability))))));
