@@ -63,17 +63,16 @@ def show(browser: Browser, server: Server, width: int = 1440, scheme: str = "lig
     browser.wait(READY)
 
 
-def click(browser: Browser, selector: str, text: str = "") -> None:
-    script = (
-        "const found = [...document.querySelectorAll(%s)].find(each => each.textContent.includes(%s)); found.click()"
-    )
-    browser.run(script % (json.dumps(selector), json.dumps(text)))
+def click(browser: Browser, selector: str, text: str = "", card: str = "") -> None:
+    """Press the first such element with `text` in it, on the page or on the card of a class."""
+    find = "[...document.querySelectorAll('.class-name')].find(each => each.textContent === %s).closest('.class-card')"
+    place = find % json.dumps(card) if card else "document"
+    script = "[...%s.querySelectorAll(%s)].find(each => each.textContent.includes(%s)).click()"
+    browser.run(script % (place, json.dumps(selector), json.dumps(text)))
 
 
-def card(browser: Browser, name: str, script: str) -> object:
-    find = "const named = [...document.querySelectorAll('.class-name')].find(each => each.textContent === %s);"
-    find += "const card = named.closest('.class-card');"
-    return browser.run(find % json.dumps(name) + script)
+def wait_for_thumbnails(browser: Browser, count: int) -> None:
+    browser.wait(f"document.querySelectorAll('.thumbs img').length === {count}")
 
 
 def teach(browser: Browser, learnt: str) -> None:
@@ -103,13 +102,13 @@ def answer_dialog(browser: Browser, text: str | None = None, times: int = 1) -> 
 
 def test_two_classes_by_dropping_a_folder_of_folders(browser: Browser, server: Server, folder: Path) -> None:
     browser.drop("#drop-many", folder / "first")
-    browser.wait("document.querySelectorAll('.thumbs img').length === 12")
+    wait_for_thumbnails(browser, 12)
     assert browser.wait("[...document.querySelectorAll('.thumbs img')].every(each => each.naturalWidth > 30)")
     assert browser.run(f"return {CARDS}") == ["fox", "owl"]
     assert "broken.png" in browser.run("return document.querySelector('.broken').textContent")
     assert "1 file skipped" in browser.run("return document.getElementById('toasts').textContent")
-    card(browser, "owl", "card.querySelector('.thumbs button').click()")  # taken out again
-    browser.wait("document.querySelectorAll('.thumbs img').length === 11")
+    click(browser, ".thumbs button", card="owl")  # taken out again
+    wait_for_thumbnails(browser, 11)
     teach(browser, "fox")
     assert sorted(server.classes) == ["fox", "owl"]
     assert "classified correctly" in browser.run("return document.getElementById('outcome').textContent")
@@ -131,7 +130,7 @@ def test_a_mistake_is_put_right_with_one_click(browser: Browser, server: Server,
     verdict(browser, folder / "new" / "owl" / "0.png")
     browser.wait("document.querySelector('#correct .chip')")
     click(browser, "#correct .chip", "rocket")
-    browser.wait("document.querySelectorAll('.thumbs img').length === 1")
+    wait_for_thumbnails(browser, 1)
     assert server.waiting == {"rocket": 1}
     teach(browser, "rocket · 1 more")
     browser.wait("document.querySelectorAll('.lessons li').length === 3")
@@ -142,16 +141,12 @@ def test_undo_rename_forget(browser: Browser, server: Server) -> None:
     click(browser, "#undo-button")
     answer_dialog(browser)
     browser.wait("document.querySelectorAll('.lessons li').length === 2")
-    card(
-        browser,
-        "fox",
-        "[...card.querySelectorAll('.menu-list button')].find(b => b.textContent.startsWith('Rename')).click()",
-    )
+    click(browser, ".menu-list button", "Rename", card="fox")
     answer_dialog(browser, EVIL)
     browser.wait(f"{CARDS}.includes({json.dumps(EVIL)})")
     assert EVIL in server.classes
     assert browser.run("return document.querySelector('img[src=x]')") is None, "a name is text"
-    card(browser, EVIL, "card.querySelector('.menu-list .bad').click()")
+    click(browser, ".menu-list .bad", card=EVIL)
     browser.wait("document.getElementById('dialog').open")
     click(browser, "#dialog-yes")
     assert len(server.classes) == 3, "it is asked twice"
@@ -162,35 +157,30 @@ def test_undo_rename_forget(browser: Browser, server: Server) -> None:
 
 
 def test_export_and_model_to_download(browser: Browser, folder: Path) -> None:
-    found = {"#download": "model.toml", "#export": "model.pt2"}
-    for button, inside in found.items():
+    for button, name, inside in (("#download", "model", "model.toml"), ("#export", "pt2", "model.pt2")):
         click(browser, button)
-        pattern, end = f"model-{'model' if button == '#download' else 'pt2'}.zip", time.monotonic() + 180
-        while not (file := folder / "downloads" / pattern).is_file():
-            assert time.monotonic() < end, pattern
+        file, end = folder / "downloads" / f"model-{name}.zip", time.monotonic() + 180
+        while not file.is_file():
+            assert time.monotonic() < end, file
             time.sleep(0.1)
         with zipfile.ZipFile(file) as packed:
             assert inside in packed.namelist()
 
 
 def test_the_camera_shoots_while_the_key_is_held(browser: Browser, server: Server) -> None:
-    card(browser, "owl", "card.querySelector('button[title=Camera]').click()")
+    click(browser, "button[title=Camera]", card="owl")
     browser.wait("document.activeElement.classList.contains('shoot')")
     browser.wait("document.querySelector('.camera-box video').videoWidth > 0")
     browser.keys(" ", hold=0.7)
     browser.wait(
         "document.querySelectorAll('.thumbs img').length >= 2 && !document.getElementById('teach-button').disabled"
     )
-    card(browser, "owl", "card.querySelector('button[title=Camera]').click()")
+    click(browser, "button[title=Camera]", card="owl")
     click(browser, "#try-camera")
     assert browser.wait("document.querySelector('.bars .name')?.textContent") in ("owl", "rocket")
     click(browser, "#try-camera")
-    card(
-        browser,
-        "owl",
-        "[...card.querySelectorAll('.menu-list button')].find(b => b.textContent.startsWith('Take all')).click()",
-    )
-    browser.wait("document.querySelectorAll('.thumbs img').length === 0")
+    click(browser, ".menu-list button", "Take all", card="owl")
+    wait_for_thumbnails(browser, 0)
 
 
 def tab_to(browser: Browser, wanted: str) -> None:
@@ -210,10 +200,10 @@ def test_by_keyboard_alone(browser: Browser, server: Server) -> None:
     assert browser.run(FOCUS) == "Add pictures to pizza", "the new class is at hand at once"
     colours = ("red", "tomato", "gold", "salmon", "crimson", "orange")
     server.add("pizza", [(f"{i}.png", png(Image.new("RGB", (64, 64), name))) for i, name in enumerate(colours)])
-    browser.wait("document.querySelectorAll('.thumbs img').length === 6")
+    wait_for_thumbnails(browser, 6)
     tab_to(browser, "Take out 0.png")
     browser.keys(ENTER)
-    browser.wait("document.querySelectorAll('.thumbs img').length === 5")
+    wait_for_thumbnails(browser, 5)
     assert "Take out" in browser.run(FOCUS), "focus stays among the pictures"
     tab_to(browser, "More for owl")
     browser.keys(ENTER)
@@ -275,7 +265,7 @@ def test_accessibility_audit(browser: Browser, server: Server, folder: Path, axe
         show(browser, server, width, scheme, path)
         if not path:
             server.add("owl", [("0.png", (folder / "new" / "owl" / "0.png").read_bytes()), ("bad.png", b"x")])
-            browser.wait("document.querySelectorAll('.thumbs img').length === 1")
+            wait_for_thumbnails(browser, 1)
             verdict(browser, folder / "new" / "owl" / "0.png")
         browser.run(axe + "; window.axe = axe")
         browser.run("window.found = null; axe.run().then(result => { window.found = result.violations })")

@@ -23,7 +23,6 @@ SMALL = {
     "request_bytes": 400_000,
     "request_pictures": 6,
     "queued_pictures": 4,
-    "waiting_pictures": 8,
     "model_bytes": 30_000_000,
     "connections": 8,
 }
@@ -100,16 +99,6 @@ def test_a_full_queue_says_when_to_come_again(server: Server, emoji: dict[str, l
     answer = server.client.post("/api/predict", files=form([("x.png", emoji["fox"][0])] * 5))
     assert answer.status_code == 503 and int(answer.headers["Retry-After"]) >= 1
     assert server.client.post("/api/predict", files=form([("x.png", emoji["fox"][0])] * 4)).status_code == 200
-
-
-def test_what_waits_is_bounded(server: Server) -> None:
-    different = [(f"{i}", png(Image.new("RGB", (8, 8), (i, 0, 0)))) for i in range(9)]
-    assert server.add("a", different[:6]).status_code == 201
-    assert server.add("b", different[6:8]).status_code == 201
-    assert server.add("c", different[8:]).status_code == 400
-    assert server.waiting == {"a": 6, "b": 2}
-    for name in "ab":
-        server.call("DELETE", "/api/waiting", name=name)
 
 
 def test_connections_are_bounded(server: Server) -> None:

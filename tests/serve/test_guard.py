@@ -11,7 +11,7 @@ from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp
 
 from clipcil.serve.answers import Limits
-from clipcil.serve.server import Guard, is_loopback
+from clipcil.serve.server import Guard
 
 OWN = "127.0.0.1:7860"
 COOKIE = ("Cookie", "clipcil-7860=secret")
@@ -34,8 +34,8 @@ async def ask_guard(
     ("host", "status"),
     [
         *((host, 200) for host in (OWN, "localhost", "LOCALHOST:8000", "[::1]:7860", "127.0.0.2")),
-        *((host, 403) for host in ("evil.example:7860", "127.0.0.1.evil.example", "", "[::1", "192.168.7.7")),
-        ("localhost.evil.example", 403),
+        *((host, 403) for host in ("evil.example:7860", "127.0.0.1.evil.example", "localhost.evil.example")),
+        *((host, 403) for host in ("", "[::1", "192.168.7.7", "0.0.0.0", "[::]")),
     ],
 )
 def test_only_names_of_loopback_are_hosts(host: str, status: int) -> None:
@@ -116,8 +116,3 @@ def test_every_answer_forbids_other_sources() -> None:
         assert "unsafe" not in policy and "http" not in policy and "*" not in policy
         assert answer.headers["X-Content-Type-Options"] == "nosniff"
     assert ask("/api/health").headers["Cache-Control"] == "no-store"
-
-
-def test_addresses_of_loopback() -> None:
-    assert is_loopback("127.0.0.1") and is_loopback("::1") and is_loopback("localhost")
-    assert not is_loopback("0.0.0.0") and not is_loopback("::") and not is_loopback("example.org")

@@ -46,14 +46,9 @@ def test_cancel_then_kill(
     with running(model, cache) as server:
         before = server.predict(fresh_emoji["fox"])
         start_long_lesson(server, emoji)
-        assert server.predict(fresh_emoji["fox"]) == before, "the model of before goes on answering"
-        for method, path, query in [
-            ("POST", "/api/lesson", {}),
-            ("POST", "/api/undo", {}),
-            ("DELETE", "/api/classes", {"name": "fox"}),
-        ]:
-            answer = server.call(method, path, **query)
-            assert answer.status_code == 409, (path, answer.text)
+        assert server.predict(fresh_emoji["fox"]) == before, "the model before the lesson answers"
+        for call in ("POST /api/lesson", "POST /api/undo", "DELETE /api/classes?name=fox"):
+            assert server.call(*call.split()).status_code == 409, call
         server.add("tiger", [("0.png", emoji["tiger"][0])])
         assert server.call("DELETE", "/api/lesson").status_code == 202
         assert server.wait_for_lesson()["state"] == "cancelled"
@@ -75,10 +70,8 @@ def test_the_second_is_told_that_the_model_is_in_use(model: Path, tmp_path: Path
     with running(model, tmp_path / "cache") as server, ExitStack() as stack:
         weights = sorted(path.name for path in model.iterdir())
         for words in (["serve", str(model), "--port", "0", "--no-open"], ["learn", str(model), str(tree)]):
-            command = [sys.executable, "-m", "clipcil", *words]
-            done = subprocess.run(
-                command, capture_output=True, text=True, env=environment(tmp_path / "cache"), timeout=120
-            )
+            command, own = [sys.executable, "-m", "clipcil", *words], environment(tmp_path / "cache")
+            done = subprocess.run(command, capture_output=True, text=True, env=own, timeout=120)
             assert done.returncode == 2 and done.stderr.count("\n") == 1, done.stderr
             assert f"{model} is in use" in done.stderr
         assert sorted(path.name for path in model.iterdir()) == weights

@@ -1,4 +1,4 @@
-"""Single requests to the application, without a server: full disks, pictures that vanish, lessons that fail late."""
+"""The application and its waiting pictures without a server: full disks, lessons that fail late, pictures at once."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 import errno
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,21 +16,18 @@ import pytest
 from PIL import Image
 
 from clipcil.classifier.lesson import Lesson
-from clipcil.classifier.scoring import Evaluation
-from clipcil.classifier.state import Facts, KnownClass, LessonRecord
 from clipcil.errors import UserError
+from clipcil.serve import staging
 from clipcil.serve.answers import LessonState, Limits, explain
 from clipcil.serve.api import Service
-from clipcil.serve.model import Lessons
+from clipcil.serve.model import Lessons, ServedModel
 from clipcil.serve.server import build_app
 from clipcil.serve.staging import Staging, Waiting
+from support.errors import one_line
 from support.server import form, png
 
 PICTURES = [(f"{name}.png", png(Image.new("RGB", (8, 8), name))) for name in ("red", "blue", "green")]
-
-
-def made_of(**parts: Any) -> Facts:
-    return Facts(method="strata", settings={}, backbone="mini", fingerprint="", seed=0, templates=("{}",), **parts)
+ONE, OTHER = PICTURES[0][1], PICTURES[1][1]
 
 
 @pytest.fixture
@@ -39,11 +36,6 @@ def service(tmp_path: Path) -> Service:
     (tmp_path / "waiting").mkdir()
     served: Any = SimpleNamespace(folder=tmp_path / "model", revision=0, small=SimpleNamespace(on=False))
     return Service(served, Staging(tmp_path / "waiting", Limits(waiting_pictures=2)), Limits())
-
-
-def known_by(service: Service, facts: Facts) -> None:
-    served: Any = service.served
-    served.model, served.previous = SimpleNamespace(facts=lambda: facts), lambda: None
 
 
 def ask(service: Service, method: str, path: str, **how: Any) -> httpx.Response:
@@ -103,56 +95,68 @@ def test_text_that_no_answer_can_hold_is_refused_or_escaped(service: Service) ->
     assert ask(service, "GET", "/api/waiting").json()["classes"][0]["pictures"][0]["title"] == "\\ud800"
 
 
-def learnt(folder: Path, small: Any, lesson: Lesson, classes: int = 2) -> LessonState:
-    """The state after a lesson that ends well."""
-    served: Any = SimpleNamespace(small=small, model=None, revision=0)
+def test_a_lesson_that_was_learnt_is_not_called_failed(tmp_path: Path) -> None:
+    """It keeps no small pictures, because those before it cannot be deleted."""
+    served: Any = SimpleNamespace(model=None, revision=0)
 
     @contextmanager
     def change() -> Iterator[Any]:
-        yield SimpleNamespace(learn=lambda source, **how: lesson)
-        served.model = SimpleNamespace(classes=["fox", "owl"][:classes])
-        small.follow()
-
-    served.change = change
-    lessons = Lessons(served, Staging(folder, Limits()))
-    lessons.state = LessonState(id="", classes={})
-    lessons._run([Waiting("0" * 24, "fox", "a.png", folder / "0.picture", 1, "", broken="is broken")])
-    return lessons.state
-
-
-def test_a_lesson_that_was_learnt_is_not_called_failed(tmp_path: Path) -> None:
-    def follow() -> None:
+        yield SimpleNamespace(learn=lambda source, **how: Lesson())
+        served.model = SimpleNamespace(classes=["fox", "owl"])
         raise PermissionError("small pictures cannot be deleted")
 
-    state = learnt(tmp_path, SimpleNamespace(follow=follow), Lesson())
-    assert state.state == "done" and state.result is not None
-    assert "cannot be deleted" in state.result.warnings[0]
-    assert state.result.unreadable == ["a.png: is broken"]
+    served.change = change
+    lessons = Lessons(served, Staging(tmp_path, Limits()))
+    lessons.state = LessonState(id="", classes={})
+    lessons._run([Waiting("0" * 24, "fox", "a.png", tmp_path / "0.picture", 1, "", broken="is broken")])
+    assert lessons.state.state == "done" and lessons.state.result is not None
+    assert "cannot be deleted" in lessons.state.result.warnings[0]
+    assert lessons.state.result.unreadable == ["a.png: is broken"]
 
 
-@pytest.mark.parametrize("classes", [1, 2])
-def test_one_class_has_no_accuracy(classes: int, service: Service, tmp_path: Path) -> None:
-    """It is right about every picture, which says nothing; `clipcil learn` and `show` do not tell it either."""
-    lesson = Lesson(evaluation=Evaluation(pictures=6, right=6))
-    state = learnt(tmp_path, SimpleNamespace(follow=lambda: None), lesson, classes)
-    assert state.result is not None
-    day, known = "2026-01-31", [KnownClass(name, name, "", 6, "", 6, 6) for name in ("fox", "owl")[:classes]]
-    facts = made_of(sizes=[classes], known=known)
-    facts.history = [LessonRecord(day, 1, 0, 6, classes, 6, 6)]
-    known_by(service, facts)
-    about = ask(service, "GET", "/api/model").json()
-    told = [state.result.accuracy, *(each["accuracy"] for each in (about, *about["lessons"], *about["classes"]))]
-    assert set(told) == ({None} if classes == 1 else {1.0})
-
-
-def test_the_page_works_where_the_folder_is_not_utf8(service: Service) -> None:
-    known_by(service, made_of())
-    service.served.folder = service.served.folder.with_name(os.fsdecode(b"v\xf6gel"))
-
-    def refuse() -> None:
-        raise UserError(f"cannot write {service.served.folder}")
-
-    service.served.undo = refuse  # type: ignore[method-assign]
-    answer = ask(service, "POST", "/api/undo")
-    assert answer.status_code == 400 and "cannot write" in answer.json()["error"]
+def test_the_page_works_where_the_folder_is_not_utf8(service: Service, tmp_path: Path) -> None:
+    folder = tmp_path / os.fsdecode(b"v\xf6gel")
+    service.served = ServedModel(folder, "simplecil", None, "cpu", service.staging)
     assert ask(service, "GET", "/api/model").json()["name"] == "v\\udcf6gel"
+    assert explain(UserError(f"cannot write {folder}")) == (400, f"cannot write {tmp_path}/v\\udcf6gel")
+
+
+@pytest.mark.parametrize(
+    ("meanwhile", "limits", "refused"),
+    [(OTHER, Limits(waiting_pictures=1), True), (ONE, Limits(waiting_bytes=len(ONE)), False)],
+    ids=["another picture", "the same picture"],
+)
+def test_limits_hold_for_pictures_that_are_decoded_at_once(
+    meanwhile: bytes, limits: Limits, refused: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The picture `meanwhile` comes while another one is decoded; the same picture twice at once waits once."""
+    waiting, decode = Staging(tmp_path, limits), staging.decode
+
+    def slow(picture: bytes, called: str) -> Image.Image:
+        monkeypatch.setattr(staging, "decode", decode)
+        waiting.add("b", "other.png", meanwhile)
+        return decode(picture, called)
+
+    monkeypatch.setattr(staging, "decode", slow)
+    with one_line("1 pictures") if refused else nullcontext():
+        assert waiting.add("B", "one.png", ONE).title == "other.png"
+    assert [item.title for items in waiting.classes().values() for item in items] == ["other.png"]
+    assert len(list(tmp_path.iterdir())) == 2  # the picture that waits and its thumbnail
+    with one_line("pictures" if refused else "space"):
+        waiting.add("b", "other.png", ONE if refused else OTHER)
+
+
+def test_the_folder_is_private_and_holds_nothing_of_a_killed_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CLIPCIL_CACHE", str(tmp_path))
+    model = tmp_path / "model"
+    with staging.open_staging(model, Limits()) as first:
+        assert first.folder.stat().st_mode & 0o777 == 0o700
+        with staging.open_staging(tmp_path / "other", Limits()) as second:
+            assert second.folder != first.folder
+        left = first.folder
+        first.add("fox", "a.png", ONE)
+        with staging.open_staging(model, Limits()) as again:  # as if the first had been killed
+            assert again.folder == left and not list(left.iterdir())
+    assert list((tmp_path / "serve").iterdir()) == []
