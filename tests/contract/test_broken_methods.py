@@ -112,10 +112,6 @@ def torch_as_it_was() -> Iterator[None]:
     torch.set_grad_enabled(True)
 
 
-def test_a_method_that_keeps_the_contract_passes(mini: CLIP) -> None:
-    checks.check_method(Means, mini)
-
-
 @pytest.mark.parametrize(
     ("kind", "said"),
     [

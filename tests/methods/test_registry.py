@@ -65,7 +65,7 @@ def test_options_declare_what_they_take(name: str, option: str, value: object) -
 
 
 class Computed(Method):
-    """Keeps what it is given, as a method keeps what it computes after its training; a mask is no part of that."""
+    """Keeps what it is given, as a method keeps what it computes after its training; its mask is not part of that."""
 
     name, title = "computed", "Computed"
 
