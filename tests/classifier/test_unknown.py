@@ -43,8 +43,6 @@ def test_too_few_held_out_pictures_give_no_verdict() -> None:
     logits, labels = made_up(19)
     few = calibrate(logits, labels, plain=2.5)
     assert few.temperature == 2.5 and few.threshold is None and few.false_alarms is None and few.pictures == 19
-    with pytest.raises(ValueError, match="too few"):
-        threshold_for(torch.rand(18))
     logits, labels = made_up(20)
     enough = calibrate(logits, labels, plain=2.5)
     assert enough.threshold == float(probabilities(logits, enough.temperature).max(1).values.min())

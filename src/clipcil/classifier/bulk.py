@@ -21,6 +21,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from clipcil.classifier.folder import MODEL
 from clipcil.classifier.lesson import Progress
 from clipcil.classifier.load import load
 from clipcil.classifier.predict import Prediction
@@ -76,18 +77,8 @@ def predict_on_ray(
     """Predict every picture of `source` and write parquet files with the columns of `ANSWERS` to `out`.
 
     The column `class` is empty where a picture is unknown or cannot be read; then `error` says why. Every node of the
-    cluster must be able to read `model` and to write to `out`, where finished parts are kept.
-
-    Args:
-        model: Folder of a taught model.
-        source: A folder of pictures, a parquet file or a folder of them, or a text file with one path per line.
-        out: Folder for the answers.
-        top: Number of classes named for each picture.
-        actors: Models working at the same time.
-        gpus: GPUs of each; 0: the CPU.
-        address: Address of a Ray cluster; None starts one on this machine.
-        backbone: Path of the model's backbone, if it has moved.
-        on_progress: Called as `on_progress("parts", done, total)`.
+    cluster must be able to read `model` and to write to `out`, where finished parts are kept. The arguments are the
+    options of `clipcil predict --on ray`.
 
     Returns:
         Numbers of `pictures`, `errors` and `parts` in `out`.
@@ -152,12 +143,10 @@ def read_part(part: Part) -> Iterator[tuple[str, Any]]:
 
 def _picture_column(schema: Any) -> int:
     """The place of the column that holds the pictures, or of the only one where that holds paths."""
-    found = [place for place, field in enumerate(schema) if holds_pictures(field.type)]
-    if not found and len(schema) == 1 and pa.types.is_string(schema.field(0).type):
-        found = [0]
-    if not found:
-        raise UserError("the parquet file has no column of pictures (bytes, or a struct with bytes)")
-    return found[0]
+    for place, field in enumerate(schema):
+        if holds_pictures(field.type) or (len(schema) == 1 and pa.types.is_string(field.type)):
+            return place
+    raise UserError("the parquet file has no column of pictures (bytes, or a struct with bytes)")
 
 
 def write_answers(path: Path, answers: Iterator[tuple[str, Prediction]]) -> None:
@@ -192,18 +181,15 @@ def _prepare(model: Path, source: Path, out: Path, top: int) -> list[Part]:
     for file in files:
         with open_parquet(file) as reader:
             parts += [Part(len(parts) + group, str(file.resolve()), group) for group in range(reader.num_row_groups)]
-    job = {"model": sha256(model / "model.toml"), "source": str(source.resolve()), "top": top}
-    job |= {"pictures": _mark(paths), "parts": _mark([vars(part) for part in parts])}
+    marks = (hashlib.sha256(json.dumps(each).encode()).hexdigest() for each in (paths, [vars(part) for part in parts]))
+    job = {"model": sha256(model / MODEL), "source": str(source.resolve()), "top": top}
+    job |= zip(("pictures", "parts"), marks, strict=True)
     if (out / JOB).is_file():
         before = typed(read_json(out / JOB), dict[str, Any], JOB)
         if changed := [key for key in job if before.get(key) != job[key]]:
             raise UserError(f"{out} holds the answers of another job ('{changed[0]}' has changed); name another folder")
     write_json(out / JOB, job)
     return parts
-
-
-def _mark(value: Any) -> str:
-    return hashlib.sha256(json.dumps(value).encode()).hexdigest()
 
 
 def _paths(source: Path) -> list[str]:
@@ -221,9 +207,8 @@ def _paths(source: Path) -> list[str]:
 
 def _write_manifest(paths: Sequence[str], path: Path) -> None:
     """The paths of all pictures, a row group for each part."""
-    schema = pa.schema([("path", pa.string())])
     try:
-        table = pa.table({"path": paths}, schema=schema)
+        table = pa.table({"path": pa.array(paths, pa.string())})
     except UnicodeEncodeError as error:
         raise UserError(f"the name '{printable(error.object)}' is not UTF-8; rename the file") from error
     with whole_file(path) as part:

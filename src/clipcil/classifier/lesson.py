@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import stat
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -20,6 +19,7 @@ from clipcil.data.names import same_name
 from clipcil.data.pictures import Picture, PictureSet, contents
 from clipcil.errors import UserError
 from clipcil.methods.base import Method
+from clipcil.storage import open_regular
 from clipcil.training.trainer import Callback
 
 Progress = Callable[[str, int, int], None]
@@ -79,8 +79,7 @@ def plan_lesson(
 ) -> LessonPlan:
     """Find out which pictures of a dataset are new to a model and which classes they belong to.
 
-    The lesson's `new`, `again`, `repeated` and `warnings` are filled in. A `UserError` is raised where a class has no
-    picture, every picture was taught before, or the method cannot learn more pictures of a known class.
+    The lesson's `new`, `again`, `repeated` and `warnings` are filled in.
     """
     counts = torch.bincount(dataset.train.labels, minlength=len(dataset.classes)).tolist()
     for name, pictures in zip(dataset.classes, counts, strict=True):
@@ -111,7 +110,7 @@ def _find_new(
     classes: dict[int, set[int]] = {}  # of each checksum
     for label, number in zip(taught.labels.tolist(), taught.checksums.tolist(), strict=True):
         classes.setdefault(number, set()).add(label)
-    rows, numbers = [], []
+    found: dict[int, int] = {}
     twofold: dict[tuple[int, int], list[str]] = {}  # pictures of (the class now, the class before)
     for row, label in enumerate(labels.tolist()):
         number = checksum(pictures.pictures[int(pictures.rows[row])])
@@ -122,12 +121,11 @@ def _find_new(
         if before:
             twofold.setdefault((label, next(iter(before))), []).append(pictures.describe(row))
         before.add(label)
-        rows.append(row)
-        numbers.append(number)
+        found[row] = number
     for (now, then), same in twofold.items():
         which = f"{same[0]} is" if len(same) == 1 else f"{len(same)} pictures ({same[0]}, …) are"
         lesson.warnings.append(f"{which} taught as '{names[now]}' and as '{names[then]}'")
-    return torch.tensor(rows, dtype=torch.int64), torch.tensor(numbers, dtype=torch.int64)
+    return torch.tensor([*found], dtype=torch.int64), torch.tensor([*found.values()], dtype=torch.int64)
 
 
 def checksum(picture: Picture) -> int:
@@ -138,12 +136,10 @@ def checksum(picture: Picture) -> int:
     digest = hashlib.blake2b(digest_size=8)
     if isinstance(picture, Path):
         try:
-            if not stat.S_ISREG(picture.stat().st_mode):
-                raise OSError("not a file")
-            with picture.open("rb") as file:
+            with open_regular(picture, links=True) as file:
                 while chunk := file.read(2**20):
                     digest.update(chunk)
-        except OSError:
+        except (UserError, OSError):
             digest.update(uuid.uuid4().bytes)
     else:
         digest.update(picture if isinstance(picture, bytes) else contents(picture))
@@ -151,11 +147,7 @@ def checksum(picture: Picture) -> int:
 
 
 def _old_names(names: Sequence[str], facts: Facts, reads_names: bool) -> list[str]:
-    """A line for each new class that has the former name of a class that was renamed.
-
-    The folders of a later delivery may still have the old name. And a renamed class keeps its text, so that a method
-    that reads class names has one text for both.
-    """
+    """A line for each new class that has the former name of a renamed class, which keeps its text."""
     why = "; if not, expect confusion: CLIP reads one text for both" if reads_names else ""
     before = {same_name(known.text): known.name for known in facts.known}
     return [

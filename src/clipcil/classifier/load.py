@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,6 @@ from clipcil.classifier.folder import COPY, MODEL, load_model, size_on_disk
 from clipcil.classifier.learner import HeldOut
 from clipcil.classifier.predict import score
 from clipcil.classifier.small_pictures import SmallPictures
-from clipcil.classifier.state import Facts
 from clipcil.clip import load_clip
 from clipcil.clip.loading import MINI_1
 from clipcil.data.reader import TensorBatch
@@ -58,22 +57,18 @@ def load(
     with allow_downloads(allow_download), on_behalf_of_a_folder(named=backbone is not None):
         clip = load_clip(backbone or facts.backbone)
     if facts.fingerprint == MINI_1:
-        raise UserError(
-            f"{folder} was taught with version 1 of the backbone mini, which only clipcil 0.1 reads; teach it again"
-            " from its pictures"
-        )
+        raise UserError(f"{folder} was taught with version 1 of the backbone mini, of clipcil 0.1; teach it again")
     found = f"{clip.fingerprint}/{clip.preprocess.fingerprint}"
     if found != facts.fingerprint:
         raise UserError(
-            f"{folder} was taught with another backbone (fingerprint {facts.fingerprint}) than '{clip.name}' here"
-            f" ({found}); a model keeps its backbone: leave out --backbone, or give the path of its own"
+            f"{folder} was taught with another backbone (fingerprint {facts.fingerprint}) than '{clip.name}' ({found});"
+            " leave out --backbone, or give the path of its own"
         )
     try:
         override(find_method(facts.method).Config(), facts.settings)
     except UserError as error:
         raise UserError(
-            f"the settings in {folder / MODEL} do not fit this version of clipcil ({error}); correct them there, or"
-            " teach the model again"
+            f"the settings in {folder / MODEL} do not fit this clipcil ({error}); correct them, or teach it again"
         ) from error
     model = Classifier(backbone=clip, device=device, state=state)
     _check(model, folder)
@@ -123,15 +118,15 @@ def load_or_new(
 def summarise(folder: Path) -> dict[str, Any]:
     """What a model knows and keeps, as values that JSON can hold; the backbone is not loaded."""
     facts, tensors = load_model(folder)
-    prefix = HeldOut.prefix
+    rows = ("memory.labels", "memory.codes")  # of `ExemplarMemory` and of `FeatureRows`
     try:
-        shifts = mean_shifts(tensors)
-        moved = [None] * len(facts.known) if shifts is None else [round(value, 6) for value in shifts.tolist()]
+        exemplars = [len(value) for key, value in tensors.items() if key.endswith(rows)]
         kept = {
-            "exemplars_kept": exemplars(facts, tensors),
-            "features_kept": len(tensors.get(f"{prefix}labels", ())),
-            "features_transported": int(tensors.get(f"{prefix}carried", torch.zeros(0)).sum()),
+            "exemplars_kept": sum(exemplars) if find_method(facts.method).keeps_exemplars else 0,
+            "features_kept": len(tensors.get(f"{HeldOut.prefix}labels", ())),
+            "features_transported": int(tensors.get(f"{HeldOut.prefix}carried", torch.zeros(0)).sum()),
         }
+        moved: Sequence[float | None] = mean_shifts(tensors) or [None] * len(facts.known)
         known = list(zip(facts.known, facts.task_of, moved, strict=True))
     except Exception as error:  # untrusted weights can be of any shape, under any name
         raise UserError(f"the weights in {folder} do not fit its model ({type(error).__name__}); {COPY}") from error
@@ -166,25 +161,17 @@ def summarise(folder: Path) -> dict[str, Any]:
     }
 
 
-def mean_shifts(tensors: dict[str, Tensor]) -> Tensor | None:
-    """(C,): how far each class's mean was transported since it was learnt, 1 − cosine; None without a Gaussian memory.
+def mean_shifts(tensors: dict[str, Tensor]) -> list[float]:
+    """How far each class's mean was transported since it was learnt, 1 − cosine; empty without a Gaussian memory.
 
     The true drift cannot be known without the old pictures; this is the part of it that calibration has followed.
     """
     own = {key[7:]: value for key, value in tensors.items() if key.startswith("memory.")}
     memory = GaussianMemory()
     if set(own) != set(memory.state_dict()):
-        return None
+        return []
     memory.load_state_dict(own)
     shifts = (1 - cosine_similarity(memory.origin_means, memory.means(), dim=1)).clamp_min(0)
     if not bool(shifts.isfinite().all()):
         raise ValueError("a mean without a direction")
-    return shifts
-
-
-def exemplars(facts: Facts, tensors: dict[str, Tensor]) -> int:
-    """Training pictures of which the model keeps the features."""
-    if not find_method(facts.method).keeps_exemplars:
-        return 0
-    rows = ("memory.labels", "memory.codes")  # of `ExemplarMemory` and of `FeatureRows`
-    return sum(len(value) for key, value in tensors.items() if key.endswith(rows))
+    return [round(value, 6) for value in shifts.tolist()]

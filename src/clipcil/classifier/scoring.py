@@ -1,9 +1,8 @@
 """Scoring: evaluation on labelled pictures, temperature scaling, and the threshold for "none of these".
 
-Temperature and threshold are fitted to held-out pictures of known classes, scored again by the current model after
-every lesson. No picture of an unknown class is needed: the threshold is set so that at most the allowed share of known
-ones is called unknown. The threshold applies to the method's own novelty score, such as the distance to the nearest
-class; for a method without one, to the highest probability.
+Temperature and threshold are fitted to held-out pictures of known classes; no picture of an unknown class is needed.
+The threshold applies to the method's own novelty score, such as the distance to the nearest class; for a method without
+one, to the highest probability.
 """
 
 from __future__ import annotations
@@ -66,55 +65,36 @@ def probabilities(logits: Tensor, temperature: float) -> Tensor:
     return torch.softmax(logits.double() * temperature, dim=-1)
 
 
-def calibrate(
-    logits: Tensor, labels: Tensor, plain: float, novelty: Tensor | None = None, rate: float = FALSE_ALARMS
-) -> Calibration:
-    """Fit temperature and threshold to held-out pictures of known classes.
+def calibrate(logits: Tensor, labels: Tensor, plain: float, novelty: Tensor | None = None) -> Calibration:
+    """Fit temperature and threshold to the logits (N, C), classes (N,) and novelty (N,) of held-out pictures.
 
-    Args:
-        logits: (N, C) of the current model.
-        labels: (N,) true classes.
-        plain: The temperature to use where there are too few pictures to fit one.
-        novelty: (N,) novelty score of each picture, where the method has one.
-        rate: Share of pictures of known classes that may be called unknown.
-
-    Returns:
-        With fewer than `ENOUGH` pictures, or with one class, whose probability is always 1: temperature `plain` and no
-        threshold, so that no picture is called unknown; a threshold from a handful of pictures would be arbitrary.
+    With fewer than `ENOUGH` pictures, or with one class, whose probability is always 1, the temperature is `plain` and
+    no picture is called unknown: a threshold from a handful of pictures would be arbitrary.
     """
     if len(labels) < ENOUGH or logits.shape[1] < 2:
         return Calibration(plain, None, len(labels))
     temperature = fit_temperature(logits, labels)
     scores = probabilities(logits, temperature).max(dim=1).values
-    threshold, expected = threshold_for(scores, rate)
-    limit = None if novelty is None else -threshold_for(-novelty, rate)[0]
+    threshold, expected = threshold_for(scores)
+    limit = None if novelty is None else -threshold_for(-novelty)[0]
     return Calibration(temperature, threshold, len(scores), limit, expected)
 
 
-def threshold_for(scores: Tensor, rate: float = FALSE_ALARMS) -> tuple[float, float]:
-    """The highest threshold below which at most `rate` of new pictures like these are expected, and that share.
+def threshold_for(scores: Tensor) -> tuple[float, float]:
+    """The highest threshold below which at most `FALSE_ALARMS` of new scores like these (N,) are expected, and that
+    share.
 
     Of N exchangeable scores and a new one, the new one is below the k-th smallest of the N with probability at most
-    k/(N+1) (split conformal prediction), so k = ⌊rate (N+1)⌋. With fewer than 1/rate − 1 scores there is no such k.
-
-    Args:
-        scores: (N,) of held-out pictures of known classes.
-        rate: Share of false alarms allowed.
-
-    Raises:
-        ValueError: Too few scores for this rate.
+    k/(N+1) (split conformal prediction), so k = ⌊`FALSE_ALARMS` · (N+1)⌋.
     """
-    place = int(rate * (len(scores) + 1) + 1e-9)
-    if place < 1:
-        raise ValueError(f"{len(scores)} scores are too few for a rate of {rate}")
+    place = int(FALSE_ALARMS * (len(scores) + 1) + 1e-9)
     return float(scores.double().sort().values[place - 1]), place / (len(scores) + 1)
 
 
 def fit_temperature(logits: Tensor, labels: Tensor) -> float:
-    """The factor that makes the probabilities of held-out pictures most likely, by golden-section search.
+    """The factor from 1/100 to 100 that makes the classes of held-out pictures most likely, by golden-section search.
 
-    The likelihood of a softmax is concave in this factor, so the search finds the one maximum; the logarithm of the
-    factor is searched between 1/100 and 100 times.
+    The likelihood of a softmax is concave in this factor, so the search finds the one maximum.
     """
     logits, low, high = logits.double(), torch.tensor(0.01).log().item(), torch.tensor(100.0).log().item()
 
@@ -223,32 +203,23 @@ def evaluate_answers(answers: Iterable[Answer], names: Sequence[str]) -> Evaluat
         >>> found.accuracy, found.confused
         (0.5, [Confusion(true='cat', guess='dog', pictures=1)])
     """
-    known = set(names)
-    asked, right, pairs = Counter[str](), Counter[str](), Counter[tuple[str, str]]()
-    alarms = missed = 0
-    unknown, mistakes = Counter[str](), []
-    for answer in answers:
-        if answer.true not in known:
-            unknown[answer.true] += 1
-            missed += not answer.unknown
-            if not answer.unknown:
-                mistakes.append(answer)
-            continue
-        asked[answer.true] += 1
-        alarms += answer.unknown
-        if answer.guess == answer.true:
-            right[answer.true] += 1
-        else:
-            pairs[answer.true, answer.guess] += 1
-            mistakes.append(answer)
+    known, inside, outside, mistakes = set(names), list[Answer](), list[Answer](), list[Answer]()
+    for each in answers:
+        is_known = each.true in known
+        (inside if is_known else outside).append(each)
+        if each.guess != each.true if is_known else not each.unknown:
+            mistakes.append(each)
+    wrong = [each for each in mistakes if each.true in known]
+    asked, errors = Counter(each.true for each in inside), Counter(each.true for each in wrong)
+    pairs = Counter((each.true, each.guess) for each in wrong)
     return Evaluation(
-        pictures=asked.total(),
-        right=right.total(),
-        classes=[ClassResult(name, asked[name], right[name]) for name in names if asked[name]],
+        pictures=len(inside),
+        right=len(inside) - len(wrong),
+        classes=[ClassResult(name, asked[name], asked[name] - errors[name]) for name in names if asked[name]],
         confused=[Confusion(*pair, count) for pair, count in pairs.most_common()],
-        false_alarms=alarms,
-        unknown_pictures=unknown.total(),
-        unknown_classes=list(unknown),
-        missed=missed,
+        false_alarms=sum(each.unknown for each in inside),
+        unknown_pictures=len(outside),
+        unknown_classes=list(dict.fromkeys(each.true for each in outside)),
+        missed=len(mistakes) - len(wrong),
         mistakes=sorted(mistakes, key=lambda answer: -answer.probability),
     )
