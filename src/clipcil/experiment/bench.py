@@ -170,8 +170,10 @@ class FinishedRuns:
 
     def state(self, planned: PlannedRun) -> str:
         """How far a run is, in a word or two."""
-        if planned.problem or self.find(planned):
-            return "cannot be run" if planned.problem else "finished"
+        if planned.problem:
+            return "cannot be run"
+        if self.find(planned) is not None:
+            return "finished"
         return "begun" if (planned.folder / "config.toml").is_file() else "waiting"
 
     def on_other_devices(self, unfinished: Sequence[PlannedRun]) -> list[str]:
