@@ -79,21 +79,15 @@ def test_without_a_folder_nothing_stays(expected: Tensor, tmp_path: Path, monkey
     assert not list(tmp_path.iterdir())
 
 
-def test_a_damaged_row_is_made_again(tmp_path: Path, expected: Tensor) -> None:
-    read(tmp_path)
-    with next(tmp_path.glob("pixels/*")).open("rb+") as file:
-        file.seek(5 * (CHECKSUM + 3 * 64 * 2) + 17)
-        file.write(b"\xaa\xbb")
-    again = Small()
-    assert torch.equal(read(tmp_path, again), expected)
-    assert again.done == 1
-
-
 def test_a_file_that_changes_while_it_is_read(tmp_path: Path, expected: Tensor) -> None:
-    """Cut, or cut and made as long as before by another process: what is read is never the zeros."""
-    opened = store(tmp_path, Small())
+    """Damaged, cut, or cut and made as long as before by another process: what is read is never damage or zeros."""
+    opened = store(tmp_path, small := Small())
     assert torch.equal(read(opened), expected)
     file = next(tmp_path.glob("pixels/*"))
+    with file.open("rb+") as raw:
+        raw.seek(5 * (CHECKSUM + 3 * 64 * 2) + 17)
+        raw.write(b"\xaa\xbb")
+    assert torch.equal(read(opened), expected) and small.done == COUNT + 1
     size = file.stat().st_size
     for lengths in ((100,), (100, size)):
         for length in lengths:

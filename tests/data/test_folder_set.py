@@ -1,10 +1,17 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from clipcil.data.dataset import open_dataset
+from clipcil.experiment.experiment import Experiment
+from clipcil.experiment.monitor import Display
+from clipcil.experiment.spec import RunSpec, as_table, method_settings, resolved
+from clipcil.settings import build
+from clipcil.storage import read_toml
+from support.errors import one_line
 from support.made_up import class_tree, encoded, refused
 
 
@@ -54,3 +61,30 @@ def test_what_is_wrong_is_named(tmp_path: Path, classes: dict[str, int], said: s
     refused("folder", said, class_tree(tmp_path, classes), **options)
     refused("folder", "--data-root", None)
     refused("folder", "gone", tmp_path / "gone")
+
+
+class Told(Display):
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def tell(self, line: str) -> None:
+        self.lines.append(line)
+
+
+def test_a_broken_picture_stops_a_run_or_is_left_out(tmp_path: Path) -> None:
+    root = class_tree(tmp_path / "mine", {f"{part}/{name}": 2 for part in ("train", "test") for name in ("cat", "dog")})
+    broken = root / "test" / "dog" / "broken.png"
+    broken.write_bytes(b"no picture")
+    values = {"method": "zero-shot", "data": "folder", "data_root": root, "tasks": 2}
+    spec, told = build(RunSpec, {**values, "data_options": {"split_seed": "1"}}), Told()
+    config = method_settings(spec, {})
+    with one_line(str(broken)):
+        Experiment.of(spec, config).run(tmp_path / "stops")
+    spec = replace(spec, skip_broken=True)
+    results = Experiment.of(spec, config).run(tmp_path / "goes on", display=told)
+    assert [line for line in told.lines if line.startswith("left out: ") and str(broken) in line]
+    assert sum(results.records[-1].total) == 4
+    table = read_toml(tmp_path / "goes on" / "config.toml")["run"]
+    assert table["skip_broken"] is True
+    assert table["data_options"] == {"test_share": 0.2, "split_seed": 1, "template": "a photo of a {}."}
+    assert as_table(resolved(build(RunSpec, table)), config)["run"] == table

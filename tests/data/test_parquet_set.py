@@ -84,6 +84,8 @@ def test_bare_numbers_need_names(tmp_path: Path) -> None:
     refused("class 1", tmp_path, names=write_lines(tmp_path / "blank.txt", ["cat", "", "dog"]))
     refused("label 1", tmp_path, names=write_lines(tmp_path / "few.txt", ["cat"]))
     refused("none.txt", tmp_path, names=tmp_path / "none.txt")
+    write(tmp_path / "a.parquet", ["cat", "owl"])
+    refused("'owl'", tmp_path, names=tmp_path / "names.txt")
 
 
 def test_columns_are_named_where_several_could_be_meant(tmp_path: Path) -> None:
@@ -136,7 +138,11 @@ def test_a_null_picture_is_a_broken_picture(tmp_path: Path) -> None:
 
 
 def test_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A folder for each revision stands for the hub."""
+    """A folder for each revision stands for the hub; offline, the real one is asked first."""
+    with monkeypatch.context() as offline:
+        offline.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+        offline.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+        made_up.refused("hub", "some/birds", None, repo="some/birds")
     empty, full, asked = tmp_path / "main", tmp_path / "converted", list[Any]()
     empty.mkdir()
     for part in ("train", "test"):
@@ -162,15 +168,8 @@ def test_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         made_up.refused("hub", said, None, **options)
 
 
-def test_the_hub_offline_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
-    made_up.refused("hub", "some/birds", None, repo="some/birds")
-
-
-@pytest.mark.parametrize("entry", ["{", "[]", '{"info": 3}'])
-def test_metadata_of_another_form_are_passed_over(entry: str, tmp_path: Path) -> None:
-    for part in ("train", "test"):
-        path = write(tmp_path / f"{part}-0.parquet", ["fox", "hen"])
+def test_metadata_of_another_form_are_passed_over(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.parquet", ["fox", "hen"] * 2)
+    for entry in ("{", "[]", '{"info": 3}'):
         pq.write_table(pq.read_table(path).replace_schema_metadata({"huggingface": entry}), path)
-    assert opened(tmp_path).classes == ["fox", "hen"]
+        assert opened(tmp_path).classes == ["fox", "hen"]

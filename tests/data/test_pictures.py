@@ -6,6 +6,8 @@ import io
 import os
 import shutil
 import struct
+import subprocess
+import sys
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -212,6 +214,7 @@ def test_broken_pictures_are_left_out_and_listed(tmp_path: Path) -> None:
     assert len(lines) == 2 and str(bad) in lines[0] and "picture 1 of test" in lines[1]
     assert steps[-1] == ("check", 8, 8)
     assert data.train.identity == train.identity, "what is cached about the others stays good"
+    assert len(drop_broken(Dataset("mine", ["a", "b"], train, test.subset(torch.tensor([1]))))[0].test) == 0
 
 
 def test_pictures_of_ones_own_are_files_bytes_images_and_arrays(tmp_path: Path) -> None:
@@ -253,3 +256,42 @@ def test_one_picture_in_memory_may_be_given_many_times(tmp_path: Path) -> None:
         with Image.open(tmp_path / "noise.jpg") as image, decoding_pool() as pool:
             found = list(pool.map(lambda called, image=image: decode(image, called), "abcdefgh"))  # type: ignore[misc]
         assert len({each.tobytes() for each in found}) == 1
+
+
+FORKS = 30
+FORKING = """
+import os, sys, threading
+import torch
+from clipcil.data import pictures
+
+pictures.DECODING_THREADS = 16
+torch.set_num_threads(16)
+picture = torch.zeros(512, 512, 3, dtype=torch.uint8)
+
+def convert(_):
+    together.wait()
+    return picture.permute(2, 0, 1).to(torch.float32, memory_format=torch.contiguous_format).sum()
+
+failed = 0
+for _ in range(int(sys.argv[1])):
+    child = os.fork()
+    if child == 0:
+        together = threading.Barrier(16)
+        try:
+            with pictures.decoding_pool() as pool:
+                list(pool.map(convert, range(16)))
+        except RuntimeError as error:
+            print(error, flush=True)
+            os._exit(1)
+        os._exit(0)
+    failed += os.waitpid(child, 0)[1] != 0
+sys.exit(f"{failed} of {sys.argv[1]} failed" if failed else 0)
+"""
+
+
+def test_threads_of_a_forked_process_set_torch_up_one_after_the_other() -> None:
+    """Without that about a quarter of these children fail with "Invalid thread pool!"."""
+    environment = {key: value for key, value in os.environ.items() if key != "OMP_NUM_THREADS"}
+    command = [sys.executable, "-c", FORKING, str(FORKS)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
