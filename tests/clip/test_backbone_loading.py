@@ -134,26 +134,6 @@ def test_a_damaged_file_is_named_and_nothing_is_unpickled(file: str, folder: Pat
     assert not Path("exploded").exists()
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"image_mean": [0.5]},
-        {"image_std": [0.2, 0.0, 0.2]},
-        {"size": {"shortest_edge": 10**9}},
-        {"size": {"longest_edge": 4}},
-        {"size": "large"},
-        {"crop_size": 5},
-        {"resample": 99},
-        {"rescale_factor": "x"},
-    ],
-)
-def test_preprocessing_with_impossible_values(wrong: dict[str, Any], folder: Path) -> None:
-    (folder / "trunk.json").unlink()  # without a trunk the file of the preprocessing is read
-    refused(folder, "384 channels", "trunk.json")
-    (folder / "preprocessor_config.json").write_text(json.dumps({"crop_size": 4, "size": 4, **wrong}))
-    refused(folder, "preprocessor_config.json")
-
-
 def test_names_of_no_backbone(tmp_path: Path) -> None:
     for name in ("no-such-thing", "./no/such/folder/here", "models/x.pt", ""):
         refused(name, "no backbone")
@@ -162,7 +142,7 @@ def test_names_of_no_backbone(tmp_path: Path) -> None:
     refused(tmp_path / "x.bin", ".safetensors or .pt")
 
 
-STEM = {"kernel": 3, "out": 32}
+STEM, STEPS = {"kernel": 3, "out": 32}, "preprocessor_config.json"
 
 
 @pytest.mark.parametrize(
@@ -179,11 +159,19 @@ STEM = {"kernel": 3, "out": 32}
         ("config.json", {"text_config": {"hidden_size": 10**12}}, "text_config.hidden_size"),
         ("config.json", {"text_config": {"num_hidden_layers": 10**5}}, "text_config.num_hidden_layers"),
         ("config.json", {"vision_config": "half"}, ""),
+        (STEPS, {"crop_size": 5}, "(5, 5)"),
+        *((STEPS, {"size": size}, "") for size in ({"shortest_edge": 10**9}, {"longest_edge": 4}, "large")),
+        *((STEPS, {"image_mean": [0.5]}, ""), (STEPS, {"image_std": [0.2, 0.0, 0.2]}, "")),
+        *((STEPS, {"resample": 99}, ""), (STEPS, {"rescale_factor": "x"}, "")),
     ],
 )
 def test_impossible_values_are_refused_with_file_and_key(
     file: str, wrong: dict[str, Any], said: str, folder: Path
 ) -> None:
+    if file == STEPS:
+        (folder / "trunk.json").unlink()  # without a trunk the file of the preprocessing is read
+        refused(folder, "384 channels", "trunk.json")
+        (folder / file).write_text(json.dumps({"crop_size": 4, "size": 4}))
     edit_json(folder / file, lambda raw: raw.update(wrong))
     refused(folder, file, said)
 

@@ -113,7 +113,7 @@ class Trunk(nn.Module):
     def forward(self, pixels: Tensor) -> Tensor:
         """`whole`, a few pictures at a time."""
         # Channels last is twice as fast in the CPU's depthwise kernels.
-        parts = [part.contiguous(memory_format=torch.channels_last) for part in pixels.split(PASS)]
+        parts = [part.contiguous(memory_format=torch.channels_last) for part in torch.split(pixels, PASS)]
         return torch.cat([self.whole(part).contiguous() for part in parts])
 
     def whole(self, pixels: Tensor) -> Tensor:

@@ -170,10 +170,15 @@ class Trainer:
         for callback in self.callbacks:
             callback.begin_stage(stage, how.epochs, steps)
 
+        def report(place: int) -> None:
+            rate = how.lr * how.rate(place, how.epochs * steps)
+            for callback in self.callbacks:
+                callback.step(stage, place // steps, place % steps, losses[place], rate)
+
         entries = self._entries(optimizer, count, how, depends_on)
         losses = self._restore(entries, stage, trained)  # of every step, where the stage was trained before
-        for place, restored in enumerate(losses):
-            self._report(stage, how, steps, place, restored)
+        for place in range(len(losses)):
+            report(place)
 
         # Scales the loss of 16-mixed; a step with an infinite gradient is left out and lowers the scale.
         scaler = torch.amp.GradScaler(self.device.type, enabled=self.precision == "16-mixed")
@@ -201,7 +206,7 @@ class Trainer:
                 losses.append(value.detach())
                 if len(losses) % steps % CHECK_EVERY == 0:
                     _check_finite(losses, trained, stage, how, steps)
-                self._report(stage, how, steps, len(losses) - 1, losses[-1])
+                report(len(losses) - 1)
         for parameter in trained:
             parameter.requires_grad_(False)
             parameter.grad = None
@@ -214,12 +219,6 @@ class Trainer:
                         store.save(key, {**kept, "losses": torch.stack(losses)})
         for callback in self.callbacks:
             callback.end_stage(stage)
-
-    def _report(self, stage: str, how: Training, steps: int, place: int, loss: Tensor) -> None:
-        """Report step `place` of a stage to the callbacks."""
-        rate = how.lr * how.rate(place, how.epochs * steps)
-        for callback in self.callbacks:
-            callback.step(stage, place // steps, place % steps, loss, rate)
 
     def _entries(
         self, optimizer: torch.optim.Optimizer, count: int, how: Training, depends_on: Sequence[Input] | None
