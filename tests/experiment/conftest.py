@@ -10,7 +10,7 @@ from support.lessons import COLOURS, write_tree
 
 @pytest.fixture(scope="session", autouse=True)
 def own_cache(tmp_path_factory: pytest.TempPathFactory) -> object:
-    """Preprocessed pictures are shared by the tests of this folder and by nobody else."""
+    """Preprocessed pictures are shared by the tests of this folder alone."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("CLIPCIL_CACHE", str(tmp_path_factory.mktemp("cache")))
         yield

@@ -230,7 +230,7 @@ def test_a_file_that_changes_while_a_run_goes_on_is_named_as_the_reason(bench: B
 
 
 def test_files_that_a_run_is_made_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those that an option or setting names, whole folders too, and those that are read with the weights."""
+    """Files and folders that an option or setting names, and files that are read with the weights."""
     monkeypatch.chdir(tmp_path)
     names = ("split.txt", "random", "lists/trainlist01.txt", "weights/vit.pt", "weights/vocab.json", "answers.json")
     for name in names:
@@ -238,7 +238,7 @@ def test_files_that_a_run_is_made_from(tmp_path: Path, monkeypatch: pytest.Monke
         (tmp_path / name).write_text("before")
 
     def named(data: str, options: dict[str, Any], changed: str, **more: str) -> set[str]:
-        """What is digested; of it exactly what `changed` is in has another digest after a change."""
+        """The names of the digests; a change of the file `changed` changes exactly one digest."""
         spec = RunSpec("engine", data, data_options=options, **{"order": "natural", **more})
         config = method_settings(spec, {"descriptions": "answers.json"})
         before = inputs(spec, config)

@@ -193,7 +193,7 @@ def test_a_run_is_resumed_from_another_folder_with_the_place_of_its_pictures(
 
 
 def rows(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, str]:
-    """What a wide terminal shows, by the first word of each line."""
+    """The lines on a wide terminal by their first words."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("COLUMNS", "250")
         main(words)

@@ -34,7 +34,7 @@ COLOURS = {"red": ("red", "darkred"), "green": ("lime", "green"), "blue": ("blue
 
 @pytest.fixture(scope="module")
 def colours() -> Dataset:
-    """A dataset that nobody registered."""
+    """A dataset that is not registered."""
     pictures = {name: plain(*tones) for name, tones in COLOURS.items()}
     return Dataset.from_pictures("colours", pictures, pictures)
 
@@ -52,7 +52,7 @@ class OwnConfig:
 
 
 class Own(SimpleCIL):
-    """A method that nobody registered."""
+    """A method that is not registered."""
 
     name, title, Config = "own", "Own method", OwnConfig
 

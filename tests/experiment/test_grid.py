@@ -1,4 +1,4 @@
-"""What a grid or a sweep consists of: tables of the paper, settings and folders of data; wrong words are refused."""
+"""The runs of grids and sweeps: tables of the paper, settings and folders of data; wrong words are refused."""
 
 from __future__ import annotations
 

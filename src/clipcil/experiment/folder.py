@@ -285,7 +285,7 @@ def inputs(spec: RunSpec, config: Any) -> dict[str, str]:
 
 
 def _paths(options: Any) -> dict[str, Path]:
-    """Those of the options or settings that are paths."""
+    """The options or settings that are paths."""
     return {key: value for key, value in vars(options).items() if isinstance(value, Path)}
 
 

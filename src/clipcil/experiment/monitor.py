@@ -110,7 +110,7 @@ class Display(Callback):
     """Shows nothing. The base class of the displays, and the default in Python."""
 
     _stage = ("", 0, 0)
-    """What is under way, the steps that are done, and their number."""
+    """Name of the current stage, steps done, and their total number."""
 
     def start(self, title: str, tasks: int) -> None:
         """A run begins."""
