@@ -23,7 +23,7 @@ from clipcil.methods.proof import Fusion
 from clipcil.methods.rapf import RAPFConfig
 from clipcil.methods.registry import find_method
 from clipcil.training.augment import Augment, TowerTraining
-from clipcil.training.trainer import Trainer, Training
+from clipcil.training.trainer import Training
 from support.visual_stream import FAST, all_tests, learnt, stream, tower
 
 RAPF = RAPFConfig(
@@ -65,33 +65,6 @@ def test_it_learns(name: str, config: Any, module: Any, clip: CLIP, monkeypatch:
     if module:
         monkeypatch.setattr(module, "LARGEST_TENSOR", 1)  # one picture at a time
         torch.testing.assert_close(method.logits(pictures), scores, atol=1e-4, rtol=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("name", "options", "kept", "moved"),
-    [
-        ("coda-prompt", {"components": 5, "length": 4}, ["prompts.0", "keys.0", "attention.0", "head"], []),
-        ("dualprompt", {"general_length": 2, "expert_length": 3}, ["experts.0", "keys.0", "head"], ["general"]),
-        ("proof", {"train_old_text_projections": False}, ["text_projections.0"], ["fusion.query"]),
-        ("proof", {}, ["image_projections.0", "contexts.0"], ["text_projections.0", "fusion.query", "logit_scale"]),
-    ],
-)
-def test_what_is_frozen_stays_and_the_rest_trains(
-    name: str, options: dict[str, Any], kept: list[str], moved: list[str], clip: CLIP
-) -> None:
-    torch.manual_seed(0)
-    kind = find_method(name)
-    method = kind(kind.Config(train=FAST, **options), clip, Trainer())
-    tasks = stream(clip).tasks()
-    method.learn(next(tasks))
-    before = {name: value.clone() for name, value in method.named_parameters()}
-    method.learn(next(tasks))
-    after = dict(method.named_parameters())
-    for prefixes, stays in ((kept, True), (moved, False)):
-        for prefix in prefixes:
-            values = [key for key in before if key.startswith(prefix)]
-            assert values, prefix
-            assert all(torch.equal(before[key], after[key]) == stays for key in values), prefix
 
 
 def score(attention: VisualGuidedAttention, texts: Tensor, pictures: Tensor) -> Tensor:

@@ -47,10 +47,10 @@ def fuse(method: PROOF, picture: Tensor, texts: Tensor) -> tuple[Tensor, Tensor,
     return y[0], y[1 : 1 + count], y[1 + count : 1 + 2 * count]
 
 
-def learnt(clip: CLIP) -> tuple[PROOF, Recorder, Any]:
+def learnt(clip: CLIP, **options: Any) -> tuple[PROOF, Recorder, Any]:
     """Two tasks with random parameters."""
     session, tasks = Recorder(), make_tasks(clip, [2, 3])
-    method = PROOF(PROOFConfig(memory=Budget(2, "class"), dropout=0.0), clip, session, TEMPLATES)
+    method = PROOF(PROOFConfig(memory=Budget(2, "class"), dropout=0.0, **options), clip, session, TEMPLATES)
     torch.manual_seed(0)
     for task in tasks:
         method.learn(task)
@@ -88,6 +88,9 @@ def test_loss_and_what_trains_are_the_reference(tiny_clip: CLIP) -> None:
         *(f"fusion.{part}" for part in ("query", "key", "value", "out", "norm")),
     }
     assert names[id(method.contexts[0])] not in {names[id(p)] for p in session.trained}
+    described, other, _ = learnt(tiny_clip, train_old_text_projections=False)
+    frozen = {id(parameter) for parameter in described.text_projections[0].parameters()}
+    assert len(other.trained) == len(session.trained) - 2 and not frozen & {id(p) for p in other.trained}
     features = torch.cat([tasks[1].pictures.features, method.memory.features[:4]])  # new pictures, then old exemplars
     labels = torch.cat([tasks[1].pictures.labels, method.memory.labels[:4]])
     rows = torch.tensor([0, 5, 13, len(labels) - 1])

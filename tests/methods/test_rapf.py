@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy, normalize
 
-from clipcil.methods.rapf import RAPF, RAPFConfig, fuse, hard_pairs, spread, widening
+from clipcil.methods.rapf import RAPF, RAPFConfig, fuse, spread, widening
 from support.visual_stream import FAST, Recorder, stream, tower
 
 
@@ -65,14 +65,6 @@ def test_score_and_loss_are_the_reference(monkeypatch: pytest.MonkeyPatch) -> No
     hinge = [torch.relu(-scores(means[i])[i] + scores(means[i])[j] + 0.1) for i, j in pairs for _ in range(2)]
     expected = cross_entropy(scale * scores(inputs), targets) + torch.stack(hinge).mean()
     torch.testing.assert_close(value, expected)
-
-
-def test_hard_pairs_join_an_old_and_a_new_class_whose_texts_are_close() -> None:
-    angles = torch.tensor([0.0, 1.0, 2.0, 0.1, 1.9])
-    texts = torch.stack([angles.cos(), angles.sin()], dim=1)
-    assert hard_pairs(texts, 3, 0.15).tolist() == [[0, 3], [2, 4]]
-    assert hard_pairs(texts, 3, 0.05).shape == (0, 2)
-    assert hard_pairs(texts, 0, 5.0).shape == (0, 2)
 
 
 @pytest.mark.parametrize("sign", [1.0, -1.0])

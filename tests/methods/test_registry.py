@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from importlib.metadata import EntryPoint
-from types import SimpleNamespace
-from typing import cast
 
 import pytest
 import torch
 
 from clipcil.clip import CLIP
-from clipcil.data.reader import Batch
-from clipcil.data.tasks import Task
 from clipcil.errors import UserError
 from clipcil.methods import registry
 from clipcil.methods.base import Method, NoConfig
+from clipcil.methods.simplecil import SimpleCIL
 from clipcil.methods.zero_shot import ZeroShot
 from clipcil.training.trainer import Trainer
+from support.features import make_tasks
 
 
 def test_a_plugin_that_is_no_method_costs_a_line_and_is_not_listed(monkeypatch, capsys) -> None:
@@ -64,25 +62,10 @@ def test_options_declare_what_they_take(name: str, option: str, value: object) -
         registry.find_method(name).Config(**{option: value})
 
 
-class Computed(Method):
-    """Keeps what it is given, as a method keeps what it computes after its training; its mask is not part of that."""
-
-    name, title = "computed", "Computed"
-
-    def build(self) -> None:
-        self.growing_buffer("classifier", self.dim)
-        self.register_buffer("mask", torch.tensor([-torch.inf]), persistent=False)
-
-    def learn_task(self, task: Task) -> None:
-        self.classifier = torch.full_like(self.classifier, cast(SimpleNamespace, task.pictures).value)
-
-    def logits(self, batch: Batch) -> torch.Tensor:
-        return batch.features @ self.classifier.T
-
-
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
 def test_a_lesson_that_leaves_numbers_that_are_not_finite_is_refused(tiny_clip: CLIP, value: float) -> None:
-    method = Computed(NoConfig(), tiny_clip, Trainer())
-    method.learn(Task(0, ["a"], SimpleNamespace(value=1.0)))  # type: ignore[arg-type]
-    with pytest.raises(UserError, match="training diverged: 'classifier' holds a NaN or an infinity"):
-        method.learn(Task(1, ["b"], SimpleNamespace(value=value)))  # type: ignore[arg-type]
+    method, (first, second) = SimpleCIL(NoConfig(), tiny_clip, Trainer()), make_tasks(tiny_clip, [1, 1])
+    method.learn(first)
+    second.pictures.features[0, 0] = value
+    with pytest.raises(UserError, match="training diverged: 'prototypes' holds a NaN or an infinity"):
+        method.learn(second)

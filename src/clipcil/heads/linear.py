@@ -11,9 +11,8 @@ class GrowingHead(nn.Module):
     """A linear classifier over all classes seen; each task adds its rows, and the rows of earlier tasks are frozen.
 
     The cross-entropy of these methods is over the classes of the current task only, so earlier rows would get no
-    gradient; as separate parameters they cannot change at all. Rows start at 0, as in the code of L2P and DualPrompt.
-    CODA-Prompt's code starts from random values, but a loss within the task never changes their common part, which
-    would favour one task over another: hence 0 for all three methods.
+    gradient. Rows start at 0, as in the code of L2P and DualPrompt. CODA-Prompt's code starts from random values; a
+    loss within the task never changes their common part, which would favour one task over another.
     """
 
     def __init__(self, size: int, device: torch.device) -> None:

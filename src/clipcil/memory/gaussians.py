@@ -1,10 +1,9 @@
 """One Gaussian per class, stored in the feature space of its task and transported to the current one only for sampling.
 
 A class is (μ, B, ρ, s): its mean, rows B with S = BᵀB, and Σ = (1−ρ) BᵀB + s I (see `ledoit_wolf`). When the tower
-changes, every stored Gaussian should become N(Tμ + b, T Σ Tᵀ). Instead of changing the classes, each *space* (features
-of the tower between two changes, shared by every class learnt then) keeps one pair (M, c): M = T_j⋯T₁ and c
-accumulated. Calibration costs one d×d product per old space, nothing per class; the current space needs no pair at all,
-so a method whose tower is frozen never stores or multiplies a matrix.
+changes, every stored Gaussian becomes N(Tμ + b, T Σ Tᵀ). Classes learnt between two changes share a *space*, which has
+one pair (M, c): M = T_j⋯T₁ and c accumulated. So calibration costs one d×d product per old space and nothing per class.
+The current space has no pair: a method whose tower is frozen never stores or multiplies a matrix.
 """
 
 from __future__ import annotations

@@ -6,9 +6,8 @@
 i is the new task in stage 1 and every task in stage 2. A score is linear in z, so its samples are drawn as Gaussians
 with variance s² Σ v̂² σ²: B·C numbers a sample, not B·C·d.
 
-Read at srvCodes/clap4clip, commit 7ff95c2; `docs/baselines.md` compares whole runs. There the texts attend to the whole
-batch; here each picture is scored separately, in training and at test. Sampling at test is off unless asked for: the
-mean of the logits over many samples is the logit of the mean.
+Read at srvCodes/clap4clip, commit 7ff95c2; `docs/baselines.md` lists what differs and compares whole runs. Sampling at
+test is off unless asked for: the mean of the logits over many samples is the logit of the mean.
 """
 
 from __future__ import annotations

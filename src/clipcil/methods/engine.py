@@ -6,15 +6,10 @@ Both towers are frozen. Every task adds a linear adapter a_k for pictures and on
 discriminant on the features before the projection; d re-ranks the best five classes by descriptions of pairs of classes
 (from a language model, see `clipcil describe`); h and r are their shares.
 
-Read at LAMDA-CL/ICCV25-ENGINE, commit 8803d66; `docs/baselines.md` compares whole runs. What differs from that code:
-
-- The noise of the image loss is not followed by a clamp to [0, 1]: the code clamps pixels that are normalised already,
-  which blackens half of every picture. `views` noisy pictures are drawn a task, not a new one every step.
-- Descriptions D[a][b] are averaged where the code draws one at random for every test batch, so that a picture's score
-  is the same every time.
-- Only descriptions of pairs of classes seen are used, in the text loss too: others would reveal the names of classes
-  that have not arrived yet.
-- The head is computed in float64.
+Read at LAMDA-CL/ICCV25-ENGINE, commit 8803d66; `docs/baselines.md` lists what differs and compares whole runs. That
+code clamps noisy pixels to [0, 1] although they are normalised, which blackens half of every picture; here they are not
+clamped. Only descriptions of pairs of classes seen are used, in the text loss too: others would reveal the names of
+classes that have not arrived yet.
 """
 
 from __future__ import annotations

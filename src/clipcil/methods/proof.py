@@ -3,12 +3,11 @@
     z(x) = Σ_b W_b v(x),    w_c = Σ_b U_b t_c,    p_c = Σ_b W_b (mean unit feature of class c),    b over tasks
     loss = clip(ẑ, ŵ) + CE(z̃·w̃ᵀ) + CE(z̃·p̃ᵀ),    score = z·ŵ + z̃·w̃ + z̃·p̃
 
-A tilde stands for what `Fusion` of [ẑ; ŵ; p̂; context prompts] gives: outputs of LayerNorm, whose products have no
-temperature. ŵ is averaged over all templates, in training it is that of the first.
+A tilde marks outputs of `Fusion` on [ẑ; ŵ; p̂; context prompts]; they come from a LayerNorm, so their products have no
+temperature. ŵ is averaged over all templates; training uses the first template.
 
-Read at zhoudw-zdw/PROOF, commit 0bb2052; `docs/baselines.md` compares whole runs. That code averages the fused texts
-and prototypes over the batch, also at test; here they are those of one picture. Where the code differs from its
-description, we follow the code, and an option selects the description.
+Read at zhoudw-zdw/PROOF, commit 0bb2052; `docs/baselines.md` lists what differs and compares whole runs. Where that
+code differs from its description, we follow the code, and an option selects the description.
 """
 
 from __future__ import annotations

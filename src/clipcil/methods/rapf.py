@@ -6,8 +6,8 @@ Both towers are frozen. The matrix A is trained with replay from Gaussians of th
 nothing stored ever drifts. Old classes whose texts lie close to a new class are pushed away from it, and after each
 task A is fused with the A before it, direction by direction.
 
-Read at linlany/RAPF, commit 81d41df; `docs/baselines.md` compares whole runs. A starts as a Kaiming-uniform matrix, not
-as the identity, as in that code. The Gaussians are those of DMC (Ledoit–Wolf), where the code adds 10⁻⁴ I.
+Read at linlany/RAPF, commit 81d41df; `docs/baselines.md` lists what differs and compares whole runs. A starts as a
+Kaiming-uniform matrix, not as the identity, as in that code.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
     score(x, c) = s · cos(v(x), t_c),    t_c the text of class c
 
-Nothing is learnt and nothing is kept. DMC's paper names one plain sentence (section 3.1), and its zero-shot accuracy,
-which is low for OpenAI's ViT-B/16, suggests one sentence and not an average of many.
+Nothing is learnt and nothing is kept. DMC's paper names one plain sentence (section 3.1), and its low zero-shot
+accuracy suggests one sentence too, not an average of many.
 
 Example:
     >>> import clipcil
