@@ -1,4 +1,4 @@
-"""Hub ids, with the hub replaced by a folder: what is asked for, what never is, what is said when it fails."""
+"""Hub ids, with the hub replaced by a folder: the files that are fetched, and errors."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from support.towers import make_tiny_clip, refused, to_openai_names
 
 
 class NoEntryError(EntryNotFoundError):
-    """The hub has no such file; the library's own error wants a response."""
+    """The hub has no such file; the library's own error needs a response."""
 
     def __init__(self) -> None:
         Exception.__init__(self, "no such file")

@@ -86,7 +86,7 @@ def test_cut_text_tower_equals_full_context(name: str, mini: CLIP, tiny_clip: CL
     assert results[0][1][1, int(ends[1]) + 1 :].abs().max() == 0  # nothing after the end reaches it
 
 
-@pytest.mark.parametrize("layers", [0, 1, 4])
+@pytest.mark.parametrize("layers", [1, 4])
 def test_text_tower_of_a_gpu_pads_and_gives_the_same(mini: CLIP, layers: int) -> None:
     """On a CPU texts of one length are taken together; elsewhere all of them in one piece, which is tried here, too."""
     blocks = mini.text.text_model.encoder.blocks()[:layers]

@@ -1,4 +1,4 @@
-"""16-mixed scales the loss for the backward pass; what the optimizer reads is not scaled."""
+"""16-mixed scales the loss for the backward pass; the optimizer reads unscaled gradients."""
 
 from __future__ import annotations
 

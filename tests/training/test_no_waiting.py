@@ -43,7 +43,7 @@ def waits_forbidden(patch: pytest.MonkeyPatch) -> Iterator[None]:
         for name in WAITS:
             inside.setattr(Tensor, name, refuse(name))
         inside.setattr(torch, "tensor", refuse("tensor (a list copied to the device)"))
-        inside.setattr("clipcil.clip.text.without_padding", padded)  # what a device other than the CPU computes
+        inside.setattr("clipcil.clip.text.without_padding", padded)  # as on other devices than the CPU
         yield
 
 

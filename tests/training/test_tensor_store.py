@@ -82,7 +82,7 @@ def test_runs_share_the_tower_and_end_with_the_same_bytes(tmp_path: Path, run: R
 
 
 def with_fewer_heads(clip: CLIP) -> CLIP:
-    """The same weights with half of the attention heads: what `config.json` says decides, too."""
+    """The same weights with half of the attention heads, as another `config.json` could say."""
     vision = replace(clip.config.vision, heads=clip.config.vision.heads // 2)
     other = CLIP(replace(clip.config, vision=vision), clip.tokenizer, clip.preprocess, "mini")
     other.load_state_dict(clip.state_dict())
@@ -94,7 +94,7 @@ def with_fewer_heads(clip: CLIP) -> CLIP:
 def test_a_run_takes_nothing_of_another(
     change: str, tmp_path: Path, run: Runner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another Pillow may decode other pixels, and the code of somebody's method is no part of the key."""
+    """Another Pillow may decode other pixels, and the key does not contain the code of a user's method."""
     kept, other, method = TensorStore(tmp_path / "cache"), run, Halved if change == "method" else "dmc"
     run(tmp_path / "first", kept, "dmc")
     if change == "shape":

@@ -37,14 +37,14 @@ MINI_1 = "cf5c7e696f30/237319a126c6"
 OPENAI_REPOSITORY = "openai/clip-vit-base-patch16"
 INDEX = "model.safetensors.index.json"
 WEIGHTS = ("model.safetensors", INDEX, "pytorch_model.bin", "open_clip_model.safetensors", "ViT-*.pt")
-"""Files of weights in a folder; the first that is there is read."""
+"""Files of weights in a folder, in the order in which they are looked for."""
 BY_HAND = f"put config.json, model.safetensors and {FILES} in a folder and give its path as the backbone"
 HUB_ID = re.compile(r"(hf-hub:)?[A-Za-z0-9][\w.-]*/[\w.-]+(@[\w./-]+)?")
 """owner/name or owner/name@revision, open_clip's `hf-hub:` before it allowed."""
 
 
 def backbone_name(backbone: object) -> str:
-    """The name of a backbone that is given by name, by path or as a loaded `CLIP`."""
+    """The name of a backbone given by name, by path or as a loaded `CLIP`."""
     if isinstance(backbone, CLIP):
         return backbone.name
     if isinstance(backbone, Path):
@@ -125,7 +125,7 @@ def _from_file(path: Path, name: str) -> CLIP:
     text = replace(config.text, bos=tokenizer.bos, eos=tokenizer.eos, pad=tokenizer.eos)
     with torch.device("meta"):  # no time spent on random weights
         clip = CLIP(replace(config, text=text), tokenizer, preprocess, name)
-    ours = {key.partition(".")[2]: key for key in clip.state_dict()}  # "vision." or "text." stands before their names
+    ours = {key.partition(".")[2]: key for key in clip.state_dict()}  # without "vision." or "text." before them
     fill(clip, {ours.get(key, key): value for key, value in tensors.items()}, f"'{name}'")
     clip.vision.inner = preprocess.trunk.inner_sizes if preprocess.trunk is not None else ()
     return clip.freeze()

@@ -85,7 +85,7 @@ def read_checkpoint(path: Path) -> dict[str, Tensor]:
         if not plain or sum(each.nbytes for each in found.values()) > size:
             raise ValueError("its tensors are not plain numbers of the file")
         return found
-    except Exception as error:  # a damaged archive raises whatever the byte it breaks at leads to
+    except Exception as error:  # a damaged archive can raise anything
         raise UserError(
             f"{path} is cut, or no plain state dict ({first_line(error)}); use OpenAI's own file, or safetensors"
         ) from error

@@ -35,7 +35,7 @@ class Steps:
     short_side: Side | None = None
     """Resize so that the shorter side has this length."""
     exact: tuple[Side, Side] | None = None
-    """Or resize to (height, width), whatever the shape."""
+    """Or resize to (height, width) without keeping the shape."""
     resample: Literal[0, 1, 2, 3, 4, 5] = 3
     """A filter of `PIL.Image.Resampling`; 3 is bicubic."""
     mean: tuple[FiniteFloat, FiniteFloat, FiniteFloat] = OPENAI_MEAN

@@ -80,9 +80,7 @@ def padded(blocks: Sequence[Block], hidden: Tensor, ends: Tensor) -> Tensor:
     """The same with padding: on a GPU many small steps take longer, and reading `ends` would wait."""
     for block in blocks[:-1]:
         hidden = block(hidden, causal=True)
-    if blocks:
-        return blocks[-1].at(hidden, ends, causal=True)
-    return hidden[torch.arange(len(ends), device=ends.device), ends]
+    return blocks[-1].at(hidden, ends, causal=True)
 
 
 def end_states(
@@ -107,15 +105,13 @@ def end_states(
     places = torch.arange(len(own), device=own.device)
     firsts = torch.split(places, [count * length for count, length in shapes])
     at_end = torch.cat([first[::length] + end for first, end, (_, length) in zip(firsts, ends, shapes, strict=True)])
-    last = own[at_end]
-    for block in blocks[-1:]:
-        masks = [
-            (steps[: start + length] <= start + end[:, None])[:, None, None]  # (n, 1, 1, P + L)
-            for end, (_, length) in zip(ends, shapes, strict=True)
-        ]
-        last = last + _attend(block, own, shapes, masks, beginning, at_end)
-        last = last + block.mlp(block.layer_norm2(last))
-    return last
+    masks = [
+        (steps[: start + length] <= start + end[:, None])[:, None, None]  # (n, 1, 1, P + L)
+        for end, (_, length) in zip(ends, shapes, strict=True)
+    ]
+    block = blocks[-1]
+    last = own[at_end] + _attend(block, own, shapes, masks, beginning, at_end)
+    return last + block.mlp(block.layer_norm2(last))
 
 
 def _attend(
