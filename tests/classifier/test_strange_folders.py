@@ -6,6 +6,7 @@ import errno
 import io
 import json
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -164,10 +165,10 @@ def test_without_room_an_undo_changes_nothing(folder: Path, monkeypatch: pytest.
 
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
 @pytest.mark.parametrize("indent", [None, 1])
-def test_json_is_json_on_every_terminal(encoding: str, indent: int | None) -> None:
+def test_json_is_json_on_every_terminal(encoding: str, indent: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
     value = {"name": "é 😀 \u202e\x9b\u200f\x7f\n\U000e0001", "path": "\udcff"}
-    out = io.TextIOWrapper(io.BytesIO(), encoding, errors="backslashreplace")
-    text = json_text(value, out, indent)
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), encoding, errors="backslashreplace"))
+    text = json_text(value, indent)
     assert json.loads(text.encode(encoding).decode(encoding)) == value
     assert not set("\u202e\x9b\u200f\x7f\U000e0001\udcff") & set(text)
     assert ("é" in text) == (encoding != "ascii")

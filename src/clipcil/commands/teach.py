@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from clipcil.commands.types import Backbone, Device, Download, Flag, Model, Name, NewBackbone, Number, Pictures, Words
-from clipcil.errors import UserError, quoted
+from clipcil.errors import UserError, counted, quoted
 from clipcil.network import allow_downloads
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ def forget(model: Model, name: ClassName, /, *, backbone: Backbone = None, allow
     # The previous model would still contain the class.
     with allow_downloads(allow_download), _changing(model, keep_previous=False, backbone=backbone) as classifier:
         classifier.forget(name)
-    text.say(f"{quoted(model)} has forgotten '{name}'")
+    text.done("forget", model=quoted(model), name=name)
 
 
 def rename(
@@ -135,7 +135,7 @@ def rename(
 
     with allow_downloads(allow_download), _changing(model, backbone=backbone) as classifier:
         classifier.rename(old, new)
-    text.say(f"'{old}' of {quoted(model)} is called '{new}' now")
+    text.done("rename", model=quoted(model), old=old, new=new)
 
 
 def undo(model: Model, /) -> None:
@@ -158,7 +158,8 @@ def undo(model: Model, /) -> None:
         before = read_model(model).known
         facts = restore_previous(model)
         SmallPictures(model).follow(before)
-    text.undone(model, facts)
+    classes = counted(len(facts.known), "class", "classes")
+    text.done("undo", model=quoted(model), lessons=counted(facts.lessons, "lesson"), classes=classes)
 
 
 def serve(

@@ -10,7 +10,7 @@ import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -22,7 +22,6 @@ from clipcil.classifier.lesson import Lesson
 from clipcil.classifier.predict import Prediction
 from clipcil.classifier.scoring import Calibration, Evaluation
 from clipcil.classifier.sources import describe_skipped, skipped_files
-from clipcil.classifier.state import Facts
 from clipcil.data.dataset import Dataset
 from clipcil.data.names import same_name
 from clipcil.errors import counted, nearest, printable, quoted
@@ -32,6 +31,15 @@ SMALLEST = 0.005
 """Probabilities below this would be printed as 0 %; only the likeliest class is named all the same."""
 STAGES = {"preprocess": "reading pictures", "encode": "encoding pictures", "check": "checking pictures"}
 """Labels of stages on the progress bar."""
+CLOSING = {
+    "forget": ("{model} has forgotten '{name}'",),
+    "rename": ("'{old}' of {model} is called '{new}' now",),
+    "undo": ("{model} is again as it was after {lessons}: it knows {classes}",),
+    "export": ("written: {file}, classes.json beside it",),
+    "report": ("{page}: the model in {model}",),
+    "predict": ("{pictures} pictures in {parts} parts, {errors} cannot be read", "answers in {out}"),
+}
+"""The last lines of commands about models."""
 
 
 def say(*lines: str) -> None:
@@ -43,16 +51,17 @@ def say(*lines: str) -> None:
         print(line, flush=True)
 
 
+def done(command: str, **values: object) -> None:
+    """Print the last lines of a command."""
+    say(*(line.format(**values) for line in CLOSING[command]))
+
+
 def print_table(
     heads: Sequence[str], rows: Iterable[Sequence[object]], left: int = 1, title: str | None = None
 ) -> None:
     """Print a table with its cells as they are: `:dog:` in a name stays text, and long names wrap.
 
-    Args:
-        heads: Headings of the columns.
-        rows: The cells of each row.
-        left: Number of columns that are aligned to the left; the others are numbers.
-        title: A line above the table.
+    The first `left` columns are aligned to the left; the others are numbers.
     """
     table = Table(title=title or None, title_justify="left", box=None)
     for place, head in enumerate(heads):
@@ -74,16 +83,16 @@ def progress_bar(quiet: bool = False) -> Iterator[Callable[[str, int, int], None
         )
 
 
-def json_text(value: Any, out: TextIO | None = None, indent: int | None = None) -> str:
-    """JSON for `out` (default: stdout); control characters, and those that its encoding lacks, are escaped."""
-    text = json.dumps(value, ensure_ascii=False, indent=indent)
-    encoding = getattr(out or sys.stdout, "encoding", None) or "utf-8"
+def json_text(value: Any, indent: int | None = None) -> str:
+    """JSON for stdout; control characters, and those that its encoding lacks, are escaped."""
+    text, encoding = (
+        json.dumps(value, ensure_ascii=False, indent=indent),
+        getattr(sys.stdout, "encoding", None) or "utf-8",
+    )
 
     def shown(letter: str) -> str:
-        if letter == "\n":  # between the lines; inside a text JSON has escaped it
-            return letter
         plain = printable(letter) == letter and letter.encode(encoding, "ignore")
-        return letter if plain else json.dumps(letter)[1:-1]
+        return letter if plain or letter == "\n" else json.dumps(letter)[1:-1]  # JSON has escaped \n inside texts
 
     return text if text.isascii() and "\x7f" not in text else "".join(map(shown, text))
 
@@ -255,12 +264,6 @@ def kept(summary: dict[str, Any]) -> str:
     return f"{start}keeps {' and '.join(told)}" if told else start
 
 
-def undone(folder: Path, facts: Facts) -> None:
-    """Print the state of a model after `clipcil undo`."""
-    lessons, classes = counted(facts.lessons, "lesson"), counted(len(facts.known), "class", "classes")
-    say(f"{quoted(folder)} is again as it was after {lessons}: it knows {classes}")
-
-
 # Predictions: a line for each picture, as they come.
 
 
@@ -295,14 +298,11 @@ def csv_printer(top: int) -> Callable[[Path, Prediction], None]:
     writer.writerow(["picture", "name", "unknown", "error", *pairs])
 
     def print_row(picture: Path, prediction: Prediction) -> None:
-        cells: list[object] = [picture, prediction.name, prediction.unknown, prediction.error]
-        if prediction.error is not None:
-            cells[2] = None
+        unknown = str(prediction.unknown).lower() if prediction.error is None else ""
+        cells: list[object] = [picture, prediction.name or "", unknown, prediction.error or ""]
         for name, probability in zip(prediction.names, prediction.probabilities, strict=True):
             cells += [name, f"{probability:.6f}"]
-        cells[2] = "" if cells[2] is None else str(cells[2]).lower()
-        texts = [printable("" if cell is None else cell) for cell in cells]
-        writer.writerow(texts + [""] * (4 + 2 * top - len(texts)))
+        writer.writerow([*map(printable, cells), *[""] * (4 + 2 * top - len(cells))])
 
     return print_row
 

@@ -92,7 +92,7 @@ def predict(
                 backbone=backbone,
                 on_progress=on_progress,
             )
-        text.say("{pictures} pictures in {parts} parts, {errors} cannot be read".format(**counts), f"answers in {out}")
+        text.done("predict", **counts, out=out)
         return
     _refuse(with_ray, "is for --on ray")
     if json and csv:
@@ -225,4 +225,4 @@ def export(
 
     folder = out if out is not None else model.resolve().with_name(f"{model.resolve().name}-export")
     classifier = load(model, backbone=backbone, allow_download=allow_download)
-    text.say(f"written: {write(classifier, folder, format)}, classes.json beside it")
+    text.done("export", file=write(classifier, folder, format))
