@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator
 from importlib.util import find_spec
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -49,20 +50,19 @@ def walk(root: Path) -> Iterator[Path]:
             raise _unreadable(error) from error
 
     seen: set[tuple[int, int]] = set()
-    starts = [root]
-    while starts:  # links are entered last: a folder that is really here is listed by its own path
-        for where, inside, files in os.walk(starts.pop(), onerror=stop):
-            folder = Path(where)
+    waiting, links = [root], list[Path]()
+    while waiting or links:  # links are entered last: a folder that is really here is listed by its own path
+        folder = (waiting or links).pop()
+        for _, inside, files in islice(os.walk(folder, onerror=stop), 1):  # one level, as os.walk recurses
             try:
                 status = folder.stat()
             except FileNotFoundError:
                 continue
-            inside[:] = sorted(name for name in inside if not name.startswith("."))
             if (status.st_dev, status.st_ino) in seen:
-                inside.clear()
                 continue
             seen.add((status.st_dev, status.st_ino))
-            starts += [folder / name for name in reversed(inside) if (folder / name).is_symlink()]
+            for path in (folder / name for name in sorted(inside, reverse=True) if not name.startswith(".")):
+                (links if path.is_symlink() else waiting).append(path)
             yield from (folder / name for name in files if not name.startswith("."))
 
 
