@@ -85,13 +85,12 @@ def _temporary(path: Path) -> Iterator[Path]:
 
 
 def _new_file(folder: Path) -> Path:
-    for _ in range(100):
+    while True:
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / secrets.token_hex(8)
         with suppress(FileNotFoundError):  # another process removed the empty folder in between
             path.touch(exist_ok=False)
             return path
-    raise OSError(f"{folder} disappears again and again")
 
 
 def write_bytes(path: Path, data: bytes) -> None:
@@ -111,12 +110,12 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def write_toml(path: Path, table: Mapping[str, Any]) -> None:
-    """Replace `path` by a TOML file; text that is not valid Unicode is refused."""
+    """Replace `path` by a TOML file."""
     write_bytes(path, toml_bytes(path, table))
 
 
 def toml_bytes(path: Path, table: Mapping[str, Any]) -> bytes:
-    """The contents of a TOML file; `path` names it in errors."""
+    """The contents of the TOML file `path`; text that is not valid Unicode is refused."""
     return _encoded(path, lambda: tomli_w.dumps(table))
 
 
@@ -164,7 +163,7 @@ def claim(path: Path, mark: str, what: str, ignore: tuple[str, ...] = ()) -> Non
 
 @contextmanager
 def run_lock(folder: Path) -> Iterator[None]:
-    """Lock `folder` for one writer, and delete what a killed writer left half written in it.
+    """Lock `folder` for one writer, and delete files that a killed writer left half written in it.
 
     The lock is released when the process ends, however it ends. A folder that was created for it and in which nothing
     was written is removed: a command that was refused leaves no trace.
@@ -184,7 +183,7 @@ def run_lock(folder: Path) -> Iterator[None]:
         yield
     finally:
         with suppress(OSError):
-            if not path.stat().st_size:  # else it is somebody else's file of this name
+            if not path.stat().st_size:  # otherwise it is a user's file of this name
                 path.unlink()
             if fresh:
                 folder.rmdir()  # fails where something was written
@@ -192,7 +191,7 @@ def run_lock(folder: Path) -> Iterator[None]:
 
 
 def sweep(folder: Path) -> None:
-    """Delete what a killed process left half written in `folder`; the caller holds its lock."""
+    """Delete files that a killed process left half written in `folder`; the caller holds its lock."""
     place = folder / TEMPORARY
     if place.is_dir() and not place.is_symlink():
         shutil.rmtree(place, ignore_errors=True)

@@ -26,12 +26,10 @@ from clipcil.signals import uninterrupted
 from clipcil.storage import MOST_TENSORS, TEMPORARY, cache_folder, parse_json, read_bytes, refuse_links, write_bytes
 
 SHARED_BYTES = 4 * 2**30
-"""Size of the user's cache of stages and features; what was unused for the longest time is deleted first."""
+"""Default size of the user's cache of stages and features."""
 SIZE = "CLIPCIL_STAGES_GIB"
 """Environment variable for another size. Ten towers of ViT-B/16 take 3.4 GiB, and a grid over class orders reuses a
 tower only after all other orders have run, so the cache must hold the towers of all orders."""
-CHECKS = 64
-"""The size of a store is checked after each 1/64 of its limit that a process has written."""
 ABANDONED = 3600
 """Seconds after which a half-written file has no writer any more."""
 ANY_SHA256 = "?" * 64
@@ -39,7 +37,7 @@ ANY_SHA256 = "?" * 64
 DTYPES = {torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.bool, torch.uint8}
 DTYPES |= {torch.int64, torch.int32, torch.int16, torch.int8}
 Input = Tensor | str
-"""What a stage depends on: a tensor by its bytes, a text by its letters."""
+"""An input of a stage: a tensor by its bytes, a text by its letters."""
 
 
 class TensorStore:
@@ -54,7 +52,6 @@ class TensorStore:
         refuse_links(folder)
         self.folder, self.most_bytes = folder, most_bytes
         self.hits = 0
-        self._unchecked = most_bytes  # bytes saved since the size was last checked
 
     @classmethod
     def of_user(cls) -> TensorStore:
@@ -84,7 +81,7 @@ class TensorStore:
         return None
 
     def save(self, key: str, tensors: dict[str, Tensor], facts: dict[str, Any] | None = None) -> Path:
-        """Save tensors and facts under `key`, in place of what was there; a value that is not finite is refused."""
+        """Replace the entry of `key` by these tensors and facts; a value that is not finite is refused."""
         for name, value in tensors.items():
             if value.is_floating_point() and not bool(torch.isfinite(value).all()):
                 raise UserError(f"training diverged: '{name}' holds a NaN or an infinity; try a lower learning rate")
@@ -98,10 +95,7 @@ class TensorStore:
             write_bytes(path, content)
             for each in older:
                 each.unlink(missing_ok=True)
-        self._unchecked += len(content)
-        if self._unchecked * CHECKS > self.most_bytes:
-            self._shrink()
-            self._unchecked = 0
+        self._shrink()
         return path
 
     def paths(self, key: str) -> list[Path]:
