@@ -67,7 +67,7 @@ def _accuracy(group: Group) -> str:
 
 
 def _orders(found: dict[tuple[Stream, str], Group], stream: Stream) -> str:
-    counts = {len({run.order for run in group.runs}) for (own, _), group in found.items() if own == stream}
+    counts = {len(group.orders) for (own, _), group in found.items() if own == stream}
     low, high = min(counts), max(counts)
     return f"; {low}–{high} orders" if low < high else f"; {low} order{'s' * (low > 1)}"
 

@@ -9,13 +9,16 @@ from collections import Counter
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
+
+from pydantic import Field, TypeAdapter
 
 from clipcil.data.dataset import Dataset, open_dataset
 from clipcil.data.pictures import thumbnail
 from clipcil.errors import UserError
 from clipcil.network import on_behalf_of_a_folder
 from clipcil.report.runs import PREDICTIONS, RunRecord, find_evidence, read_parquet
+from clipcil.settings import Count, Share
 from clipcil.storage import MissingFileError, read_text
 
 MOST_PICTURES = 12_000
@@ -27,16 +30,19 @@ SIDE = 96
 class TestAnswer(NamedTuple):
     """One line of `predictions.csv`."""
 
-    task: int
-    row: int
+    task: Annotated[int, Field(ge=1, lt=2**31)]
+    row: Count
     true: str
     guess: str
-    probability: float | None = None
+    probability: Share | None = None
     """Softmax of the logits for the class predicted; None in runs of version 0.1, which did not write it."""
 
     @property
     def right(self) -> bool:
         return self.true == self.guess
+
+
+_answers = TypeAdapter(Annotated[list[TestAnswer], Field(min_length=1)])
 
 
 def read_predictions(folder: Path) -> list[TestAnswer]:
@@ -45,24 +51,14 @@ def read_predictions(folder: Path) -> list[TestAnswer]:
     try:
         if (evidence := find_evidence(folder)) is not None:
             return _kept(*evidence)
-        found = []
-        for line in csv.DictReader(io.StringIO(read_text(path), newline="")):
-            answer = TestAnswer(
-                int(line["task"]),
-                int(line["row"]),
-                line["class"],
-                line["predicted"],
-                float(line["probability"]) if line.get("probability") else None,
-            )
-            if not (0 < answer.task < 2**31 and 0 <= answer.row < 2**53 and 0 <= (answer.probability or 0.0) <= 1):
-                raise ValueError("a number is out of bounds")
-            found.append(answer)
-        if not found:
-            raise ValueError("no predictions")
-        return found
+        lines = csv.DictReader(io.StringIO(read_text(path), newline=""))
+        columns = ("task", "row", "class", "predicted")
+        return _answers.validate_python(
+            [(*(line[key] for key in columns), line.get("probability") or None) for line in lines]
+        )
     except MissingFileError as error:
         raise UserError(f"{folder} holds no predictions.csv") from error
-    except (KeyError, TypeError, ValueError, csv.Error) as error:
+    except (KeyError, ValueError, csv.Error) as error:
         raise UserError(f"{path} cannot be read ({type(error).__name__})") from error
 
 

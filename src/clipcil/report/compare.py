@@ -78,16 +78,17 @@ class Group:
         return all(run.timing.seconds for run in self.runs)
 
     @property
+    def orders(self) -> list[str]:
+        """The class orders, each once."""
+        return list(dict.fromkeys(run.order for run in self.runs))
+
+    @property
     def over(self) -> str:
         """The number of class orders, seeds or runs, such as `3 class orders`."""
-        orders, seeds = len({run.order for run in self.runs}), len({run.seed for run in self.runs})
+        orders, seeds = len(self.orders), len({run.seed for run in self.runs})
         if orders > 1 and seeds > 1:
             return f"{len(self.runs)} runs ({orders} class orders, {seeds} seeds)"
         return f"{orders} class orders" if orders > 1 else f"{seeds} seeds" if seeds > 1 else "1 run"
-
-    @property
-    def has_one_order(self) -> bool:
-        return len({run.order for run in self.runs}) == 1
 
     def paper_result(self, table: str = "") -> PaperResult | None:
         """The paper's numbers for the same method, settings, data and number of tasks; None for held-out pictures."""
@@ -128,11 +129,12 @@ def _labels(runs: Sequence[RunRecord]) -> list[str]:
     With three or more variants, a value shared by more than half of them is left out of the labels.
     """
     families: dict[Any, list[dict[str, Any]]] = {}
-    for run in runs:
-        families.setdefault((run.method, run.stream), []).append(_choices(run))
+    choices = [{**{key: run.run.get(key) for key in ("device", "precision")}, **flatten(run.settings)} for run in runs]
+    for run, own in zip(runs, choices, strict=True):
+        families.setdefault((run.method, run.stream), []).append(own)
     labels = []
-    for run in runs:
-        family, own, words = families[run.method, run.stream], _choices(run), []
+    for run, own in zip(runs, choices, strict=True):
+        family, words = families[run.method, run.stream], []
         for key in sorted({key for settings in family for key in settings}):
             alike = sum(settings.get(key) == own.get(key) for settings in family)
             if alike < len(family) and (len(family) < 3 or 2 * alike <= len(family)):
@@ -140,10 +142,6 @@ def _labels(runs: Sequence[RunRecord]) -> list[str]:
         title = method_title(run.method)
         labels.append(f"{title} ({', '.join(words)})" if words else title)
     return labels
-
-
-def _choices(run: RunRecord) -> dict[str, Any]:
-    return {**{key: run.run.get(key) for key in ("device", "precision")}, **flatten(run.settings)}
 
 
 def flatten(table: dict[str, Any], before: str = "") -> dict[str, Any]:

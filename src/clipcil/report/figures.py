@@ -79,7 +79,7 @@ def accuracy(standings: Sequence[Standing], theme: Theme) -> Figure:
         canvas = Canvas(pyplot, 3.4 + 0.2 * (_legend_lines(labels) if long else -(-len(standings) // 2)))
         axes = canvas.axes
         for group, look in ((standing.group, standing.look) for standing in standings):
-            values = np.array([run.values["after"] for run in group.runs])
+            values = np.array([run.after for run in group.runs])
             across = np.arange(1, values.shape[1] + 1)
             mean, std = values.mean(0), values.std(0, ddof=1) if len(values) > 1 else np.zeros(values.shape[1])
             line = {"color": look.colour(theme), "marker": look.marker, "label": _wrap(group.label, LEGEND)}
@@ -118,7 +118,7 @@ def scores(standings: Sequence[Standing], theme: Theme) -> Figure:
 
 def matrix(group: Group, theme: Theme) -> Figure:
     """R[k, i]: accuracy on task i after learning task k, the mean over runs."""
-    values = [[np.nan if v is None else v for v in row] for run in group.runs for row in run.values["matrix"]]
+    values = [[np.nan if v is None else v for v in row] for run in group.runs for row in run.matrix]
     mean = np.array(values, dtype=np.float64).reshape(len(group.runs), group.first.tasks, -1).mean(0)
     tip = "task {column} after learning task {row}: {value:.1f} %"
     return _heat(mean, ("task measured", "after learning task", "accuracy, %"), tip, theme)
@@ -126,7 +126,7 @@ def matrix(group: Group, theme: Theme) -> Figure:
 
 def confusion(group: Group, theme: Theme) -> Figure:
     """Of the test pictures of a task, the share classified as a class of each task, at the end."""
-    counts = np.sum([run.values["between_tasks"] for run in group.runs], axis=0, dtype=np.float64)
+    counts = np.sum([run.between_tasks for run in group.runs], axis=0, dtype=np.float64)
     share = 100 * counts / np.maximum(counts.sum(1, keepdims=True), 1)
     tip = "{value:.1f} % of the pictures of task {row} were classified as a class of task {column}"
     return _heat(share, ("classified as a class of task", "pictures of task", "share, %"), tip, theme)
@@ -147,11 +147,6 @@ def forgetting(standings: Sequence[Standing], theme: Theme) -> Figure:
             canvas.tip(value.mean, place, f"{standing.group.label}: forgetting {value}")
         canvas.axes.margins(x=0.14)
         return canvas.draw()
-
-
-def has_drift(group: Group) -> bool:
-    """Whether drift was measured in one of the runs."""
-    return any(value for run in group.runs for value in run.values.get("drift", []))
 
 
 def drift(standings: Sequence[Standing], theme: Theme) -> Figure:
@@ -215,8 +210,7 @@ def _phases(group: Group) -> dict[str, float]:
 
 
 def _drift_line(group: Group, key: str) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    found = [run.values["drift"] for run in group.runs if any(run.values.get("drift", []))]
-    rows = [[(step or {}).get(key, np.nan) for step in steps] for steps in found]
+    rows = [[(step or {}).get(key, np.nan) for step in run.drift] for run in group.runs if any(run.drift)]
     mean = np.array(rows, dtype=np.float64).mean(0)
     known = ~np.isnan(mean)
     return np.arange(1, len(mean) + 1)[known], mean[known]
@@ -226,7 +220,7 @@ def _heat(values: NDArray[np.float64], names: tuple[str, str, str], tip: str, th
     """Cells with their numbers where there is room; cividis reads the same with and without colour blindness."""
     count = len(values)
     known = values[~np.isnan(values)]
-    low, high = (float(known.min()), float(known.max())) if known.size else (0.0, 100.0)
+    low, high = (known.min(), known.max()) if known.size else (0.0, 100.0)
     with figure_style(theme) as pyplot:
         from matplotlib.ticker import MaxNLocator
 
@@ -324,7 +318,7 @@ def check_plot(path: Path) -> None:
 
 
 def _size(value: str) -> tuple[int, float]:
-    """Numbers by size, then words as they come."""
+    """Sorts numbers by size, and words behind them."""
     try:
         return 0, float(value)
     except ValueError:

@@ -66,7 +66,14 @@ class Report:
         """One stream of tasks: its table, the figures that compare methods, then each method."""
         first = standings[0].group.first
         runs = [run for standing in standings for run in standing.group.runs]
-        name = f"{_slug(first.data)}-{first.tasks}tasks-{number}"
+        name, several = f"{_slug(first.data)}-{first.tasks}tasks-{number}", len(standings) > 1
+        compared = {  # a chart with one bar is left out
+            "scores": standings if several else [],
+            "accuracy": standings,
+            "forgetting": standings if several and first.tasks > 1 else [],
+            "drift": [each for each in standings if any(any(run.drift) for run in each.group.runs)],
+            "seconds": standings if several and any(run.timing.seconds for run in runs) else [],
+        }
         return {
             "title": title,
             "first": first,
@@ -80,21 +87,9 @@ class Report:
             # Columns that would repeat A_B or forgetting are left out.
             "weighted": any(abs(run.last_weighted - run.last) > SAME for run in runs),
             "transfer": any(abs(run.backward_transfer + run.forgetting) > SAME for run in runs),
-            "figures": self.comparisons(name, standings, runs),
+            "figures": [self.figure(name, kind, shown, len(shown)) for kind, shown in compared.items() if shown],
             "methods": [self.method(name, standing.group) for standing in standings],
         }
-
-    def comparisons(self, name: str, standings: list[Standing], runs: Sequence[RunRecord]) -> list[PageFigure]:
-        """The figures that show all methods at once; a chart with one bar is left out."""
-        several = len(standings) > 1
-        shown = {
-            "scores": standings if several else [],
-            "accuracy": standings,
-            "forgetting": standings if several and runs[0].tasks > 1 else [],
-            "drift": [standing for standing in standings if figures.has_drift(standing.group)],
-            "seconds": standings if several and any(run.timing.seconds for run in runs) else [],
-        }
-        return [self.figure(name, kind, members, len(members)) for kind, members in shown.items() if members]
 
     def figure(self, name: str, kind: str, what: Any, count: int = 1) -> PageFigure:
         """Draw a figure of standings or of a group in both themes."""
@@ -190,7 +185,7 @@ def all_settings(group: Group) -> dict[str, Any]:
     """Every setting of a group, and the versions that its first run was measured with."""
     pairs = {**flatten(group.first.run, "run."), **flatten(group.first.settings)}
     pairs["run.seed"] = ", ".join(dict.fromkeys(str(run.seed) for run in group.runs))
-    pairs["run.order"] = ", ".join(dict.fromkeys(run.order for run in group.runs))
+    pairs["run.order"] = ", ".join(group.orders)
     try:
         environment = read_json(group.first.folder / "environment.json")
     except UserError:

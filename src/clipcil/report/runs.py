@@ -204,23 +204,18 @@ def find_runs(places: Iterable[Path]) -> list[RunRecord]:
     """
     found: dict[Path, RunRecord] = {}
     for place in places:
-        for run in _runs_in(place):
+        if (evidence := find_evidence(place)) is not None:
+            runs = read_evidence(*evidence)
+        elif not place.is_dir():
+            raise UserError(f"{place} is not a folder; name run folders, or the folder of a bench")
+        else:
+            is_run = (place / "results.json").is_file()
+            runs = [read_run(folder) for folder in ([place] if is_run else sorted(_below(place)))]
+        if not runs:
+            raise UserError(f"{place} holds no finished run (there is no results.json in it or below)")
+        for run in runs:
             found.setdefault(run.folder.resolve(), run)
     return list(found.values())
-
-
-def _runs_in(place: Path) -> list[RunRecord]:
-    if (evidence := find_evidence(place)) is not None:
-        runs = read_evidence(*evidence)
-    elif not place.is_dir():
-        raise UserError(f"{place} is not a folder; name run folders, or the folder of a bench")
-    elif (place / "results.json").is_file():
-        runs = [read_run(place)]
-    else:
-        runs = [read_run(folder) for folder in sorted(_below(place))]
-    if not runs:
-        raise UserError(f"{place} holds no finished run (there is no results.json in it or below)")
-    return runs
 
 
 def _below(place: Path) -> Iterator[Path]:
@@ -236,11 +231,8 @@ def _below(place: Path) -> Iterator[Path]:
 
 
 def find_evidence(place: Path) -> tuple[Path, str] | None:
-    """The folder of evidence that `place` names, and the part of the ids behind it; None where it names no evidence.
-
-    `place` is a folder with `runs.parquet`, or such a folder followed by the beginning of ids, such as
-    `reproduce/evidence/flowers`.
-    """
+    """The folder of evidence in `place`, such as `reproduce/evidence/flowers`, and the part of the ids behind it; None
+    where it names no evidence."""
     if (place / RUNS).is_file():
         return place, ""
     if place.exists():

@@ -82,12 +82,10 @@ class Bootstrap:
 
 
 def interval(values: NDArray[np.float64], orders: Sequence[str] = (), alike: bool = False) -> Interval:
-    """The 95 % interval of a mean over runs.
+    """The 95 % interval of a mean over runs, of `values` (draws + 1, n) with the measured ones first.
 
-    Args:
-        values: (draws + 1, n) values of n runs, the measured line first.
-        orders: The class order of each run. Default: all differ.
-        alike: Each order weighs the same in the mean, instead of each run.
+    `orders` are the class orders of the runs (default: all differ). `alike`: each order weighs the same in the mean,
+    instead of each run.
     """
     own = np.eye(values.shape[1])
     if len(set(orders)) > 1:

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from itertools import cycle
 from typing import Any, Literal, NamedTuple
 
 Theme = Literal["light", "dark"]
 
 
-@dataclass(frozen=True)
-class Ink:
+class Ink(NamedTuple):
     """The neutral colours of a theme; the page uses the same."""
 
     page: str
