@@ -1,4 +1,4 @@
-"""What methods share: they learn, what is finished stays, and training may be augmented or in low precision."""
+"""What methods share: they learn, and training may be augmented or in low precision."""
 
 from __future__ import annotations
 
@@ -14,22 +14,14 @@ from clipcil.clip import CLIP
 from clipcil.memory.exemplars import Budget
 from clipcil.methods import clap4clip, proof
 from clipcil.methods.clap4clip import VisualGuidedAttention
-from clipcil.methods.coda_prompt import CODAPromptConfig
-from clipcil.methods.dmc import DMCConfig
-from clipcil.methods.dualprompt import DualPromptConfig
-from clipcil.methods.engine import ENGINEConfig
-from clipcil.methods.l2p import L2PConfig
 from clipcil.methods.proof import Fusion
-from clipcil.methods.rapf import RAPFConfig
 from clipcil.methods.registry import find_method
-from clipcil.training.augment import Augment, TowerTraining
+from clipcil.training.augment import Augment
 from clipcil.training.trainer import Training
 from support.visual_stream import FAST, all_tests, learnt, stream, tower
 
-RAPF = RAPFConfig(
-    adapter=replace(FAST, epochs=10), threshold=2.1, replay_classes=3, replay_each=5, replay_epoch=0, pair_each=4
-)
-RANGE = (-1.0, 1.0)
+RAPF = {"adapter": replace(FAST, epochs=10), "threshold": 2.1, "replay_epoch": 0, "replay_each": 5, "pair_each": 4}
+RANGES = {"prompt_range": (-1.0, 1.0), "key_range": (-1.0, 1.0)}
 PROMPTS = replace(FAST, epochs=15)
 ADAM = Training(epochs=10, lr=3e-3, optimizer="adam", batch_size=8)
 MEMORY = Budget(3, "class")
@@ -41,21 +33,23 @@ def clip() -> CLIP:
 
 
 @pytest.mark.parametrize(
-    ("name", "config", "module"),
+    ("name", "options", "module"),
     [
-        ("l2p", L2PConfig(train=PROMPTS, pool=6, length=2, top_k=3, prompt_range=RANGE, key_range=RANGE), None),
-        ("dualprompt", DualPromptConfig(train=PROMPTS), None),
-        ("coda-prompt", CODAPromptConfig(train=PROMPTS, components=5, length=4), None),
+        ("l2p", {"train": PROMPTS, "pool": 6, "length": 2, "top_k": 3, **RANGES}, None),
+        ("dualprompt", {"train": PROMPTS}, None),
+        ("coda-prompt", {"train": PROMPTS, "components": 5, "length": 4}, None),
         ("rapf", RAPF, None),
-        ("rapf", replace(RAPF, widen=True), None),
-        ("engine", ENGINEConfig(adapters=replace(FAST, epochs=6), views=2), None),
-        ("proof", proof.PROOFConfig(train=ADAM, memory=MEMORY), proof),
-        ("clap4clip", clap4clip.CLAP4CLIPConfig(train=ADAM, balance=ADAM, memory=MEMORY, hidden=32), clap4clip),
+        ("rapf", RAPF | {"widen": True}, None),
+        ("engine", {"adapters": replace(FAST, epochs=6), "views": 2}, None),
+        ("proof", {"train": ADAM, "memory": MEMORY}, proof),
+        ("clap4clip", {"train": ADAM, "balance": ADAM, "memory": MEMORY, "hidden": 32}, clap4clip),
     ],
 )
-def test_it_learns(name: str, config: Any, module: Any, clip: CLIP, monkeypatch: pytest.MonkeyPatch) -> None:
-    source = stream(clip)
-    method, pictures = learnt(find_method(name), config, clip, source).eval(), all_tests(source)
+def test_it_learns(
+    name: str, options: dict[str, Any], module: Any, clip: CLIP, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, kind = stream(clip), find_method(name)
+    method, pictures = learnt(kind, kind.Config(**options), clip, source).eval(), all_tests(source)
     with torch.no_grad():
         scores = method.logits(pictures)
     owner = torch.tensor([0, 0, 0, 1, 1, 2, 2, 2])
@@ -93,21 +87,20 @@ def test_mixed_precision_gives_nearly_the_same_gradients(
 
 
 @pytest.mark.parametrize(
-    ("name", "stage", "config"),
+    ("name", "stage", "options"),
     [
-        *((name, "train", find_method(name).Config()) for name in ("l2p", "dualprompt", "coda-prompt")),
-        *(("dmc", "stage1", DMCConfig(simultaneous=together, stage2=Training(epochs=1))) for together in (False, True)),
+        *((name, "train", {}) for name in ("l2p", "dualprompt", "coda-prompt")),
+        *(("dmc", "stage1", {"simultaneous": both, "stage2": Training(epochs=1)}) for both in (False, True)),
     ],
 )
 def test_augmented_training_is_another_the_same_for_a_seed_and_no_part_of_scoring(
-    name: str, stage: str, config: Any
+    name: str, stage: str, options: dict[str, Any]
 ) -> None:
     def scores(how: Augment) -> Tensor:
         clip = tower()
         source = stream(clip, (2, 2), each=3)
-        fast: TowerTraining = replace(FAST, epochs=1, augment=how)
-        method = learnt(find_method(name), replace(config, **{stage: fast}), clip, source, 2)
-        pictures = all_tests(source)
+        config = find_method(name).Config(**options, **{stage: replace(FAST, epochs=1, augment=how)})
+        method, pictures = learnt(find_method(name), config, clip, source, 2), all_tests(source)
         with torch.no_grad():
             first = method.logits(pictures)
             assert torch.equal(first, method.logits(pictures))
