@@ -230,6 +230,7 @@ def test_open_clip_layout(served: tuple[Path, list[str]]) -> None:
     clip = make_tiny_clip(3, "gelu", width=128, heads=2, dim=40)
     save_file(to_openai_names(clip), folder / "open_clip_model.safetensors")
     (folder / "open_clip_config.json").write_text('{"model_cfg": {}}')
+    (folder / "pytorch_model.bin").write_bytes(b"of a stranger, and never looked for")
     shutil.copy(MINI / "tokenizer.json", folder)
     assert load_clip("hf-hub:laion/some-clip").fingerprint == clip.fingerprint
 
