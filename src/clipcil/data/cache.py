@@ -1,8 +1,7 @@
 """The cache of pixels: preprocessed pictures on disk in half precision, a file for a set and a preprocessing.
 
-A row is a checksum and the pixels of a picture. The checksum is compared at every read, so a damaged row, or one that a
-killed process left half written, is computed again. Two processes that fill the same file write the same bytes to the
-same places, so neither can harm the other.
+A row is a checksum and the pixels of a picture. The checksum is compared at every read, so a damaged or half-written
+row is computed again. Two processes may fill the same file: they write the same bytes to the same places.
 """
 
 from __future__ import annotations
@@ -44,8 +43,8 @@ class PixelStore:
     """The preprocessed pictures of one set; made when first read, kept for the next run.
 
     The file is read and written by ordinary calls: a memory map would kill the process when the disk is full or the
-    file is cut. It is never replaced, only made as long as it has to be (new bytes are zeros and take no room). In a
-    folder that cannot be written, what is there can still be read.
+    file is cut. It is never replaced, only extended (new bytes are zeros and take no room on the disk). A folder that
+    cannot be written can still be read.
     """
 
     def __init__(self, pictures: PictureSet, preprocess: Preprocess, folder: Path | None) -> None:

@@ -6,7 +6,6 @@ import importlib
 import pkgutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -22,7 +21,7 @@ from clipcil.plugins import plugins
 from clipcil.settings import build, options
 
 CHECK_BATCH = 1024
-"""Pictures decoded between two reports of progress of `drop_broken`."""
+"""Pictures that `drop_broken` decodes between two reports of progress."""
 
 
 @dataclass(frozen=True)
@@ -192,17 +191,10 @@ def datasets() -> dict[str, Entry]:
         >>> clipcil.datasets()["emoji"].needs
         'nothing'
     """
-    _import_all()
-    return dict(sorted(REGISTRY.items()))
-
-
-@cache
-def _import_all() -> None:
-    """The files of `data/datasets/` register themselves when they are imported, as plugins do."""
-    folder = importlib.import_module("clipcil.data.datasets")
-    for module in pkgutil.iter_modules(folder.__path__):
-        importlib.import_module(f"{folder.__name__}.{module.name}")
+    for module in pkgutil.iter_modules([str(Path(__file__).parent / "datasets")]):
+        importlib.import_module(f"clipcil.data.datasets.{module.name}")  # it registers its datasets, as plugins do
     plugins("clipcil.datasets")
+    return dict(sorted(REGISTRY.items()))
 
 
 def find_dataset(name: str) -> Entry:
@@ -229,7 +221,7 @@ def open_dataset(name: str, root: Path | None = None, options: Mapping[str, Any]
 
 
 def own_folder(name: str, root: Path | None) -> Path | None:
-    """The folder of this dataset inside a folder with a folder for each dataset; otherwise `root` itself.
+    """`root/name` where `root` holds a folder for each dataset; otherwise `root` itself.
 
     Datasets that take any folder of pictures have no such folder: a class may have the name of the dataset.
     """

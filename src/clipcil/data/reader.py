@@ -27,7 +27,7 @@ from clipcil.errors import UserError
 from clipcil.tensor_store import TensorStore, content_key
 
 MOST_BYTES = 2 * 2**30
-"""Features that runs share in memory; beyond it they are dropped before the next run."""
+"""Bytes of features that runs share in memory; larger ones are dropped before the next run."""
 BLOCK = 128
 """Pictures per tower pass. Always whole blocks at fixed places, so that features have the same bits however and
 whenever they are asked for (a resumed run asks in another order than the run it continues)."""
@@ -49,13 +49,13 @@ class FeatureTable:
 
 
 class Reader:
-    """Preprocesses and encodes pictures for one CLIP, keeping what it has done.
+    """Preprocesses and encodes pictures for one CLIP, and keeps the results.
 
     Args:
         clip: The backbone.
         cache: Folder of preprocessed pictures; None: temporary files.
         device: Where batches are.
-        shared: Several runs read by it.
+        shared: Whether several runs use this reader.
         store: Keeps the features of a tuned tower for other runs.
     """
 
@@ -101,7 +101,7 @@ class Reader:
         return table
 
     def _new_table(self, pictures: PictureSet) -> FeatureTable:
-        """A table with the features that another run with the very same tower kept, which have the same bits."""
+        """A table that holds the features which another run with the same tower saved, where there are any."""
         count, width = len(pictures), sum(self.clip.vision.level_sizes)
         features = torch.empty(count, self.clip.config.dim, device=self.device)
         table = FeatureTable(self.clip.version, features, torch.empty(count, width, device=self.device))
@@ -120,7 +120,7 @@ class Reader:
     def _encode(self, table: FeatureTable, pictures: PictureSet, blocks: list[int]) -> None:
         """Fill `blocks` of the table; where several processes work on a run, each encodes a share of them.
 
-        Not in mixed precision, even where a loss asks for features in it: they stay for all who ask later.
+        Mixed precision is off, even inside a loss that uses it: the features are kept for all later uses.
         """
         inside = [torch.arange(block * BLOCK, min((block + 1) * BLOCK, len(pictures))) for block in blocks]
         share_of_blocks, cuts = share(len(blocks))
@@ -148,7 +148,7 @@ class Reader:
         self._tables.clear()
 
     def make_room(self) -> None:
-        """Drop the features that runs share where they have grown beyond `MOST_BYTES`; they are computed again."""
+        """Drop all features if they take more than `MOST_BYTES`; they are computed again when needed."""
         if sum(table.features.nbytes + table.levels.nbytes for table in self._tables.values()) > MOST_BYTES:
             self._tables.clear()
 

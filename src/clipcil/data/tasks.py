@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from pathlib import Path
 
 import numpy as np
@@ -64,25 +64,20 @@ def task_sizes(
 
 
 class TaskStream:
-    """The tasks of a dataset in a class order. Iterating hands out each task once and closes the one before."""
+    """The tasks of a dataset in a class order. `tasks()` hands out each task once and closes the one before."""
 
     def __init__(self, dataset: Dataset, reader: Reader, order: Sequence[int], sizes: Sequence[int]) -> None:
-        self.dataset, self.sizes = dataset, list(sizes)
+        self.dataset, self.sizes, self._reader = dataset, list(sizes), reader
         self.names = [dataset.classes[index] for index in order]
-        self._reader = reader
-        bounds = torch.cumsum(torch.tensor([0, *sizes]), 0).tolist()
-        self._train = _by_task(dataset.train, order, bounds)
-        self._test = _by_task(dataset.test, order, bounds)
-        self._bounds = bounds
-        for task, (first, last) in enumerate(pairwise(bounds)):
-            present = set(self._train[task].labels.tolist())
-            if missing := [self.names[label] for label in range(first, last) if label not in present]:
-                raise UserError(f"class '{missing[0]}' of {dataset.name} has no training pictures")
+        self._bounds = [0, *accumulate(sizes)]
+        self._train = _by_task(dataset.train, order, self._bounds)
+        self._test = _by_task(dataset.test, order, self._bounds)
+        for task, (first, last) in enumerate(pairwise(self._bounds)):
+            if missing := set(range(first, last)) - set(self._train[task].labels.tolist()):
+                raise UserError(f"class '{self.names[min(missing)]}' of {dataset.name} has no training pictures")
             if not len(self._test[task]):
-                raise UserError(
-                    f"no class of task {task + 1} of {dataset.name} ('{self.names[first]}', …) has a test picture to"
-                    " evaluate it on; give it some, or make the tasks larger"
-                )
+                classes = f"task {task + 1} of {dataset.name} ('{self.names[first]}', …)"
+                raise UserError(f"no class of {classes} has a test picture; give it some, or make the tasks larger")
 
     def __len__(self) -> int:
         return len(self.sizes)

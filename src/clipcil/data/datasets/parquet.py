@@ -102,13 +102,13 @@ def _download(repo: str, revision: str | None, root: Path | None) -> Path:
             local_dir=root,
             local_files_only=local,
         )
+        return Path(found)
     except Exception as error:  # gated, misspelt, offline: the library has a class for each
         what = f"cannot get dataset '{repo}' from the hub ({first_line(error)})"
         if local:
             what = f"dataset '{repo}' is not on this machine, and none is downloaded because a folder names it"
         advice = "allow it with --allow-download" if local else "download its files by hand and use --data parquet"
         raise UserError(f"{what}; {advice}") from error
-    return Path(found)
 
 
 def _from_files(name: str, root: Path, files: Sequence[Path], options: ParquetOptions) -> Dataset:
@@ -125,7 +125,7 @@ def _from_files(name: str, root: Path, files: Sequence[Path], options: ParquetOp
         said = [(value or "").lower() for value in tables[0].splits]
         is_train, is_test = (torch.tensor([value in words for value in said]) for words in (TRAIN, TEST))
         if not (bool(is_train.any()) and bool(is_test.any())):
-            rows = [str(row) for row in range(len(whole))]  # the places stand for names, which there are none of
+            rows = [str(row) for row in range(len(whole))]  # pictures in a table have places instead of names
             is_test = split_by_class(rows, whole.labels, options.test_share, options.split_seed)
             is_train = ~is_test
         train_set, test_set = whole.subset(is_train), whole.subset(is_test)

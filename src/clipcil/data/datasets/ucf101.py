@@ -1,6 +1,6 @@
-"""`ucf101`: UCF-101, 13,320 clips of 101 human actions (Soomro et al. 2012), a picture for each clip.
+"""`ucf101`: UCF-101, 13,320 clips of 101 human actions (Soomro et al. 2012).
 
-A picture is chosen frames of a video, taken out once and kept on disk.
+The picture of a clip is one of its frames, or the mean of several. Frames of videos are decoded once and kept on disk.
 """
 
 from __future__ import annotations
