@@ -5,10 +5,8 @@ from __future__ import annotations
 import io
 import os
 import shutil
-import struct
 import subprocess
 import sys
-import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -99,24 +97,14 @@ def test_exif_turns_the_picture_upright() -> None:
     assert decode(broken_tag, "x").size == (32, 8)
 
 
-def huge_png(width: int, height: int) -> bytes:
-    """A PNG whose header claims a size, a few bytes long."""
-
-    def chunk(kind: bytes, data: bytes) -> bytes:
-        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-
-    header = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0))
-    return b"\x89PNG\r\n\x1a\n" + header + chunk(b"IDAT", zlib.compress(b"\0" * 99)) + chunk(b"IEND", b"")
-
-
 BROKEN: dict[str, Callable[[], bytes]] = {
     "nothing": lambda: b"",
     "text": lambda: b"this is not a picture\n" * 20,
     "cut jpeg": lambda: saved(photo(1, 64), "JPEG")[:-200],
     "cut png": lambda: saved(photo(1, 64), "PNG")[:3000],
     "cut webp": lambda: saved(photo(1, 64), "WEBP")[:1000],
-    "bomb": lambda: huge_png(20_000, 20_000),
-    "large": lambda: huge_png(12_000, 12_000),
+    "bomb": lambda: b"P6 20000 20000 255\n" + bytes(99),  # a header that claims a size
+    "large": lambda: b"P6 12000 12000 255\n" + bytes(99),
     "postscript": lambda: b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\nshowpage\n",
 }
 

@@ -87,7 +87,8 @@ class Dataset:
         count = len(self.classes)
         for pictures in (self.train, self.test):
             if wrong := [label for label in set(pictures.labels.tolist()) if not 0 <= label < count]:
-                raise UserError(f"{pictures.name}: label {wrong[0]} is outside the {count} classes, 0 to {count - 1}")
+                number = f"number them 0 to {count - 1}, or name all of them"
+                raise UserError(f"{pictures.name}: label {wrong[0]} is outside the {count} classes; {number}")
 
     def shrink(self, per_class: int, seed: int) -> Dataset:
         """The same dataset with at most `per_class` training pictures of each class, drawn by the seed."""
