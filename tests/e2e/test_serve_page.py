@@ -91,12 +91,11 @@ def verdict(browser: Browser, path: Path) -> str:
     return str(browser.run("return document.querySelector('.bars .name').textContent"))
 
 
-def answer_dialog(browser: Browser, text: str | None = None, times: int = 1) -> None:
+def answer_dialog(browser: Browser, text: str | None = None) -> None:
     browser.wait("document.getElementById('dialog').open")
     if text is not None:
         browser.run(f"document.getElementById('dialog-input').value = {json.dumps(text)}")
-    for _ in range(times):
-        click(browser, "#dialog-yes")
+    click(browser, "#dialog-yes")
     browser.wait("!document.getElementById('dialog').open")
 
 

@@ -1,13 +1,11 @@
-"""Servers and pictures that the tests of this folder share."""
+"""Pictures that the tests of this folder share."""
 
 from __future__ import annotations
-
-from collections.abc import Iterator
 
 import pytest
 
 from support.lessons import pictures
-from support.server import Server, png, running
+from support.server import png
 
 NAMES = ["fox", "owl", "rocket", "tiger"]
 
@@ -22,11 +20,3 @@ def emoji() -> dict[str, list[bytes]]:
 def fresh_emoji() -> dict[str, bytes]:
     """A test picture of each."""
     return {name: png(images[0]) for name, images in pictures(NAMES, test=True).items()}
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """A server on a model that does not exist yet, without training, so that a lesson takes a moment."""
-    folder = tmp_path_factory.mktemp("served")
-    with running(folder / "model", folder / "cache", method="simplecil") as found:
-        yield found

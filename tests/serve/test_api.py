@@ -10,12 +10,21 @@ import json
 import threading
 import time
 import zipfile
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from support.server import Server, form, running
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server on a model that does not exist yet, without training, so that a lesson takes a moment."""
+    folder = tmp_path_factory.mktemp("served")
+    with running(folder / "model", folder / "cache", method="simplecil") as found:
+        yield found
 
 
 def test_before_the_first_lesson(server: Server, emoji: dict[str, list[bytes]]) -> None:

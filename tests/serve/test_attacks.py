@@ -26,6 +26,7 @@ SMALL = {
     "model_bytes": 30_000_000,
     "connections": 8,
 }
+NAMES = (b'""', b'["x"]', b'"' + b"x" * 301 + b'"', b'"\\ud800"')
 
 
 @pytest.fixture(scope="module")
@@ -113,12 +114,8 @@ def test_connections_are_bounded(server: Server) -> None:
 @pytest.mark.parametrize(
     ("method", "path", "body"),
     [
-        ("PATCH", "/api/classes?name=fox", b"[1]"),
-        ("PATCH", "/api/classes?name=fox", b"[" * 50_000),
-        ("PATCH", "/api/classes?name=fox", b'{"name": ""}'),
-        ("PATCH", "/api/classes?name=fox", b'{"name": ["x"]}'),
-        ("PATCH", "/api/classes?name=fox", b'{"name": "' + b"x" * 301 + b'"}'),
-        ("PATCH", "/api/classes?name=fox", b'{"name": "\\ud800"}'),
+        *(("PATCH", "/api/classes?name=fox", b'{"name": %s}' % name) for name in NAMES),
+        *(("PATCH", "/api/classes?name=fox", body) for body in (b"[1]", b"[" * 50_000)),
         ("PATCH", "/api/classes", b'{"name": "x"}'),
         ("PATCH", "/api/settings", b'{"keep_small_pictures": "yes"}'),
         ("POST", "/api/predict?top=0", b"x"),

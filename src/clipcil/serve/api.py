@@ -1,7 +1,4 @@
-"""The JSON API. The docstring of each endpoint is its description in `/docs`.
-
-Endpoints that are not `async` run in threads.
-"""
+"""The JSON API. An endpoint's docstring is its description in `/docs`; endpoints without `async` run in threads."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Pictures that wait to be taught: in a private folder under names made here, deleted after their lesson.
-
-Nothing that a client sends becomes part of a file name.
-"""
+"""Pictures that wait to be taught, in a private folder. Nothing that a client sends becomes part of a file name."""
 
 from __future__ import annotations
 
