@@ -10,7 +10,6 @@ from reproduce import tables
 from reproduce.judge import Claim, Judged, Part, Verdict
 
 ROOT = Path(__file__).resolve().parents[2]
-EVIDENCE = ROOT / tables.EVIDENCE
 MARKED = ("README.md", "docs/beyond.md", "docs/baselines.md", "docs/speed.md")
 
 
@@ -35,7 +34,7 @@ def test_a_changed_result_changes_the_table() -> None:
 
 
 def test_the_evidence_names_no_folder_of_a_machine() -> None:
-    runs = find_runs([EVIDENCE])
+    runs = find_runs([ROOT / tables.EVIDENCE])
     assert len(runs) > 900 and not [run.folder for run in runs if "data_root" in run.run]
 
 
