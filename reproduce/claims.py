@@ -82,7 +82,7 @@ def markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def _one_line(text: str) -> str:
-    """Text for Markdown without line breaks and tags; `<180 s` is no tag."""
+    """Text for Markdown without line breaks and tags; `<180 s` is not a tag."""
     return re.sub(r"<(?=[A-Za-z/!?])", "&lt;", " ".join(text.split()))
 
 
