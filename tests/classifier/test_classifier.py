@@ -82,12 +82,6 @@ def test_five_lines(tmp_path: Path) -> None:
     same_after_saving(model, tmp_path / "mymodel")
 
 
-def test_taught_in_two_lessons_tells_most_right(taught: clipcil.Classifier) -> None:
-    asked = pictures([*FIRST, *SECOND], test=True)
-    right = [p.names[0] == name for name, images in asked.items() for p in taught.predict(images)]
-    assert sum(right) / len(right) >= 0.7  # chance is 0.2
-
-
 def test_same_seed_same_model_and_stops_do_not_matter(taught: clipcil.Classifier, tmp_path: Path) -> None:
     other = clipcil.Classifier("dmc-ot", **FAST)
     torch.rand(7)  # what others draw must not matter, nor may learning disturb it
@@ -121,14 +115,6 @@ def test_learning_again_merges_exactly_and_trains_on(model: clipcil.Classifier, 
     same_after_saving(model, tmp_path / "m")
 
 
-def test_known_and_new_in_one_lesson(model: clipcil.Classifier, tmp_path: Path) -> None:
-    lesson = model.learn({**pictures(["bicycle"]), **pictures(["ant"], test=True)})
-    assert list(lesson.new) == ["bicycle"] and list(lesson.again) == ["ant"]
-    assert model.classes[-1] == "bicycle" and model.learner.method.sizes == [3, 2, 1]
-    assert model.predict(pictures(["bicycle"])["bicycle"][:1])[0].names[0] == "bicycle"
-    same_after_saving(model, tmp_path / "m")
-
-
 def test_forgetting(model: clipcil.Classifier, tmp_path: Path) -> None:
     before = scores(model)
     model.forget("ant")
@@ -150,14 +136,19 @@ def test_forgetting(model: clipcil.Classifier, tmp_path: Path) -> None:
         model.forget("appel")
 
 
-def test_renaming_moves_no_score(model: clipcil.Classifier, tmp_path: Path) -> None:
+def test_renaming_moves_no_score_and_known_and_new_are_learnt_together(
+    model: clipcil.Classifier, tmp_path: Path
+) -> None:
     before = scores(model)
     model.rename("ant", "fire ant")
     assert torch.equal(scores(model), before)
     assert model.classes[1] == "fire ant"
     model = same_after_saving(model, tmp_path / "m")
-    lesson = model.learn({"fire ant": pictures(["ant"], test=True)["ant"]})
-    assert list(lesson.again) == ["fire ant"]
+    lesson = model.learn({**pictures(["bicycle"]), "fire ant": pictures(["ant"], test=True)["ant"]})
+    assert list(lesson.new) == ["bicycle"] and list(lesson.again) == ["fire ant"]
+    assert model.classes[-1] == "bicycle" and model.learner.method.sizes == [3, 2, 1]
+    assert model.predict(pictures(["bicycle"])["bicycle"][:1])[0].names[0] == "bicycle"
+    same_after_saving(model, tmp_path / "m")
     with pytest.raises(UserError, match="already"):
         model.rename("bee", "Banana")
 
@@ -248,6 +239,7 @@ def test_predictions_do_not_depend_on_company(taught: clipcil.Classifier) -> Non
     alone = taught.predict(images[77:78])[0]
     assert alone.names == together[77].names
     assert alone.probabilities == pytest.approx(together[77].probabilities, abs=1e-5)
+    assert taught.score(pictures([*FIRST, *SECOND], test=True)) >= 0.7  # chance is 0.2
 
 
 @pytest.mark.parametrize(("method", "reads_names"), [("zero-shot", True), ("simplecil", False)])

@@ -10,14 +10,11 @@ from scipy.stats import binomtest
 from torch.nn.functional import normalize
 
 import clipcil
-from clipcil.classifier import lesson as lesson_module
-from clipcil.classifier import state as state_module
 from clipcil.classifier.learner import held_out_scores, split_held_out
-from clipcil.classifier.lesson import Lesson, LessonStoppedError
+from clipcil.classifier.lesson import LessonStoppedError
 from clipcil.classifier.predict import stream_scores
 from clipcil.classifier.scoring import Answer, Evaluation, evaluate_answers
 from clipcil.classifier.sources import read_source
-from clipcil.classifier.state import KnownClass
 from clipcil.data.reader import Reader
 from clipcil.errors import UserError
 from clipcil.intervals import wilson_interval
@@ -185,19 +182,6 @@ def test_the_interval_is_scipys(right: int, total: int) -> None:
     assert wilson_interval(right, total) == pytest.approx(
         tuple(binomtest(right, total).proportion_ci(method="wilson")), abs=1e-6
     )
-
-
-def test_names_are_compared_once_for_all_and_not_in_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[str] = []
-    for module in (lesson_module, state_module):
-        monkeypatch.setattr(module, "same_name", lambda name: asked.append(name) or name.lower())
-    model, lesson = clipcil.Classifier("simplecil"), Lesson()
-    model.learner.facts.known = [KnownClass(f"old {number}", f"old {number}", "", 1, "") for number in range(200)]
-    names = [*(f"NEW {number}" for number in range(200)), *(f"OLD {number}" for number in range(0, 200, 2))]
-    plan = model.learner.plan(read_source({name: [name.encode()] for name in names}), lesson)
-    assert plan.pictures.labels.tolist() == [*range(200, 400), *range(0, 200, 2)]
-    assert list(lesson.new) == names[:200] and list(lesson.again) == names[200:]
-    assert len(asked) < 2000
 
 
 def test_a_single_class_that_a_method_cannot_learn_is_a_warning() -> None:

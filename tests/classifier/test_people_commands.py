@@ -200,7 +200,6 @@ def test_small_pictures_of_the_page_follow_the_commands(own: str, capsys: Captur
 
 
 def test_a_page_shows_no_markup_of_a_stranger(own: str, tmp_path: Path, capsys: Capture) -> None:
-    clipcil.load(own)
     toml = Path(own, "model.toml")
     toml.write_text(toml.read_text().replace('name = "ant"', 'name = "<img src=x>"'))
     said(capsys, "report", own, "--out", tmp_path / "page.html")

@@ -54,8 +54,7 @@ class Exported(nn.Module):
 def export(model: Classifier, out: Path, form: Format = "pt2") -> Path:
     """Write a model for other programs; returns the file of the network.
 
-    `out` must be new, empty or hold an export, which is replaced. A `UserError` is raised where `out` holds something
-    else, or where the method cannot be exported in this form.
+    `out` must be new, empty or hold an export, which is replaced.
     """
     if not model.classes:
         raise UserError("the model has learnt nothing yet; teach it first")

@@ -1,11 +1,8 @@
 """A model on disk: `model.toml` (readable), the weights (safetensors), `README.md` (a model card).
 
-The weights go into a file named after their checksum; then `model.toml`, which names that file, is replaced in one
-step; only then is the old file deleted. So a reader sees the old model or the new one, and a process killed at any
-moment leaves one of the two intact. Nothing is ever unpickled.
-
-The model before the last change can be kept beside the new one, as `previous.toml` and the weights that it names, until
-the next change; `restore_previous` restores it.
+The weights go into a file named after their checksum; then `model.toml`, which names that file, is replaced; only then
+is the old file deleted. So a reader sees the old model or the new one, a killed process leaves one of them whole.
+`previous.toml` and the weights that it names are the model before the last change, for `restore_previous`.
 """
 
 from __future__ import annotations
@@ -92,8 +89,8 @@ def _weights(folder: Path) -> set[str]:
 def write_model(folder: Path, state: ModelState, *, keep_previous: bool = False) -> Facts:
     """Replace the model in `folder`, or make the folder; returns the facts with the name of the weights.
 
-    With `keep_previous` the model that was there is kept for `restore_previous`; otherwise nothing of it is left, nor
-    of the one before it. The caller holds the lock.
+    With `keep_previous` the model that was there is kept for `restore_previous`; otherwise nothing of an earlier model
+    is left. The caller holds the lock.
     """
     for key, value in state.tensors.items():
         if value.is_floating_point() and not bool(torch.isfinite(value).all()):
@@ -114,8 +111,7 @@ def restore_previous(folder: Path) -> Facts:
     facts = read_previous(folder)
     if facts is None:
         raise UserError(
-            f"{folder} keeps no earlier model, so nothing can be undone: none is kept of before the first lesson, nor"
-            " after a class was forgotten"
+            f"nothing can be undone: {folder} keeps no model before the first lesson, nor after a class was forgotten"
         )
     _read_weights(folder, facts)
     files = {MODEL: read_bytes(folder / PREVIOUS), PREVIOUS: read_bytes(folder / MODEL), CARD: _card(facts)}
@@ -124,10 +120,9 @@ def restore_previous(folder: Path) -> Facts:
 
 
 def _replace(folder: Path, files: dict[str, bytes], keep_previous: bool) -> None:
-    """Put `files` into place in their order.
+    """Put `files` into place in their order, after all of them are written: a full disk leaves everything as it was.
 
-    All files are written before the first is renamed, so that a full disk leaves everything as it was. `ExitStack`
-    unwinds in reverse, so they are entered in reverse.
+    `ExitStack` unwinds in reverse, so they are entered in reverse.
     """
     with uninterrupted():
         try:

@@ -207,8 +207,8 @@ class Learner:
         lesson.held_out = 0 if lesson.left_one_out else len(newest)
         labels = newest.labels.cpu()
         if len(newest):
-            computed = torch.zeros(len(newest), dtype=torch.bool)
-            self.held = self.held.with_rows(labels, newest.features.cpu(), newest.levels.cpu(), computed)
+            features, levels = newest.features.cpu(), newest.levels.cpu()
+            self.held = self.held.with_rows(labels, features, levels, torch.zeros(len(newest), dtype=torch.bool))
         try:
             labels, scores = self.held.labels, held_out_scores(method, self.held)
         except PixelsNeededError:

@@ -6,11 +6,11 @@ import base64
 import hashlib
 import re
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from clipcil.classifier.folder import read_model, read_previous
+from clipcil.classifier.folder import PREVIOUS, read_model
 from clipcil.classifier.state import KnownClass
 from clipcil.data.names import same_name
 from clipcil.errors import UserError
@@ -56,7 +56,7 @@ class SmallPictures:
         return _read(self._file(name))
 
     def add(self, name: str, pictures: Sequence[bytes]) -> None:
-        """Keep some of these, the newest replacing the oldest; none if it was switched off in the meantime."""
+        """Keep some of these in place of the oldest; none if the switch was turned off in the meantime."""
         with self._lock:
             if self.on:
                 kept = [*self.of(name), *pictures][-MOST:]
@@ -75,22 +75,21 @@ class SmallPictures:
         """
         if not self.on:
             return
-        after, previous = read_model(self.model).known, None
-        with suppress(UserError):  # a damaged one cannot be brought back
-            previous = read_previous(self.model)
+        after = read_model(self.model).known
+        kept = [*after]
+        with suppress(UserError):  # where none is kept; a damaged one cannot be brought back
+            kept += read_model(self.model, PREVIOUS).known
         with self._lock:
             if [each.text for each in before] == [each.text for each in after]:
                 for old, new in zip(before, after, strict=True):
                     if old.name != new.name and self._file(old.name).is_file():
                         self._file(old.name).replace(self._file(new.name))
-            self._keep_only(each.name for each in [*after, *(previous.known if previous else [])])
+            self._keep_only(kept)
 
-    def _keep_only(self, names: Iterable[str]) -> None:
+    def _keep_only(self, classes: Sequence[KnownClass]) -> None:
         """Delete the pictures of every other class."""
-        wanted = {self._file(name) for name in names}
-        for path in self._files():
-            if path not in wanted:
-                path.unlink(missing_ok=True)
+        for path in set(self._files()) - {self._file(each.name) for each in classes}:
+            path.unlink(missing_ok=True)
 
     def _files(self) -> list[Path]:
         """The files of all classes, without other files, and none if the folder is a link."""

@@ -213,10 +213,7 @@ class PictureRows:
         return {f"{self.prefix}{name}": column for name, column in vars(self).items()}
 
     def take(self, tensors: dict[str, Tensor], classes: int) -> Self:
-        """Take the rows out of the weights of a model with so many classes; `self`, without rows, where there are none.
-
-        A `UserError` is raised where a column is missing or does not fit, or a label is that of no class.
-        """
+        """Take the rows out of the weights of a model with so many classes; `self`, without rows, where it has none."""
         own = {key.removeprefix(self.prefix): tensors.pop(key) for key in list(tensors) if key.startswith(self.prefix)}
         if not own:
             return self
