@@ -14,6 +14,7 @@ import argparse
 import dataclasses
 import os
 import random
+import re
 import shutil
 import signal
 import sys
@@ -146,7 +147,7 @@ def kill_commands(work: Path, kills: int, chance: random.Random) -> int:
         "report": ["report", "run"],
         "bench": ["bench", *grid, "--out", "bench", "--quiet"],
     }
-    after: dict[str, tuple[list[object], list[str], float]] = {}
+    after: dict[str, tuple[list[object], set[str], float]] = {}
     number = struck = bad = 0
     while struck < kills:
         name, words = list(commands.items())[number % len(commands)]
@@ -169,7 +170,7 @@ def kill_commands(work: Path, kills: int, chance: random.Random) -> int:
             problem = f"given again it ended with {code}"
         elif model_state(place) != whole:
             problem = "given again it ended otherwise"
-        elif extra := set(files(place)) ^ set(names):
+        elif extra := files(place) ^ names:
             problem = f"files differ: {sorted(extra)[:3]}"
         if problem:
             print(f"{name}: {problem}", flush=True)
@@ -193,11 +194,11 @@ def model_state(place: Path) -> list[object]:
     return [[known.name for known in facts.known], facts.sha256]
 
 
-def files(place: Path) -> list[str]:
-    """Names of all files but output and those of an undo; names of weights without their checksum."""
+def files(place: Path) -> set[str]:
+    """Names of all files but output and those of an undo, without the checksums in names: checkpoints hold seconds."""
     found = (path.relative_to(place).as_posix() for path in place.rglob("*") if path.is_file())
     found = (name for name in found if not name.endswith(("previous.toml", "stdout", "stderr")))
-    return sorted(name.split("weights-")[0] + "weights" * ("weights-" in name) for name in found)
+    return {re.sub(r"-[0-9a-f]{12,64}\.safetensors$", ".safetensors", name) for name in found}
 
 
 if __name__ == "__main__":
