@@ -62,9 +62,3 @@ def learn_all(method: Method, tasks: list[Task], seed: int = 0) -> Method:
         method.train()
         method.learn(task)
     return method.eval()
-
-
-def accuracy(method: Method, pictures: FeaturePictures) -> float:
-    with torch.no_grad():
-        guess = method.logits(pictures).argmax(1)  # type: ignore[arg-type]
-    return float((guess == pictures.labels).float().mean())
