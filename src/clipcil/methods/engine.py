@@ -91,6 +91,7 @@ class ENGINE(Method):
         self.growing_buffer("prototypes", self.dim)
         self.growing_buffer("sentences", len(self.templates), self.dim, persistent=False)
         self.register_buffer("pair_texts", torch.zeros(0, 0, self.dim, device=self.device))
+        self._known: Table | None = None
         self._described: list[tuple[Tensor, Tensor]] = []  # a task each: raw sentences (S, dim), their pairs (S, 2)
 
     def check_names(self, names: Sequence[str]) -> None:
@@ -130,10 +131,11 @@ class ENGINE(Method):
         """Encode the descriptions that each task brings; return the unit sentences about each class, (S, dim) each."""
         if self.config.descriptions is None:
             return []
-        known = read_table(self.config.descriptions)
-        require_pairs(known, self.names, self.config.descriptions)
+        if self._known is None:  # read once: the file may be moved while a run goes on
+            self._known = read_table(self.config.descriptions)
+        require_pairs(self._known, self.names, self.config.descriptions)
         while len(self._described) < len(self.sizes):  # after a resume: those of earlier tasks, in the same batches
-            self._described.append(self.encode_task(known, len(self._described)))
+            self._described.append(self.encode_task(self._known, len(self._described)))
         vectors, pairs = self._described[-1]
         places, owners = torch.unique(pairs, dim=0, return_inverse=True)
         self.pair_texts[places[:, 0], places[:, 1]] = average_by_owner(vectors, owners, len(places)).to(self.pair_texts)
