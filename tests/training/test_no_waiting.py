@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,7 +12,7 @@ from torch import Tensor
 
 from benchmarks.p2_features_once import OneTask
 from benchmarks.p7_growth import Growth
-from benchmarks.shapes import SMALL_TEXT, SMALL_VISION, random_clip
+from benchmarks.shapes import SMALL_TEXT
 from clipcil.calibration import bures_map
 from clipcil.clip import CLIP
 from clipcil.clip.text import padded
@@ -67,9 +66,9 @@ class Strict(Trainer):
         super().fit(stage, parameters, data, strict, how, each_epoch)
 
 
-def grown() -> Growth:
-    """A small DMC-OT that has learnt a task of three classes."""
-    growth = Growth(dim=16, classes=3, count=6, clip=random_clip(SMALL_VISION, SMALL_TEXT, 16))
+def grown(train_old: bool = True) -> Growth:
+    """A small DMC-OT that has learnt a task of ten classes."""
+    growth = Growth(16, SMALL_TEXT, train_old)
     growth.skip()
     return growth
 
@@ -78,11 +77,10 @@ def grown() -> Growth:
 def test_stage_two_never_waits(train_old: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     with waits_forbidden(monkeypatch), pytest.raises(AssertionError, match="__int__"):
         int(torch.ones(()))  # the check itself notices a wait
-    growth, trainer = grown(), Strict(monkeypatch)
-    growth.method.config = replace(growth.method.config, train_old_prompts=train_old)
+    growth, trainer = grown(train_old), Strict(monkeypatch)
     growth.method.trainer = trainer
     growth.method.learn(growth.task())
-    assert trainer.steps == 1
+    assert trainer.steps == 10  # 300 pictures
 
 
 def test_stage_one_never_waits(tiny_clip: CLIP, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,7 +103,7 @@ def test_stage_one_never_waits(tiny_clip: CLIP, monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.parametrize("name", ["coop", "proof", "engine"])
 def test_other_methods_never_wait(name: str, tiny_clip: CLIP, monkeypatch: pytest.MonkeyPatch) -> None:
-    task = OneTask(name, 1, tiny_clip, epochs=1)
+    task = OneTask(name, tiny_clip, epochs=1)
     trainer = Strict(monkeypatch)
     task.method.trainer = trainer
     task.ours()
