@@ -110,8 +110,9 @@ def end_states(
         for end, (_, length) in zip(ends, shapes, strict=True)
     ]
     block = blocks[-1]
-    last = own[at_end] + _attend(block, own, shapes, masks, beginning, at_end)
-    return last + block.mlp(block.layer_norm2(last))
+    last: Tensor = own[at_end] + _attend(block, own, shapes, masks, beginning, at_end)
+    last = last + block.mlp(block.layer_norm2(last))
+    return last
 
 
 def _attend(
