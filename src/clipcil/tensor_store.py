@@ -30,6 +30,8 @@ SHARED_BYTES = 4 * 2**30
 SIZE = "CLIPCIL_STAGES_GIB"
 """Environment variable for another size. Ten towers of ViT-B/16 take 3.4 GiB, and a grid over class orders reuses a
 tower only after all other orders have run, so the cache must hold the towers of all orders."""
+CHECKS = 64
+"""The size of a store is checked after each 1/64 of its limit that a process has written."""
 ABANDONED = 3600
 """Seconds after which a half-written file has no writer any more."""
 ANY_SHA256 = "?" * 64
@@ -52,6 +54,7 @@ class TensorStore:
         refuse_links(folder)
         self.folder, self.most_bytes = folder, most_bytes
         self.hits = 0
+        self._unchecked = most_bytes  # bytes saved since the size was last checked
 
     @classmethod
     def of_user(cls) -> TensorStore:
@@ -95,7 +98,10 @@ class TensorStore:
             write_bytes(path, content)
             for each in older:
                 each.unlink(missing_ok=True)
-        self._shrink()
+        self._unchecked += len(content)
+        if self._unchecked * CHECKS > self.most_bytes:  # listing the folder at every save took a fifth of a short run
+            self._shrink()
+            self._unchecked = 0
         return path
 
     def paths(self, key: str) -> list[Path]:
