@@ -32,7 +32,7 @@ from clipcil.data.dataset import open_dataset
 from clipcil.data.pictures import PictureSet
 from clipcil.data.reader import Pictures, Reader
 from clipcil.data.tasks import Task, TaskStream, class_order, task_sizes
-from clipcil.experiment.evaluate import BATCH
+from clipcil.experiment.evaluate import EVALUATION_BATCH
 from clipcil.experiment.spec import RunSpec, method_settings
 from clipcil.memory.exemplars import ExemplarMemory
 from clipcil.methods.base import Method
@@ -151,7 +151,7 @@ class OneTask:
         return replace(config, **{self.stage: replace(getattr(config, self.stage), epochs=epochs, steps=0)})
 
     def _test(self, index: int) -> Iterator[Pictures]:
-        return self.stream.test(index).batches(BATCH)
+        return self.stream.test(index).batches(EVALUATION_BATCH)
 
     def ours(self) -> Tensor:
         """Learn the task and score all test pictures: (N, C)."""
@@ -169,7 +169,8 @@ class OneTask:
         if method.name == "coop":
             method.texts = partial(_texts_of_all_tokens, method)
         tests = [self.stream.test_set(i) for i in range(task.index + 1)]
-        return self._learn(task, self._live(tests, torch.cat([part.labels for part in tests])).batches(BATCH))
+        live = self._live(tests, torch.cat([part.labels for part in tests]))
+        return self._learn(task, live.batches(EVALUATION_BATCH))
 
     def _learn(self, task: Task, test: Any) -> Tensor:
         torch.manual_seed(1)

@@ -27,7 +27,7 @@ from clipcil.storage import MOST_TENSORS, TEMPORARY, cache_folder, parse_json, r
 
 SHARED_BYTES = 4 * 2**30
 """Default size of the user's cache of stages and features."""
-SIZE = "CLIPCIL_STAGES_GIB"
+STAGES_GIB = "CLIPCIL_STAGES_GIB"
 """Environment variable for another size. Ten towers of ViT-B/16 take 3.4 GiB, and a grid over class orders reuses a
 tower only after all other orders have run, so the cache must hold the towers of all orders."""
 CHECKS = 64
@@ -59,13 +59,13 @@ class TensorStore:
     @classmethod
     def of_user(cls) -> TensorStore:
         """The store in the user's cache folder, at most as large as `$CLIPCIL_STAGES_GIB` says."""
-        words = os.environ.get(SIZE, "").strip()
+        words = os.environ.get(STAGES_GIB, "").strip()
         try:
             size = float(words) * 2**30 if words else SHARED_BYTES
         except ValueError:
             size = 0
         if not 0 < size < float("inf"):
-            raise UserError(f"{SIZE} is '{words}'; give the size of the cache of stages in GiB, such as 20")
+            raise UserError(f"{STAGES_GIB} is '{words}'; give the size of the cache of stages in GiB, such as 20")
         return cls(cache_folder() / "stages", int(size))
 
     def load(self, key: str) -> dict[str, Tensor] | None:

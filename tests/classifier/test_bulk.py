@@ -52,7 +52,7 @@ def rows(out: Path) -> dict[str, dict[str, Any]]:
 def test_the_same_answers_and_only_what_is_missing(
     ray: Any, model: Path, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bulk, "PART", 7)
+    monkeypatch.setattr(bulk, "PICTURES_PER_PART", 7)
     out, seen = tmp_path / "out", []
     counts = bulk.predict_on_ray(model, source, out, actors=2, on_progress=lambda stage, *at: seen.append(at))
     files = sorted(path for path in source.rglob("*.png"))

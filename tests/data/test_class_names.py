@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from clipcil.data.dataset import Dataset
-from clipcil.data.names import LONGEST, check_names, check_template, clean_name
+from clipcil.data.names import LONGEST_NAME, check_names, check_template, clean_name
 from clipcil.data.pictures import PictureSet
 from support.errors import one_line
 from support.made_up import refused
@@ -53,7 +53,7 @@ def test_a_sentence_has_one_place_for_the_name(template: str) -> None:
 
 def test_emoji_and_long_names_within_the_limit_are_let_through() -> None:
     flags = [f"\U0001f3f4{''.join(chr(0xE0000 + ord(letter)) for letter in of)}\U000e007f" for of in ("gbeng", "gbsct")]
-    check_names("mine", ["🐱", "🐶", "ß", "x" * LONGEST, *flags])
+    check_names("mine", ["🐱", "🐶", "ß", "x" * LONGEST_NAME, *flags])
 
 
 def test_a_label_outside_the_classes_is_refused() -> None:

@@ -17,7 +17,7 @@ import pytest
 from clipcil.commands.info import describe as command
 from clipcil.descriptions import client as module
 from clipcil.descriptions.client import AnswerError, Endpoint, ask_for_descriptions, parse_answer
-from clipcil.descriptions.file import read_table, require_pairs
+from clipcil.descriptions.file import read_descriptions, require_pairs
 from clipcil.errors import UserError
 from support.errors import one_line
 
@@ -90,7 +90,7 @@ def endpoint(server: StandIn, **options: Any) -> Endpoint:
 
 
 def check_whole(out: Path) -> None:
-    table = read_table(out)
+    table = read_descriptions(out)
     require_pairs(table, CLASSES, out)
     for a, b in permutations(CLASSES, 2):
         assert table[a][b][0] == f"{a} not {b}"
@@ -142,7 +142,7 @@ def test_a_pair_that_stays_malformed_is_named_and_the_rest_is_kept(server: Stand
     )
     with one_line("1 of 6 pairs", "'wolf' and 'crow'"):
         ask_for_descriptions(CLASSES, endpoint(server), out, jobs=2)
-    assert sum(map(len, read_table(out).values())) == 10
+    assert sum(map(len, read_descriptions(out).values())) == 10
     server.questions.clear()
     server.reply = lambda number, question: good(question)
     assert ask_for_descriptions(CLASSES, endpoint(server), out) == len(server.questions) == 1
@@ -193,14 +193,14 @@ def test_interrupted_and_continued(server: StandIn, tmp_path: Path, monkeypatch:
 
     with pytest.raises(KeyboardInterrupt):
         ask_for_descriptions(CLASSES, endpoint(server), out, jobs=1, on_progress=stop)
-    assert sum(map(len, read_table(out).values())) == 8
+    assert sum(map(len, read_descriptions(out).values())) == 8
     answered = len(server.questions)
     monkeypatch.setattr(module, "SAVE_EVERY", 1)
     seen: list[int] = []
 
     def watch(stage: str, done: int, total: int) -> None:
         seen.append(done)
-        assert sum(map(len, read_table(out).values())) == 2 * done  # every answer is in the file at once
+        assert sum(map(len, read_descriptions(out).values())) == 2 * done  # every answer is in the file at once
 
     assert ask_for_descriptions(CLASSES, endpoint(server), out, jobs=1, on_progress=watch) == 2
     assert seen == [4, 5, 6]

@@ -20,7 +20,7 @@ import clipcil
 from clipcil.classifier.folder import load_model, read_model, write_model
 from clipcil.classifier.state import ModelState
 from clipcil.data.sources import list_files
-from clipcil.descriptions.file import read_table
+from clipcil.descriptions.file import read_descriptions
 from clipcil.errors import UserError
 from clipcil.report.runs import find_runs, read_run
 from clipcil.storage import open_regular, read_bytes, read_json, read_toml, sha256
@@ -61,7 +61,7 @@ def test_only_regular_files_of_a_bounded_size_are_read(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="larger than"):
         read_bytes(tmp_path / "file", 1)
     with pytest.raises(UserError, match="regular file"):
-        read_table(Path("/dev/zero"))
+        read_descriptions(Path("/dev/zero"))
 
 
 @pytest.mark.parametrize(

@@ -44,7 +44,7 @@ def change(folder: Path, **values: Any) -> None:
 @pytest.fixture
 def no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pages are written without drawing, which takes most of the time."""
-    for kind in (*figures.MOST, "matrix", "confusion"):
+    for kind in (*figures.MOST_METHODS, "matrix", "confusion"):
         monkeypatch.setattr(figures, kind, lambda *_: figures.Figure(b"", []))
 
 

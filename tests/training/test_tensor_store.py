@@ -17,7 +17,7 @@ from clipcil.data.dataset import open_dataset
 from clipcil.data.reader import Reader
 from clipcil.experiment.experiment import Experiment, LoadCache
 from clipcil.methods.dmc import DMC
-from clipcil.tensor_store import ABANDONED, SHARED_BYTES, SIZE, TensorStore, content_key
+from clipcil.tensor_store import ABANDONED, SHARED_BYTES, STAGES_GIB, TensorStore, content_key
 from clipcil.training.own_random import own_random
 from clipcil.training.trainer import Trainer, Training
 from support.errors import one_line
@@ -194,11 +194,11 @@ def test_the_cache_stays_within_its_bound_and_drops_the_oldest(tmp_path: Path) -
 
 def test_the_bound_is_the_user_s(monkeypatch: pytest.MonkeyPatch) -> None:
     for words, size in {"": SHARED_BYTES, "20": 20 * 2**30, "0.5": 2**29}.items():
-        monkeypatch.setenv(SIZE, words)
+        monkeypatch.setenv(STAGES_GIB, words)
         assert TensorStore.of_user().most_bytes == size
     for words in ("much", "0", "-1", "nan", "inf"):
-        monkeypatch.setenv(SIZE, words)
-        with one_line(SIZE, f"'{words}'"):
+        monkeypatch.setenv(STAGES_GIB, words)
+        with one_line(STAGES_GIB, f"'{words}'"):
             TensorStore.of_user()
 
 

@@ -1,9 +1,9 @@
 """Prediction of any number of pictures on Ray.
 
-The source is cut into parts of `PART` pictures (parquet files: into their row groups). Ray Data hands the parts to a
-pool of actors, each with the model loaded; an actor writes the answers for a part to one parquet file. The driver sees
-part numbers only, so its memory does not grow with the pictures, and a job that is stopped and given again does only
-the parts whose file is missing.
+The source is cut into parts of `PICTURES_PER_PART` pictures (parquet files: into their row groups). Ray Data hands the
+parts to a pool of actors, each with the model loaded; an actor writes the answers for a part to one parquet file. The
+driver sees part numbers only, so its memory does not grow with the pictures, and a job that is stopped and given again
+does only the parts whose file is missing.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from clipcil.classifier.lesson import Progress
 from clipcil.classifier.load import load
 from clipcil.classifier.predict import Prediction
 from clipcil.cluster import connect
-from clipcil.data.datasets.parquet import ROWS, holds_pictures, open_parquet
+from clipcil.data.datasets.parquet import ROWS_AT_ONCE, holds_pictures, open_parquet
 from clipcil.data.sources import list_files, no_pictures
 from clipcil.errors import UserError, printable
 from clipcil.settings import typed
 from clipcil.storage import read_json, read_text, run_lock, sha256, whole_file, write_json
 
-PART = 1000
+PICTURES_PER_PART = 1000
 """Pictures per part."""
 JOB, MANIFEST = "job.json", "pictures.parquet"
 ANSWERS = pa.schema(
@@ -129,7 +129,7 @@ def read_part(part: Part) -> Iterator[tuple[str, Any]]:
     """Name and picture (a path, or the bytes of an encoded picture) of every row of a part."""
     with open_parquet(Path(part.file)) as reader:
         place, row = _picture_column(reader.schema_arrow), 0
-        for batch in reader.iter_batches(ROWS, row_groups=[part.group]):
+        for batch in reader.iter_batches(ROWS_AT_ONCE, row_groups=[part.group]):
             for value in batch.column(place).to_pylist():
                 name = f"{part.file}#{part.group}.{row}"
                 if isinstance(value, str):
@@ -212,4 +212,4 @@ def _write_manifest(paths: Sequence[str], path: Path) -> None:
     except UnicodeEncodeError as error:
         raise UserError(f"the name '{printable(error.object)}' is not UTF-8; rename the file") from error
     with whole_file(path) as part:
-        pq.write_table(table, part, row_group_size=PART)
+        pq.write_table(table, part, row_group_size=PICTURES_PER_PART)

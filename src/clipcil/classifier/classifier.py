@@ -16,7 +16,7 @@ from PIL import Image
 from clipcil.classifier.folder import MODEL, hold_model, read_model, write_model
 from clipcil.classifier.learner import Learner
 from clipcil.classifier.lesson import LearnMonitor, Lesson, Progress
-from clipcil.classifier.predict import PictureScores, Prediction, rank, stream_scores
+from clipcil.classifier.predict import PictureScores, Prediction, most_likely, stream_scores
 from clipcil.classifier.scoring import Answer, Calibration, Evaluation, evaluate_answers, probabilities
 from clipcil.classifier.sources import TEMPLATE, Source, as_list, read_source, skipped_files
 from clipcil.classifier.state import Facts, KnownClass, LessonRecord, ModelState
@@ -286,7 +286,7 @@ class Classifier:
             if isinstance(scores, UserError):
                 yield picture, Prediction([], [], error=str(scores))
             else:
-                yield picture, rank(*scores, names, top, how)
+                yield picture, most_likely(*scores, names, top, how)
 
     def _scores(self, pictures: Iterable[Any]) -> Iterator[tuple[Any, PictureScores | UserError]]:
         if not self.classes:

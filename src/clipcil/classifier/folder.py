@@ -26,7 +26,7 @@ from clipcil.signals import uninterrupted
 from clipcil.storage import MissingFileError, claim, read_bytes, read_toml, run_lock, toml_bytes, whole_file
 from clipcil.tensor_store import read_entry
 
-COPY = "restore the folder from a copy"
+RESTORE_ADVICE = "restore the folder from a copy"
 """How errors about a damaged model end."""
 MODEL, CARD, PREVIOUS = "model.toml", "README.md", "previous.toml"
 CARD_TEXT = """# A clipcil model
@@ -185,7 +185,7 @@ def read_model(folder: Path, name: str = MODEL) -> Facts:
     except NewerFormatError as error:
         raise UserError(f"{path} {error}") from error
     except UserError as error:
-        raise UserError(f"{path} is damaged ({str(error).removeprefix(f'{path} ')}); {COPY}") from error
+        raise UserError(f"{path} is damaged ({str(error).removeprefix(f'{path} ')}); {RESTORE_ADVICE}") from error
 
 
 def read_previous(folder: Path) -> Facts | None:
@@ -200,7 +200,7 @@ def _read_weights(folder: Path, facts: Facts) -> ModelState:
     try:
         return ModelState(facts, read_entry(folder / facts.weights, facts.sha256)[0])
     except UserError as error:
-        raise UserError(f"{error}; {COPY}") from error
+        raise UserError(f"{error}; {RESTORE_ADVICE}") from error
 
 
 def load_model(folder: Path) -> ModelState:

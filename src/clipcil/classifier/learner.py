@@ -20,14 +20,14 @@ from torch.nn.functional import normalize
 
 from clipcil.calibration import paired_map
 from clipcil.classifier.lesson import Lesson, LessonPlan, plan_lesson
-from clipcil.classifier.predict import Scores, rank, score
+from clipcil.classifier.predict import Scores, most_likely, score
 from clipcil.classifier.scoring import ENOUGH, Answer, Evaluation, calibrate, evaluate_answers
 from clipcil.classifier.state import KnownClass, LessonRecord, ModelState, PictureRows, TaughtPictures
 from clipcil.clip import CLIP
 from clipcil.data.dataset import Dataset
 from clipcil.data.reader import Pictures, Reader
 from clipcil.data.tasks import Task
-from clipcil.experiment.evaluate import BATCH
+from clipcil.experiment.evaluate import EVALUATION_BATCH
 from clipcil.methods.base import Method, build_method, method_state
 from clipcil.methods.registry import find_method
 from clipcil.settings import to_dict
@@ -36,29 +36,29 @@ from clipcil.training.trainer import Trainer
 SEED_STEP = 1_000_003
 """Lesson k draws from seed + k · SEED_STEP: a large prime, so that the lessons of models with neighbouring seeds never
 share a seed."""
-FEWEST = 5
+FEWEST_TO_HOLD_OUT = 5
 """Minimum number of pictures of a class for some to be held out: with fewer, all are needed for training."""
-MOST = 50
+MOST_HELD_OUT = 50
 """Maximum number of pictures of a class held out of one lesson: more would add little and cost training pictures."""
-LEFT_OUT = 20
+MOST_LEFT_OUT = 20
 """Maximum number of pictures of a class kept of one lesson where they are left out one by one instead of held out."""
 
 
 def split_held_out(labels: Tensor, leave_one_out: bool = False) -> tuple[Tensor, Tensor]:
     """Rows to train on and rows kept for evaluation, by the class (N,) of each picture.
 
-    Of each class a tenth is held out, at least one and at most `MOST` pictures, spread evenly; of a class with fewer
-    than `FEWEST` pictures none. With `leave_one_out` all are trained on and at most `LEFT_OUT` of each class kept; a
-    single picture is not: without it the class would be unknown, and every such picture a mistake.
+    Of each class a tenth is held out, at least one and at most `MOST_HELD_OUT` pictures, spread evenly; of a class with
+    fewer than `FEWEST_TO_HOLD_OUT` pictures none. With `leave_one_out` all are trained on and at most `MOST_LEFT_OUT`
+    of each class kept; a single picture is not: without it the class would be unknown, and each such picture a mistake.
     """
     held = torch.zeros(len(labels), dtype=torch.bool)
     for label in torch.unique(labels).tolist():
         rows = torch.nonzero(labels == label).flatten()
         total = len(rows)
         if leave_one_out:
-            count = min(LEFT_OUT, total) if total > 1 else 0
+            count = min(MOST_LEFT_OUT, total) if total > 1 else 0
         else:
-            count = min(MOST, max(1, total // 10)) if total >= FEWEST else 0
+            count = min(MOST_HELD_OUT, max(1, total // 10)) if total >= FEWEST_TO_HOLD_OUT else 0
         held[rows[[(2 * i + 1) * total // (2 * count) for i in range(count)]]] = True
     train = torch.ones_like(held) if leave_one_out else ~held
     return torch.nonzero(train).flatten(), torch.nonzero(held).flatten()
@@ -213,7 +213,7 @@ class Learner:
             labels, scores = self.held.labels, held_out_scores(method, self.held)
         except PixelsNeededError:
             self.held = HeldOut.empty(self.held.features.shape[1], self.held.levels.shape[1])
-            logits = [score(method, batch).logits for batch in newest.batches(BATCH)]
+            logits = [score(method, batch).logits for batch in newest.batches(EVALUATION_BATCH)]
             scores = Scores(torch.cat(logits) if logits else torch.zeros(0, method.seen), None)
             lesson.warnings.append(
                 f"{method.title} reads the pixels of a picture, not its features, so the accuracy and the threshold are"
@@ -250,7 +250,7 @@ class Learner:
 
     def _evaluate(self, scores: Scores, labels: Tensor) -> Evaluation:
         names, how = self.facts.names, self.facts.calibration
-        found = (rank(logits, novelty, names, 1, how) for logits, novelty in scores)
+        found = (most_likely(logits, novelty, names, 1, how) for logits, novelty in scores)
         answers = (
             Answer(names[label], guess.names[0], guess.probabilities[0], guess.unknown)
             for label, guess in zip(labels.tolist(), found, strict=True)

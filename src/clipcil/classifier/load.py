@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
 from clipcil.classifier.classifier import Classifier
-from clipcil.classifier.folder import COPY, MODEL, load_model, size_on_disk
+from clipcil.classifier.folder import MODEL, RESTORE_ADVICE, load_model, size_on_disk
 from clipcil.classifier.learner import HeldOut
 from clipcil.classifier.predict import score
 from clipcil.classifier.small_pictures import SmallPictures
@@ -86,7 +86,7 @@ def _check(model: Classifier, folder: Path) -> None:
     except Exception as error:  # untrusted weights can break any step of any method
         fits, fault = False, f" ({type(error).__name__})"
     if not fits:
-        raise UserError(f"the weights in {folder} do not fit its model{fault}; {COPY}")
+        raise UserError(f"the weights in {folder} do not fit its model{fault}; {RESTORE_ADVICE}")
 
 
 def load_or_new(
@@ -129,7 +129,8 @@ def summarise(folder: Path) -> dict[str, Any]:
         moved: Sequence[float | None] = mean_shifts(tensors) or [None] * len(facts.known)
         known = list(zip(facts.known, facts.task_of, moved, strict=True))
     except Exception as error:  # untrusted weights can be of any shape, under any name
-        raise UserError(f"the weights in {folder} do not fit its model ({type(error).__name__}); {COPY}") from error
+        why = f"the weights in {folder} do not fit its model ({type(error).__name__})"
+        raise UserError(f"{why}; {RESTORE_ADVICE}") from error
     right, measured = facts.right
     same, how = ("method", "backbone", "fingerprint", "seed", "lessons"), facts.calibration
     return {

@@ -20,7 +20,7 @@ from clipcil.methods.base import Method
 
 PictureScores = tuple[Tensor, float | None]
 """Logits (C,) and novelty of one picture."""
-BATCH = 32
+PREDICTION_BATCH = 32
 """Pictures per pass."""
 AHEAD = 3
 """Batches decoded ahead of the one being scored, and so the number of batches in memory."""
@@ -103,15 +103,15 @@ def stream_scores(things: Iterable[Any], method: Method) -> Iterator[tuple[Any, 
         waiting: deque[tuple[Any, Future[Tensor | UserError]]] = deque()
         for thing in things:
             waiting.append((thing, pool.submit(prepare, thing)))
-            if len(waiting) == AHEAD * BATCH:
-                yield from scored([waiting.popleft() for _ in range(BATCH)])
+            if len(waiting) == AHEAD * PREDICTION_BATCH:
+                yield from scored([waiting.popleft() for _ in range(PREDICTION_BATCH)])
         while waiting:
-            yield from scored([waiting.popleft() for _ in range(min(BATCH, len(waiting)))])
+            yield from scored([waiting.popleft() for _ in range(min(PREDICTION_BATCH, len(waiting)))])
     finally:
         pool.shutdown(wait=False, cancel_futures=True)  # a reader that stops early leaves nothing running
 
 
-def rank(logits: Tensor, novelty: float | None, names: list[str], top: int, how: Calibration) -> Prediction:
+def most_likely(logits: Tensor, novelty: float | None, names: list[str], top: int, how: Calibration) -> Prediction:
     """Logits (C,) and novelty of one picture → its `top` likeliest classes."""
     best = probabilities(logits, how.temperature).topk(min(top, len(names)))
     chosen = [names[index] for index in best.indices.tolist()]

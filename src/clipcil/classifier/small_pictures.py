@@ -16,9 +16,9 @@ from clipcil.data.names import same_name
 from clipcil.errors import UserError
 from clipcil.storage import read_json, refuse_links, sweep, write_json
 
-MOST = 6
+MOST_SMALL_PICTURES = 6
 """Small pictures kept of one class."""
-LARGEST = 2**20
+LARGEST_FILE = 2**20
 """Maximum bytes of the file of a class; six small pictures take less than a tenth of it."""
 _OWN = re.compile(r"[0-9a-f]{24}\.json")
 
@@ -59,7 +59,7 @@ class SmallPictures:
         """Keep some of these in place of the oldest; none if the switch was turned off in the meantime."""
         with self._lock:
             if self.on:
-                kept = [*self.of(name), *pictures][-MOST:]
+                kept = [*self.of(name), *pictures][-MOST_SMALL_PICTURES:]
                 write_json(self._file(name), [base64.b64encode(picture).decode() for picture in kept])
 
     @property
@@ -101,6 +101,6 @@ class SmallPictures:
 
 def _read(path: Path) -> list[bytes]:
     try:
-        return [base64.b64decode(text) for text in read_json(path, LARGEST)][:MOST]
+        return [base64.b64decode(text) for text in read_json(path, LARGEST_FILE)][:MOST_SMALL_PICTURES]
     except (UserError, ValueError, TypeError):
         return []

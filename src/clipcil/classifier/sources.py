@@ -26,7 +26,7 @@ from clipcil.data.pictures import Picture, PictureSet
 from clipcil.data.sources import HEIC, SUFFIXES, as_picture, list_files, list_folders, no_pictures, walk
 from clipcil.errors import UserError, counted, quoted
 
-NAMED = 3
+NAMES_SHOWN = 3
 """Names shown of a longer list."""
 TEMPLATE = "a photo of a {}."
 
@@ -173,5 +173,5 @@ def _holds_pictures(folder: Path) -> bool:
 
 
 def _some(names: list[str]) -> str:
-    shown = ", ".join(names[:NAMED])
-    return shown if len(names) <= NAMED else f"{shown}, … ({len(names)} in all)"
+    shown = ", ".join(names[:NAMES_SHOWN])
+    return shown if len(names) <= NAMES_SHOWN else f"{shown}, … ({len(names)} in all)"

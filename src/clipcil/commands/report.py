@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from clipcil.classifier.classifier import Classifier
     from clipcil.classifier.scoring import Answer, Evaluation
 
-SHOWN = 120
+MISTAKES_SHOWN = 120
 """Maximum number of mistakes shown with their picture: with more, a page takes long to load."""
 THUMBNAIL = 112
 """Pixels of the longer side of a picture on the page."""
@@ -75,7 +75,7 @@ def write_test_page(model: Classifier, found: Evaluation, source: str, out: Path
     """Write a page about a test: accuracy, each class, confused pairs, and the mistakes, the most confident first."""
     from clipcil.report.html import write_page
 
-    mistakes = [_mistake(answer) for answer in found.mistakes[:SHOWN]]
+    mistakes = [_mistake(answer) for answer in found.mistakes[:MISTAKES_SHOWN]]
     write_page(out, "test.html", title="clipcil: test", model=model, found=found, source=source, mistakes=mistakes)
 
 

@@ -11,7 +11,7 @@ from cyclopts import Parameter
 from clipcil.commands.types import Address, Backbone, Count, Device, Download, File, Flag, Folder, Model, On, Pictures
 from clipcil.errors import UserError
 
-MANY = 50
+PICTURES_FOR_A_BAR = 50
 """Minimum number of pictures for a progress bar."""
 
 
@@ -106,7 +106,7 @@ def predict(
     line = text.csv_printer(min(top, len(classifier.classes))) if csv else text.print_json if json else text.print_line
     asked = broken = 0
     for files in batches:
-        with text.progress_bar(quiet=len(files) < MANY) as on_progress:
+        with text.progress_bar(quiet=len(files) < PICTURES_FOR_A_BAR) as on_progress:
             for done, (picture, prediction) in enumerate(classifier.predict_stream(files, top), 1):
                 line(picture, prediction)
                 broken += prediction.error is not None

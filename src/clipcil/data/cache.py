@@ -24,7 +24,7 @@ from clipcil.clip.preprocess import Preprocess
 from clipcil.data.pictures import PictureSet, decode_and, decoding_pool
 from clipcil.errors import UserError
 
-CHUNK = 32
+TRUNK_BATCH = 32
 """Pictures per pass through the preprocessing trunk. Always this many (the last chunk is filled up), so that a picture
 has the same bits whatever the other pictures are."""
 CHECKSUM = 4
@@ -106,14 +106,14 @@ class PixelStore:
         def prepare(place: int) -> Tensor:
             return decode_and(pictures.pictures[place], pictures.describe_place(place), self.preprocess.picture)
 
-        chunks = [places[start : start + CHUNK] for start in range(0, len(places), CHUNK)]
+        chunks = [places[start : start + TRUNK_BATCH] for start in range(0, len(places), TRUNK_BATCH)]
         with decoding_pool() as pool:
             # One chunk is decoded by the threads while the trunk works on the one before it.
             coming = [pool.submit(prepare, place) for place in chunks[0]]
             for number, (chunk, after) in enumerate(pairwise([*chunks, []]), start=1):
                 stacked = torch.stack([future.result() for future in coming])
                 coming = [pool.submit(prepare, place) for place in after]
-                full = torch.cat([stacked, stacked.new_zeros(CHUNK - len(chunk), *stacked.shape[1:])])
+                full = torch.cat([stacked, stacked.new_zeros(TRUNK_BATCH - len(chunk), *stacked.shape[1:])])
                 with torch.no_grad():
                     ready = self.preprocess.finish(full)[: len(chunk)].to(torch.float16).numpy()
                 for place, pixels in zip(chunk, ready, strict=True):

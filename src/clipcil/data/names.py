@@ -13,7 +13,7 @@ from clipcil.errors import UserError, printable
 
 ANYTHING = ("folder", "parquet", "hub")
 """Datasets whose contents depend on their folder or repository; the others are the same everywhere."""
-LONGEST = 300
+LONGEST_NAME = 300
 """Characters in a name. 77 tokens hold no more than this of any language; the tokenizer says the exact limit later."""
 _INVISIBLE = re.compile("[\u00ad\u200b-\u200f\u202a-\u202e\u2060-\u2069\ufeff]")
 """Zero-width letters and direction marks; not every format character of Unicode: tags make the flags of countries."""
@@ -76,7 +76,7 @@ def check_names(dataset: str, names: Sequence[str]) -> None:
     for place, name in enumerate(names):
         if not same_name(need_text(name)):
             raise UserError(f"{dataset}: class {place} has an empty name; give it one")
-        if len(name) > LONGEST:
+        if len(name) > LONGEST_NAME:
             raise UserError(f"{dataset}: class name '{shorten(name)}' is too long for a prompt; shorten it")
         if any("\ud800" <= letter <= "\udfff" for letter in name):
             raise UserError(f"{dataset}: class name '{shorten(name)}' is not UTF-8; rename its folder")

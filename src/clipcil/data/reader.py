@@ -28,7 +28,7 @@ from clipcil.tensor_store import TensorStore, content_key
 
 MOST_BYTES = 2 * 2**30
 """Bytes of features that runs share in memory; larger ones are dropped before the next run."""
-BLOCK = 128
+TOWER_BATCH = 128
 """Pictures per tower pass. Always whole blocks at fixed places, so that features have the same bits however and
 whenever they are asked for (a resumed run asks in another order than the run it continues)."""
 
@@ -92,10 +92,10 @@ class Reader:
         table = self._tables.get(pictures.key)
         if table is None or table.version != self.clip.version:
             table = self._tables[pictures.key] = self._new_table(pictures)
-        missing = sorted(set((rows // BLOCK).tolist()) - table.done)
+        missing = sorted(set((rows // TOWER_BATCH).tolist()) - table.done)
         if missing and (levels or not table.found):
             self._encode(table, pictures, missing)
-            if table.key and self.store is not None and len(table.done) == -(-len(pictures) // BLOCK):
+            if table.key and self.store is not None and len(table.done) == -(-len(pictures) // TOWER_BATCH):
                 with suppress(UserError):  # a full disk does not stop a run
                     self.store.save(table.key, {"features": table.features})
         return table
@@ -122,7 +122,7 @@ class Reader:
 
         Mixed precision is off, even inside a loss that uses it: the features are kept for all later uses.
         """
-        inside = [torch.arange(block * BLOCK, min((block + 1) * BLOCK, len(pictures))) for block in blocks]
+        inside = [torch.arange(block * TOWER_BATCH, min((block + 1) * TOWER_BATCH, len(pictures))) for block in blocks]
         share_of_blocks, cuts = share(len(blocks))
         own = inside[share_of_blocks]
         features, levels = [table.features[:0]], [table.levels[:0]]

@@ -16,18 +16,18 @@ import httpx
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, stop_after_attempt
 
 from clipcil.data.names import clean_name
-from clipcil.descriptions.file import Table, read_table
+from clipcil.descriptions.file import Table, read_descriptions
 from clipcil.errors import UserError, printable
 from clipcil.settings import typed
 from clipcil.storage import need_writable, parse_json, write_json
 
 SAVE_EVERY = 20
 """Answers between two writes of the file: the most that a crash can lose."""
-LARGEST = 1 << 20
+LARGEST_ANSWER = 1 << 20
 """Maximum bytes read of an answer."""
 LONGEST_WAIT = 60.0
 """Maximum seconds between two attempts, whatever the server asks for."""
-LONGEST = 300
+LONGEST_FEATURE = 300
 """Maximum characters of a feature; the rest is cut off."""
 HOPELESS = 10
 """Consecutive unusable answers after which no more questions are asked: the model cannot do it."""
@@ -103,7 +103,7 @@ class Endpoint:
         try:
             post = client.stream("POST", self.address, json=body, headers=headers)
             async with asyncio.timeout(self.timeout), post as response:
-                text = (await anext(response.aiter_bytes(LARGEST), b"")).decode("utf-8", "replace")
+                text = (await anext(response.aiter_bytes(LARGEST_ANSWER), b"")).decode("utf-8", "replace")
         except (httpx.HTTPError, TimeoutError) as error:
             reason = "the answer takes too long" if isinstance(error, TimeoutError) else error
             raise _BusyError(self._clean(f"{shown} cannot be reached: {reason}")) from None
@@ -134,7 +134,7 @@ def parse_answer(text: str) -> tuple[list[str], list[str]]:
         both = typed([found["first"], found["second"]], list[list[str]])
     except (UserError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise AnswerError(f"not the JSON that was asked for ({type(error).__name__})") from error
-    first, second = ([name for one in found if (name := clean_name(one[:LONGEST]))] for found in both)
+    first, second = ([name for one in found if (name := clean_name(one[:LONGEST_FEATURE]))] for found in both)
     if not first or not second:
         raise AnswerError("an empty list of features")
     return first, second
@@ -154,7 +154,7 @@ def ask_for_descriptions(
     """
     if len(set(classes)) < max(2, len(classes)):
         raise UserError(f"descriptions need at least two different class names, each once; given: {', '.join(classes)}")
-    table: Table = read_table(out) if out.exists() else {}
+    table: Table = read_descriptions(out) if out.exists() else {}
     pairs = list(combinations(classes, 2))
     missing = [(a, b) for a, b in pairs if not (table.get(a, {}).get(b) and table.get(b, {}).get(a))]
     coming, failed, in_a_row, done = iter(missing), list[str](), 0, len(pairs) - len(missing)

@@ -25,7 +25,7 @@ Phrase = Annotated[str, Field(pattern=r"\S")]
 Table = dict[str, dict[str, Annotated[list[Phrase], Field(min_length=1)]]]
 
 
-def read_table(path: Path) -> Table:
+def read_descriptions(path: Path) -> Table:
     """D[a][b] from a file; a `UserError` names the entry of another shape."""
     try:
         values = read_json(path, links=True)

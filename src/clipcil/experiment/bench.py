@@ -36,7 +36,7 @@ from clipcil.report.compare import Group, Line, group_runs
 from clipcil.report.runs import NUMBERS, RunRecord, find_runs
 from clipcil.settings import typed
 from clipcil.storage import InUseError, MissingFileError, open_log, parse_json, read_bytes, write_text
-from clipcil.tensor_store import SIZE, TensorStore
+from clipcil.tensor_store import STAGES_GIB, TensorStore
 from clipcil.training.cpu import prepare_process
 
 RESULTS = "results.jsonl"
@@ -46,7 +46,7 @@ PATIENCE = 120
 """Seconds that a run on Ray waits for an earlier attempt at it to release its folder."""
 THREADS = "OMP_NUM_THREADS"
 """Environment variable that torch reads when it is imported."""
-ENVIRONMENT = ("CLIPCIL_CACHE", SIZE, "OMP_WAIT_POLICY", "HF_HOME", "HF_HUB_OFFLINE")
+ENVIRONMENT = ("CLIPCIL_CACHE", STAGES_GIB, "OMP_WAIT_POLICY", "HF_HOME", "HF_HUB_OFFLINE")
 """Environment variables that a worker of Ray is given as they are here."""
 
 Ending = tuple[PlannedRun, str]

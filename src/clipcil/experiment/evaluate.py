@@ -18,7 +18,7 @@ from clipcil.memory.gaussians import GaussianMemory
 from clipcil.memory.ledoit_wolf import average_moments
 from clipcil.methods.base import Method
 
-BATCH = 256
+EVALUATION_BATCH = 256
 DRIFT_PICTURES = 50
 """Pictures of a class that are encoded again to measure its drift; more would cost time and change little."""
 
@@ -47,7 +47,7 @@ def predict(method: Method, pictures: Pictures) -> tuple[Tensor, Tensor]:
         _ = pictures.features  # encoded by all processes together; a share alone could not be
     own = pictures[rows]
     guesses, probabilities = [own.labels[:0]], [own.labels[:0].float()]
-    for batch in own.batches(BATCH):
+    for batch in own.batches(EVALUATION_BATCH):
         logits = method.logits(batch)
         guesses.append(logits.argmax(dim=1))
         probabilities.append((method.score_scale * logits.float()).softmax(dim=1).gather(1, guesses[-1][:, None])[:, 0])

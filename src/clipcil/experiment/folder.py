@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
 ERROR = "error.txt"
 """The traceback of a run of a grid that failed."""
-KEEP = 2
+CHECKPOINTS_KEPT = 2
 """Checkpoints kept: the newest, and the one before it in case the newest is damaged."""
 RUN_FILES = ("matrix.csv", "predictions.csv", "steps.jsonl")
 """Files that a finished run has beside `results.json`."""
@@ -190,7 +190,7 @@ class RunFolder:
         progress = Progress(*measured, **shape, tasks=tasks, belongs=self._identity)
         self.checkpoints.save(f"task-{tasks:04d}", tensors, asdict(progress))
         for key in self.checkpoints.all_keys():
-            if not tasks - KEEP < int(key.removeprefix("task-")) <= tasks:
+            if not tasks - CHECKPOINTS_KEPT < int(key.removeprefix("task-")) <= tasks:
                 self.checkpoints.drop(key)
         for key in self.stages.all_keys():
             self.stages.drop(key)

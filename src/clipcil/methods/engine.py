@@ -26,7 +26,7 @@ from torch.nn.functional import cross_entropy, linear, normalize, pad
 
 from clipcil.data.reader import Batch, Pictures
 from clipcil.data.tasks import Task
-from clipcil.descriptions.file import Table, average_by_owner, encode_descriptions, read_table, require_pairs
+from clipcil.descriptions.file import Table, average_by_owner, encode_descriptions, read_descriptions, require_pairs
 from clipcil.heads.lda import RunningHead
 from clipcil.methods.base import Method
 from clipcil.methods.registry import register
@@ -132,7 +132,7 @@ class ENGINE(Method):
         if self.config.descriptions is None:
             return []
         if self._known is None:  # read once: the file may be moved while a run goes on
-            self._known = read_table(self.config.descriptions)
+            self._known = read_descriptions(self.config.descriptions)
         require_pairs(self._known, self.names, self.config.descriptions)
         while len(self._described) < len(self.sizes):  # after a resume: those of earlier tasks, in the same batches
             self._described.append(self.encode_task(self._known, len(self._described)))

@@ -23,7 +23,7 @@ from clipcil.storage import MissingFileError, read_text
 
 MOST_PICTURES = 12_000
 """Datasets with more test pictures than this are not opened for thumbnails."""
-SIDE = 96
+THUMBNAIL_SIDE = 96
 """Pixels of the longer side of a thumbnail."""
 
 
@@ -130,7 +130,7 @@ class Thumbnails:
             place = places.get(answer.row)
             if place is None or dataset.classes[int(dataset.test.labels[place])] != answer.true:
                 raise UserError(f"the pictures of {run.data} are not the ones the run was measured on")
-            return thumbnail(dataset.test.image(place), SIDE), answer
+            return thumbnail(dataset.test.image(place), THUMBNAIL_SIDE), answer
 
         some = [each for each in predictions if each.right]
         if len(some) > right:  # at equal distances, so that every task has its share

@@ -19,11 +19,11 @@ from clipcil.report.runs import WHOLE
 from clipcil.report.style import INKS, Theme, figure_style, series_looks
 from clipcil.storage import read_bytes, whole_file
 
-MOST = {"scores": 36, "accuracy": 12, "forgetting": 24, "drift": 6, "seconds": 24}
+MOST_METHODS = {"scores": 36, "accuracy": 12, "forgetting": 24, "drift": 6, "seconds": 24}
 """Maximum number of methods in a figure; of more, the best by A_B are shown."""
-WIDTH = 4.8
+FIGURE_WIDTH = 4.8
 """Width in inches: narrow enough for its text to be legible on a phone."""
-LEGEND = 52
+LEGEND_WIDTH = 52
 """Characters of a line of a legend, which is as wide as the figure."""
 MADE_BY = "clipcil sweep"
 """Creator in the metadata of a curve: a file without it belongs to the user."""
@@ -42,7 +42,7 @@ class Canvas:
     """A matplotlib figure, with the points that have a text."""
 
     def __init__(self, pyplot: Any, height: float, panels: int = 1, **options: Any) -> None:
-        self.figure, axes = pyplot.subplots(panels, 1, figsize=(WIDTH, height), squeeze=False, **options)
+        self.figure, axes = pyplot.subplots(panels, 1, figsize=(FIGURE_WIDTH, height), squeeze=False, **options)
         self.panels = axes[:, 0]
         self.axes: Any = axes[0, 0]
         self.points: list[tuple[Any, float, float, str]] = []
@@ -72,7 +72,7 @@ def best(standings: Sequence[Standing], most: int) -> list[Standing]:
 
 def accuracy(standings: Sequence[Standing], theme: Theme) -> Figure:
     """A_k after each task, a line for each method, ± a standard deviation over runs."""
-    standings = best(standings, MOST["accuracy"])
+    standings = best(standings, MOST_METHODS["accuracy"])
     with figure_style(theme) as pyplot:
         labels = [standing.group.label for standing in standings]
         long = max(map(len, labels)) > 24
@@ -82,7 +82,7 @@ def accuracy(standings: Sequence[Standing], theme: Theme) -> Figure:
             values = np.array([run.after for run in group.runs])
             across = np.arange(1, values.shape[1] + 1)
             mean, std = values.mean(0), values.std(0, ddof=1) if len(values) > 1 else np.zeros(values.shape[1])
-            line = {"color": look.colour(theme), "marker": look.marker, "label": _wrap(group.label, LEGEND)}
+            line = {"color": look.colour(theme), "marker": look.marker, "label": _wrap(group.label, LEGEND_WIDTH)}
             axes.plot(across, mean, zorder=3 if group.first.method in ("dmc", "dmc-ot") else 2, **line)
             axes.fill_between(across, mean - std, mean + std, color=line["color"], alpha=0.15, linewidth=0)
             for task, value, wide in zip(across, mean, std, strict=True):
@@ -98,7 +98,7 @@ def accuracy(standings: Sequence[Standing], theme: Theme) -> Figure:
 
 def scores(standings: Sequence[Standing], theme: Theme) -> Figure:
     """A_B with its 95 % interval, the best on top."""
-    standings = sorted(best(standings, MOST["scores"]), key=lambda standing: -standing.group.last.mean)
+    standings = sorted(best(standings, MOST_METHODS["scores"]), key=lambda standing: -standing.group.last.mean)
     with figure_style(theme) as pyplot:
         canvas = _rows(pyplot, standings, theme, "A_B, %")
         axes = canvas.axes
@@ -134,7 +134,7 @@ def confusion(group: Group, theme: Theme) -> Figure:
 
 def forgetting(standings: Sequence[Standing], theme: Theme) -> Figure:
     """Best accuracy so far − accuracy at the end, the mean over tasks but the last."""
-    standings = best(standings, MOST["forgetting"])
+    standings = best(standings, MOST_METHODS["forgetting"])
     with figure_style(theme) as pyplot:
         canvas = _rows(pyplot, standings, theme, "forgetting, percentage points")
         for place, standing in enumerate(standings):
@@ -151,7 +151,7 @@ def forgetting(standings: Sequence[Standing], theme: Theme) -> Figure:
 
 def drift(standings: Sequence[Standing], theme: Theme) -> Figure:
     """Distance of the stored means from the true ones after each task, before and after calibration."""
-    standings = best(standings, MOST["drift"])
+    standings = best(standings, MOST_METHODS["drift"])
     with figure_style(theme) as pyplot:
         labels = [f"{standing.group.label}: before calibration" for standing in standings]
         canvas = Canvas(pyplot, 4.4 + 0.2 * 2 * _legend_lines(labels), panels=2, sharex=True)
@@ -162,7 +162,7 @@ def drift(standings: Sequence[Standing], theme: Theme) -> Figure:
             for group, look in ((standing.group, standing.look) for standing in standings):
                 for when, style in (("before", rings), ("after", dots)):
                     across, mean = _drift_line(group, f"{key}_{when}")
-                    label = _wrap(f"{group.label}: {when} calibration", LEGEND) if key == "cosine" else None
+                    label = _wrap(f"{group.label}: {when} calibration", LEGEND_WIDTH) if key == "cosine" else None
                     panel.plot(across, mean, color=look.colour(theme), marker=look.marker, label=label, **style)
                     for task, value in zip(across, mean, strict=True):
                         canvas.tip(task, value, f"{group.label}, task {task}, {when} calibration: {value:.4f}", panel)
@@ -176,7 +176,7 @@ def drift(standings: Sequence[Standing], theme: Theme) -> Figure:
 
 def seconds(standings: Sequence[Standing], theme: Theme) -> Figure:
     """Seconds of each phase, the mean over runs."""
-    standings = best(standings, MOST["seconds"])
+    standings = best(standings, MOST_METHODS["seconds"])
     parts = [_phases(standing.group) for standing in standings]
     names = list(dict.fromkeys(name for phases in parts for name in phases))
     with figure_style(theme) as pyplot:
@@ -269,7 +269,7 @@ def _annotate(axes: Any, x: float, y: float, value: float) -> None:
 
 def _legend_lines(labels: Sequence[str]) -> int:
     """Lines of a legend of one column."""
-    return sum(1 + _wrap(label, LEGEND).count("\n") for label in labels)
+    return sum(1 + _wrap(label, LEGEND_WIDTH).count("\n") for label in labels)
 
 
 def _wrap(label: str, width: int = 22) -> str:

@@ -25,7 +25,7 @@ OWN_FIGURE = re.compile(
     r"[a-z0-9-]*-\d+tasks-\d+-([a-z0-9-]+-)?(scores|accuracy|forgetting|drift|seconds|matrix|confusion)(-dark)?\.png"
 )
 """The name of a figure of a report."""
-SAME = 0.005
+PRINTED_THE_SAME = 0.005
 """Numbers nearer than this are printed the same."""
 
 
@@ -58,7 +58,7 @@ class Report:
             "count": sum(len(group.runs) for group in self.groups),  # a run found in two folders counts once
             "days": sorted({run.timing.finished[:10] for run in self.runs} - {""}),
             "paper_backbone": BACKBONE,
-            "most": figures.MOST,
+            "most": figures.MOST_METHODS,
             "streams": [self.stream(number, title, rank_groups(own)) for number, (title, own) in enumerate(named)],
         }
 
@@ -85,8 +85,8 @@ class Report:
             "test_pictures": sorted({run.test_pictures for run in runs}),
             "papers": [standing.group.paper_result() for standing in standings],
             # Columns that would repeat A_B or forgetting are left out.
-            "weighted": any(abs(run.last_weighted - run.last) > SAME for run in runs),
-            "transfer": any(abs(run.backward_transfer + run.forgetting) > SAME for run in runs),
+            "weighted": any(abs(run.last_weighted - run.last) > PRINTED_THE_SAME for run in runs),
+            "transfer": any(abs(run.backward_transfer + run.forgetting) > PRINTED_THE_SAME for run in runs),
             "figures": [self.figure(name, kind, shown, len(shown)) for kind, shown in compared.items() if shown],
             "methods": [self.method(name, standing.group) for standing in standings],
         }

@@ -23,7 +23,7 @@ from starlette.datastructures import UploadFile as FormFile
 
 import clipcil
 from clipcil.classifier.export import export as export_model
-from clipcil.classifier.folder import CARD, COPY, MODEL
+from clipcil.classifier.folder import CARD, MODEL, RESTORE_ADVICE
 from clipcil.classifier.state import WEIGHTS
 from clipcil.data.names import clean_name, same_name
 from clipcil.errors import UserError, printable
@@ -300,7 +300,7 @@ def upload(service: Used, scratch: Scratch, archive: Annotated[Path, Depends(_ar
         with service.served.change(start=folder):
             pass
     except UserError as error:  # without the path of the folder, which is private
-        line = str(error).removesuffix(f"; {COPY}").replace(f"{folder}/", "").replace(str(folder), "it")
+        line = str(error).removesuffix(f"; {RESTORE_ADVICE}").replace(f"{folder}/", "").replace(str(folder), "it")
         raise UserError(f"the uploaded model: {line}") from error
     return answers.Empty()
 

@@ -19,7 +19,7 @@ from clipcil.classifier.folder import read_previous, restore_previous
 from clipcil.classifier.lesson import LessonStoppedError
 from clipcil.classifier.load import load, load_or_new
 from clipcil.classifier.predict import Prediction
-from clipcil.classifier.small_pictures import MOST, SmallPictures
+from clipcil.classifier.small_pictures import MOST_SMALL_PICTURES, SmallPictures
 from clipcil.classifier.state import Facts
 from clipcil.errors import UserError
 from clipcil.serve.answers import LessonResult, LessonState, Limits, accuracy, explain
@@ -209,7 +209,7 @@ class Lessons:
                 lesson = model.learn(source, on_progress=self._progress, should_stop=self._stop.is_set)
                 self._tell(stage="saving", done=0, total=0, seconds_left=None)
             for name, items in classes.items():
-                self._served.small.add(name, [item.thumbnail.read_bytes() for item in items[-MOST:]])
+                self._served.small.add(name, [item.thumbnail.read_bytes() for item in items[-MOST_SMALL_PICTURES:]])
         except (UserError, OSError) as error:
             if self._served.model is before:
                 raise

@@ -29,7 +29,7 @@ from clipcil.network import downloads_allowed
 from clipcil.settings import options
 from clipcil.storage import open_regular, read_text, sha256
 
-ROWS = 64
+ROWS_AT_ONCE = 64
 """Rows read at a time. Arrow cannot read more than 2 GiB of {bytes, path} in one piece."""
 TRAIN, TEST = ("train",), ("test", "validation", "valid", "val")
 CONVERTED = "refs/convert/parquet"
@@ -220,7 +220,7 @@ def read_parquet(
 
 def _read(file: Path) -> Any:
     with open_parquet(file) as reader:
-        return pa.Table.from_batches(list(reader.iter_batches(ROWS)), reader.schema_arrow)
+        return pa.Table.from_batches(list(reader.iter_batches(ROWS_AT_ONCE)), reader.schema_arrow)
 
 
 @contextmanager
