@@ -6,6 +6,7 @@ import hashlib
 import multiprocessing
 import os
 import pickle
+import shutil
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
@@ -18,8 +19,7 @@ from clipcil.data.datasets import cifar100
 from clipcil.data.datasets.official import unpack
 from support.errors import one_line
 from support.made_up import cub_tree, imagenet_r_tree, make_tar, refused, shared_data, write_lines
-
-# -- archives ---------------------------------------------------------------------------------------------------------
+from support.towers import Bomb
 
 
 def test_unpacked_once_with_the_archives_times(tmp_path: Path, own_cache: Path) -> None:
@@ -47,22 +47,19 @@ def test_members_that_lead_out_are_refused(tmp_path: Path) -> None:
     assert not any("evil" in path.name for path in tmp_path.rglob("*"))
 
 
-@pytest.mark.parametrize("how", ["gz", "bz2", "xz"])
-def test_damaged_archives_are_named(tmp_path: Path, how: str) -> None:
-    whole = make_tar(tmp_path / "a.tgz", [("a", os.urandom(50_000))], how).read_bytes()
+def test_damaged_archives_and_a_cache_that_is_a_file_are_named(tmp_path: Path, own_cache: Path) -> None:
+    archive = make_tar(tmp_path / "a.tgz", [("a", os.urandom(50_000))])
+    whole = archive.read_bytes()
     middle = len(whole) // 2
     changed = whole[:middle] + bytes([whole[middle] ^ 1]) + whole[middle + 1 :]
-    for number, content in enumerate((b"", b"not an archive", whole[:middle], changed)):
-        path = tmp_path / f"cut{number}.tgz"
-        path.write_bytes(content)
-        with one_line(path.name):
-            unpack(path)
-
-
-def test_a_cache_that_is_a_file(tmp_path: Path, own_cache: Path) -> None:
+    for content in (b"not an archive", whole[:middle], changed):
+        archive.write_bytes(content)
+        with one_line(archive.name):
+            unpack(archive)
+    shutil.rmtree(own_cache)
     own_cache.write_text("in the way")
     with one_line("CLIPCIL_CACHE"):
-        unpack(make_tar(tmp_path / "a.tgz", [("a", b"x")]))
+        unpack(archive)
 
 
 def test_two_processes_unpack_at_once(tmp_path: Path) -> None:
@@ -91,9 +88,6 @@ def test_a_dataset_is_found_in_its_folder_and_its_archive(
     refused(name, "3 classes and 15 pictures", home)
 
 
-# -- CUB-200-2011 -----------------------------------------------------------------------------------------------------
-
-
 def test_the_real_cub_has_the_official_split() -> None:
     archive = shared_data("CUB_200_2011-64px.tgz")
     data = open_dataset("cub200", archive)
@@ -113,19 +107,12 @@ def test_cub_in_small_and_what_is_wrong_with_it(tmp_path: Path) -> None:
     assert data.classes == ["Grey a tailed Bird", "Grey b tailed Bird", "Grey c tailed Bird"]
     assert data.train.labels.tolist() == [0, 0, 1, 1, 2, 2] and len(data.test) == 9
     whole = (home / "images.txt").read_text()
-    for line, words in (("no number", "'no number'"), ("16 a/b.jpg", str(home))):
-        (home / "images.txt").write_text(whole + line)
-        refused("cub200", words, home, check="no")
+    (home / "images.txt").write_text(f"{whole}no number")
+    refused("cub200", "'no number'", home, check="no")
     (home / "images.txt").write_text(whole)
-    write_lines(home / "image_class_labels.txt", [f"{i} 9" for i in range(1, 16)])
-    refused("cub200", str(home), home, check="no")
-    write_lines(home / "image_class_labels.txt", [f"{i} 1" for i in range(1, 16)])
     missing = next((home / "images").rglob("*.jpg"))
     missing.unlink()
     refused("cub200", missing.name, home, check="no")
-
-
-# -- CIFAR-100 --------------------------------------------------------------------------------------------------------
 
 
 def test_the_real_cifar100_in_parquet_files() -> None:
@@ -150,17 +137,15 @@ def official(monkeypatch: pytest.MonkeyPatch) -> dict[str, bytes]:
     return contents
 
 
-def write(folder: Path, contents: dict[str, bytes]) -> Path:
-    folder.mkdir()
-    for name, content in contents.items():
-        (folder / name).write_bytes(content)
-    return folder
-
-
-def test_cifar100_in_a_folder_and_an_archive(tmp_path: Path, official: dict[str, bytes]) -> None:
+def test_cifar100_in_a_folder_and_an_archive(
+    tmp_path: Path, official: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
     refused("cifar100", "cifar-100-python.tar.gz", tmp_path)
-    folder = write(tmp_path / "cifar-100-python", official)
-    (tmp_path / "a").mkdir()
+    folder = tmp_path / "cifar-100-python"
+    for place in (folder, tmp_path / "a"):
+        place.mkdir()
+    for name, content in official.items():
+        (folder / name).write_bytes(content)
     members = [(f"cifar-100-python/{name}", official[name]) for name in official]
     archive = make_tar(tmp_path / "a" / "cifar-100-python.tar.gz", members)
     for root in (folder, tmp_path, archive, archive.parent):
@@ -173,21 +158,11 @@ def test_cifar100_in_a_folder_and_an_archive(tmp_path: Path, official: dict[str,
     assert np.array_equal(red_green_blue[:, :, 1].reshape(-1), rows[5, 1024:2048])
     make_tar(tmp_path / "a" / "cifar-100-python.tar.gz", [("cifar-100-python/meta", b"x")])
     refused("cifar100", "meta", tmp_path / "a")
+    (folder / "train").write_bytes(pickle.dumps(Bomb()))
+    monkeypatch.chdir(tmp_path)
+    refused("cifar100", "MD5", folder)
+    assert not Path("exploded").exists(), "a pickle with another checksum is not opened"
 
-
-def test_a_pickle_with_another_checksum_is_not_opened(tmp_path: Path, official: dict[str, bytes]) -> None:
-    mark = tmp_path / "it ran"
-
-    class Evil:
-        def __reduce__(self) -> tuple[object, tuple[str]]:
-            return os.system, (f"touch '{mark}'",)
-
-    write(tmp_path / "x", {**official, "train": pickle.dumps(Evil())})
-    refused("cifar100", "MD5", tmp_path / "x")
-    assert not mark.exists()
-
-
-# -- ImageNet-R -------------------------------------------------------------------------------------------------------
 
 ALL = [f"{wnid}/art_{i}.jpg" for wnid in ("n01443537", "n01484850", "n02106662") for i in range(5)]
 
@@ -209,7 +184,6 @@ def test_renditions_have_names_from_their_readme(tmp_path: Path) -> None:
     assert sorted(names(data, "train") + names(data, "test")) == ALL
     assert names(renditions(home, split_seed=1), "test") != names(data, "test")
     refused("imagenet-r", "train_list and test_list", home, train_list="x")
-    refused("imagenet-r", "split_list", home, train_list="x", test_list="y", split_list="z")
     write_lines(home / "README.txt", ["n01443537 goldfish"])
     refused("imagenet-r", "n01484850", home, check="no")
 
@@ -225,8 +199,6 @@ def test_yaml_lists(tmp_path: Path) -> None:
     assert (names(data, "test"), names(data, "train")) == (ALL[:3], ALL[3:])
     assert data.test.labels.tolist() == [0, 0, 0], "the class is in the path; targets are not trusted"
     assert data.notes == ()
-    flow = write_lines(tmp_path / "flow.yaml", [f"data: ['{ALL[0]}', \"{ALL[1]}\", {ALL[2]}]", "targets: [0, 0, 0]"])
-    assert names(renditions(home, **{**lists, "test_list": flow}), "test") == ALL[:3]
 
 
 def test_one_text_list(tmp_path: Path) -> None:
@@ -238,7 +210,6 @@ def test_one_text_list(tmp_path: Path) -> None:
     assert "n02106662/test_img_R.py" in data.notes[0] and " 1 pictures" in data.notes[1]
     for lines, said in (
         (["train", ALL[0]], "no test pictures"),
-        ([ALL[0]], ALL[0]),
         (["train", ALL[0], "test", "n01443537/art_99.jpg"], "n01443537/art_99.jpg"),
         (["train", ALL[0], "test", ALL[0]], ALL[0]),
     ):

@@ -36,10 +36,10 @@ def test_a_file_is_read_or_refused_in_one_line(tmp_path: Path, value: object, en
     if value is not None:
         file.write_text(json.dumps(value), encoding="utf-8")
     if not entry:
-        assert module.read_table(file) == value
+        assert module.read_descriptions(file) == value
         return
     with one_line(entry):
-        module.read_table(file)
+        module.read_descriptions(file)
 
 
 def test_sentences() -> None:

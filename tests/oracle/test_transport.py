@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clipcil.calibration import bures_map, wasserstein2_to_samples
+from clipcil.transport import bures_map, wasserstein2_to_samples
 
 
 def covariance(generator: torch.Generator, dim: int, rank: int, scale: float = 1.0, ridge: float = 0.0) -> torch.Tensor:

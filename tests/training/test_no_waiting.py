@@ -13,7 +13,6 @@ from torch import Tensor
 from benchmarks.p2_features_once import OneTask
 from benchmarks.p7_growth import Growth
 from benchmarks.shapes import SMALL_TEXT
-from clipcil.calibration import bures_map
 from clipcil.clip import CLIP
 from clipcil.clip.text import padded
 from clipcil.data.pictures import PictureSet
@@ -23,6 +22,7 @@ from clipcil.methods.dmc import DMC, DMCConfig
 from clipcil.training.augment import TowerTraining
 from clipcil.training.device import make_fabric
 from clipcil.training.trainer import Trainer, Training
+from clipcil.transport import bures_map
 from support.features import FeaturePictures
 
 WAITS = ("item", "__int__", "__float__", "__bool__", "__index__", "tolist", "numpy")

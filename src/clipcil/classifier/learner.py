@@ -18,7 +18,6 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from clipcil.calibration import paired_map
 from clipcil.classifier.lesson import Lesson, LessonPlan, plan_lesson
 from clipcil.classifier.predict import Scores, most_likely, score
 from clipcil.classifier.scoring import ENOUGH, Answer, Evaluation, calibrate, evaluate_answers
@@ -32,6 +31,7 @@ from clipcil.methods.base import Method, build_method, method_state
 from clipcil.methods.registry import find_method
 from clipcil.settings import to_dict
 from clipcil.training.trainer import Trainer
+from clipcil.transport import paired_map
 
 SEED_STEP = 1_000_003
 """Lesson k draws from seed + k · SEED_STEP: a large prime, so that the lessons of models with neighbouring seeds never

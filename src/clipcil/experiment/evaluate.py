@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cosine_similarity, normalize
 
-from clipcil.calibration import wasserstein2_to_samples
 from clipcil.data.reader import Pictures
 from clipcil.data.tasks import TaskStream
 from clipcil.distributed import gather, share, world_size
 from clipcil.memory.gaussians import GaussianMemory
 from clipcil.memory.ledoit_wolf import average_moments
 from clipcil.methods.base import Method
+from clipcil.transport import wasserstein2_to_samples
 
 EVALUATION_BATCH = 256
 DRIFT_PICTURES = 50

@@ -22,7 +22,6 @@ from pydantic import NonNegativeFloat, NonNegativeInt, PositiveInt
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
-from clipcil.calibration import CalibrationName, calibrate
 from clipcil.data.names import Template
 from clipcil.data.reader import Batch, Pictures
 from clipcil.data.tasks import Task
@@ -39,6 +38,7 @@ from clipcil.training.augment import Augment, TowerTraining, augmented
 from clipcil.training.own_random import own_random
 from clipcil.training.trainer import Training
 from clipcil.training.tuning import Tuned, average_with, tuned
+from clipcil.transport import CalibrationName, transport_memory
 
 
 @options
@@ -179,7 +179,7 @@ class DMC(Method):
     def calibrate(self, before: list[Tensor], after: list[Tensor]) -> None:
         """Transport the stored Gaussians into the space of the adapted tower, Eq. (4)."""
         with self.trainer.phase("calibration"):
-            calibrate(self.config.calibration, self.memory, before, after)
+            transport_memory(self.config.calibration, self.memory, before, after)
             self.memory.fold(self.config.max_spaces)
 
     def train_prompts(self, pictures: Pictures) -> None:

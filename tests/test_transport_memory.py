@@ -7,10 +7,10 @@ import torch
 from sklearn.linear_model import Ridge
 from torch import Tensor
 
-from clipcil import calibration
-from clipcil.calibration import bures_map, calibrate, paired_map, sdc_shifts
+from clipcil import transport
 from clipcil.memory.gaussians import AffineMap, GaussianMemory
 from clipcil.memory.ledoit_wolf import average_moments
+from clipcil.transport import bures_map, paired_map, sdc_shifts, transport_memory
 
 DIM = 6
 
@@ -45,9 +45,9 @@ def expected_map(name: str, before: list[Tensor], after: list[Tensor]) -> Affine
 def test_a_map_carries_means_and_covariances(name: str, moved: Moved) -> None:
     memory, before, after = moved
     old, expected = list(map(memory.moments, range(2))), expected_map(name, before, after)
-    calibrate(name, memory, before, after)  # type: ignore[arg-type]
+    transport_memory(name, memory, before, after)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="cannot be shifted"):  # what a map has carried
-        calibrate("sdc", memory, before, after)
+        transport_memory("sdc", memory, before, after)
     for (mean, cov), (old_mean, old_cov) in zip(map(memory.moments, range(2)), old, strict=True):
         torch.testing.assert_close(mean, expected(old_mean), atol=1e-10, rtol=1e-10)
         torch.testing.assert_close(cov, expected.matrix @ old_cov @ expected.matrix.T, atol=1e-10, rtol=1e-10)
@@ -56,7 +56,7 @@ def test_a_map_carries_means_and_covariances(name: str, moved: Moved) -> None:
 def test_sdc_moves_each_mean_by_its_neighbours(moved: Moved) -> None:
     memory, before, after = moved
     old, x, y = list(map(memory.moments, range(2))), torch.cat(before), torch.cat(after)
-    calibrate("sdc", memory, before, after)
+    transport_memory("sdc", memory, before, after)
     for (mean, cov), (old_mean, old_cov) in zip(map(memory.moments, range(2)), old, strict=True):
         weights = torch.stack([torch.exp(-(row - old_mean).square().sum() / (2 * 0.2**2)) for row in x])
         shift = sum(w * (b - a) for w, a, b in zip(weights, x, y, strict=True)) / weights.sum()
@@ -82,7 +82,7 @@ def test_pairs_choose_the_ridge_by_literally_leaving_one_out(count: int, monkeyp
             error += float(missed.square().sum())
         errors.append(error)
     best = ridges[errors.index(min(errors))]
-    monkeypatch.setattr(calibration, "RIDGES", ridges)
+    monkeypatch.setattr(transport, "RIDGES", ridges)
     found = paired_map(before, after)
     model = Ridge(alpha=float(best * level)).fit(before.numpy(), (after - before).numpy())
     expected = before + torch.from_numpy(model.predict(before.numpy()))

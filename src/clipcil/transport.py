@@ -26,10 +26,12 @@ RIDGES = tuple(10.0**power for power in range(-6, 4))
 SDC_WIDTH = 0.2
 """σ of `sdc_shifts` for unit features, from the authors' script (yulu0724/SDC-IL, commit 4d9efc9, run_demo.sh)."""
 CalibrationName = Literal["none", "task", "class", "pairs", "sdc"]
-"""An option: see `calibrate`; none leaves the stored Gaussians as they are, as DMC does."""
+"""An option: see `transport_memory`; none leaves the stored Gaussians as they are, as DMC does."""
 
 
-def calibrate(how: CalibrationName, memory: GaussianMemory, before: Sequence[Tensor], after: Sequence[Tensor]) -> None:
+def transport_memory(
+    how: CalibrationName, memory: GaussianMemory, before: Sequence[Tensor], after: Sequence[Tensor]
+) -> None:
     """Transport the Gaussians of the old classes from the space before a change of the tower to the space after it.
 
     - task: one map between the task's averaged statistics, Eq. (4).
