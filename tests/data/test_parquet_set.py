@@ -56,21 +56,19 @@ def test_parts_by_file_name(tmp_path: Path, train: str, test: str) -> None:
     assert [data.train.image(i).size for i in range(6)] == [(8, 8)] * 6
 
 
-@pytest.mark.parametrize("category", [False, True], ids=["text", "categories"])
-def test_text_labels_of_both_parts_make_one_list(tmp_path: Path, category: bool) -> None:
+def test_text_labels_of_both_parts_make_one_list(tmp_path: Path) -> None:
     """A category is what pandas writes: numbers, and a list of what they stand for."""
-    for part, labels in (("train", ["owl", "cat_", "dog"]), ("test", ["owl", "dog"])):
-        write(tmp_path / f"{part}.parquet", pa.array(labels).dictionary_encode() if category else labels)
-    data = opened(tmp_path)
-    assert data.classes == ["cat", "dog", "owl"]
-    assert (data.train.labels.tolist(), data.test.labels.tolist()) == ([2, 0, 1], [2, 1])
+    for category in (False, True):
+        for part, labels in (("train", ["owl", "cat_", "dog"]), ("test", ["owl", "dog"])):
+            write(tmp_path / f"{part}.parquet", pa.array(labels).dictionary_encode() if category else labels)
+        data = opened(tmp_path)
+        assert data.classes == ["cat", "dog", "owl"]
+        assert (data.train.labels.tolist(), data.test.labels.tolist()) == ([2, 0, 1], [2, 1])
 
 
 def test_a_split_column_or_a_split_by_seed(tmp_path: Path) -> None:
-    parts = pa.array(["train"] * 8 + ["test"] * 2)
-    for split in (parts, parts.dictionary_encode()):
-        write(tmp_path / "a.parquet", ["x", "y"] * 5, split=split, day=pa.array([2**30] * 10, pa.date32()))
-        assert (len(opened(tmp_path).train), len(opened(tmp_path).test)) == (8, 2)
+    write(tmp_path / "a.parquet", ["x", "y"] * 5, split=["train"] * 8 + ["test"] * 2)
+    assert (len(opened(tmp_path).train), len(opened(tmp_path).test)) == (8, 2)
     write(tmp_path / "b" / "all.parquet", ["x", "y"] * 5, split=[0] * 10)
     data = opened(tmp_path / "b" / "all.parquet", test_share=0.4)
     assert data.test.labels.bincount().tolist() == [2, 2]
@@ -79,34 +77,27 @@ def test_a_split_column_or_a_split_by_seed(tmp_path: Path) -> None:
 def test_bare_numbers_need_names(tmp_path: Path) -> None:
     write(tmp_path / "a.parquet", [0, 0, 1, 1])
     refused("names=FILE", tmp_path)
-    for lines in (["cat", "dog"], ["cat", "dog", "", " "]):
-        assert opened(tmp_path, names=write_lines(tmp_path / "names.txt", lines)).classes == ["cat", "dog"]
+    assert opened(tmp_path, names=write_lines(tmp_path / "names.txt", ["cat", "dog", ""])).classes == ["cat", "dog"]
     refused("class 1", tmp_path, names=write_lines(tmp_path / "blank.txt", ["cat", "", "dog"]))
     refused("label 1", tmp_path, names=write_lines(tmp_path / "few.txt", ["cat"]))
-    refused("none.txt", tmp_path, names=tmp_path / "none.txt")
     write(tmp_path / "a.parquet", ["cat", "owl"])
     refused("'owl'", tmp_path, names=tmp_path / "names.txt")
 
 
 def test_columns_are_named_where_several_could_be_meant(tmp_path: Path) -> None:
     write(tmp_path / "a.parquet", ["x", "y", "x", "y"], photo=[encoded(9)] * 4, file=[{"path": "a"}] * 4)
-    for options in ({}, {"image": "pic"}):
-        refused("image=NAME (columns: image, label, photo, file)", tmp_path, **options)
+    refused("image=NAME (columns: image, label, photo, file)", tmp_path)
     assert len(opened(tmp_path, image="photo").train) == 2
     refused("'image'", tmp_path, image="photo", label="image")
-    for name in ("file", "label"):
-        refused(f"'{name}'", tmp_path, image=name)
+    refused("'file'", tmp_path, image="file")
 
 
 @pytest.mark.parametrize(
     ("labels", "names", "said"),
     [
         ([0, 1, None], ["a", "b"], "1 empty labels"),
-        (pa.array(["x", None]).dictionary_encode(), None, "1 empty labels"),
-        ([0, -1], ["a", "b"], "label -1"),
         ([0, 2], ["a", "b"], "label 2"),
         ([0.5, 1.5], None, "'label'"),
-        ([0, 1], ["a", "A"], "'a' and 'A'"),
     ],
 )
 def test_wrong_labels(tmp_path: Path, labels: Any, names: list[str] | None, said: str) -> None:
@@ -161,15 +152,7 @@ def test_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(open_dataset("hub", None, {"repo": "some/birds", "config": "default"}).train) == 2
     for options, said in (
         ({"repo": "some/birds"}, "config=NAME"),
-        ({"repo": "some/birds", "config": "nope"}, "'nope'"),
         ({"repo": "some/birds", "revision": "v9"}, "no such revision"),
         ({"repo": "birds"}, "repo=owner/name"),
     ):
         made_up.refused("hub", said, None, **options)
-
-
-def test_metadata_of_another_form_are_passed_over(tmp_path: Path) -> None:
-    path = write(tmp_path / "a.parquet", ["fox", "hen"] * 2)
-    for entry in ("{", "[]", '{"info": 3}'):
-        pq.write_table(pq.read_table(path).replace_schema_metadata({"huggingface": entry}), path)
-        assert opened(tmp_path).classes == ["fox", "hen"]

@@ -76,8 +76,8 @@ def write_lines(path: Path, lines: list[str]) -> Path:
     return path
 
 
-def make_tar(path: Path, members: list[tarfile.TarInfo | tuple[str, bytes]], how: str = "gz") -> Path:
-    with tarfile.open(path, f"w:{how}") as tar:  # type: ignore[call-overload]
+def make_tar(path: Path, members: list[tarfile.TarInfo | tuple[str, bytes]]) -> Path:
+    with tarfile.open(path, "w:gz") as tar:
         for member in members:
             if isinstance(member, tarfile.TarInfo):
                 tar.addfile(member)
