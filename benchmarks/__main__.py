@@ -1,7 +1,5 @@
 """`python -m benchmarks [--only P3,S8] [--quick] [--json FILE]`."""
 
-from __future__ import annotations
-
 import argparse
 import importlib
 import sys

@@ -1,7 +1,5 @@
 """The parts that all benchmarks share: timing two sides in turn, comparing their results, keeping and showing rows."""
 
-from __future__ import annotations
-
 import os
 import statistics
 import time

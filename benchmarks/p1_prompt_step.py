@@ -6,8 +6,6 @@ second line. Both use this project's own blocks, which are faster than the refer
 Ours: cut where each name ends, last layer at the end token alone, gradients for the prompt vectors alone.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, normalize, pad

@@ -5,8 +5,6 @@ classes, in place of the loop over classes that the reference codes have. Ours: 
 draws that are carried instead of covariances. Both in float64 throughout; each draws once from every class.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

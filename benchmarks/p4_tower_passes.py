@@ -1,7 +1,5 @@
 """P4: how often a test picture passes the vision tower in a run with a frozen tower. Counted, not timed."""
 
-from __future__ import annotations
-
 import tempfile
 from pathlib import Path
 from typing import Any

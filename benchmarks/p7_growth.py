@@ -7,8 +7,6 @@ train, it has the shape of the embedded one: 1,000 classes through the large one
 only the constant would differ.
 """
 
-from __future__ import annotations
-
 import copy
 import math
 import time

@@ -1,7 +1,5 @@
 """S3: a practitioner's classifier: how long one picture takes, and how many a second a folder gives."""
 
-from __future__ import annotations
-
 import tempfile
 from pathlib import Path
 

@@ -4,8 +4,6 @@ Both servers run at the same time and are asked in turn, so that a busy moment o
 is a connection that sends a picture, waits for the answer and sends the next.
 """
 
-from __future__ import annotations
-
 import io
 import os
 import re

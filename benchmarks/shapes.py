@@ -1,7 +1,5 @@
 """Towers of the shapes that the benchmarks name, with random weights: speed does not depend on the weights."""
 
-from __future__ import annotations
-
 import torch
 from torch import nn
 

@@ -7,8 +7,6 @@ python -m reproduce keep runs/bench --part claims   # add finished runs to the e
 clipcil bench claims --data-root DIR --kept reproduce/evidence --dry-run   # the runs of the grid that are missing
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 from collections.abc import Sequence

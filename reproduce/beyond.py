@@ -4,8 +4,6 @@ Prints A_B of each method on each stream, and by how much the chosen method is a
 between runs of the same class order and seed, and its standard error.
 """
 
-from __future__ import annotations
-
 import argparse
 from collections import defaultdict
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """`python -m reproduce claims`: the judged claims on a terminal and as the page `docs/claims.md`."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path

@@ -9,8 +9,6 @@ how well each score tells a picture of an unknown class from one of a known clas
 folds; a fold is the seed that draws the held-out pictures. No test picture is read.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import statistics

@@ -1,7 +1,5 @@
 """Which claims of the paper the evidence supports: rows found, differences judged, a verdict in words."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """`python -m reproduce keep`: add finished runs to the evidence."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path

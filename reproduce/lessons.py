@@ -4,8 +4,6 @@ python -m reproduce.lessons FOLDER N [METHOD…]   any folder of class folders, 
                                                  lessons, N pictures each; 10 new pictures of each and of 20 others
 """
 
-from __future__ import annotations
-
 import random
 import sys
 import time

@@ -13,8 +13,6 @@ Tarballs missing from the folder DOWNLOADS (190 MB together) are fetched by `npm
 pinned and nothing depends on time or order, so the same versions of the Python packages write the same bytes.
 """
 
-from __future__ import annotations
-
 import argparse
 import io
 import json

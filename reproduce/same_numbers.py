@@ -8,8 +8,6 @@ Keep them with the code before the change, compare with the code after it, on on
 The digest of a task is that of the logits of all test pictures seen so far, bit by bit.
 """
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import json

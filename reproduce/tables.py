@@ -4,8 +4,6 @@ A table stands between the lines `<!-- results:NAME -->` and `<!-- /results -->`
 `<!-- results:NAME PLACE -->` makes the table from another part of the evidence, or from a folder of measurements.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Backbones every test may share. They are handed out frozen; a test that tunes one copies it first."""
 
-from __future__ import annotations
-
 import os
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: tests run in several processes, one thread each

@@ -1,7 +1,5 @@
 """Imports run one way through the rooms, and nothing heavy is imported before it is needed."""
 
-from __future__ import annotations
-
 import ast
 import subprocess
 import sys

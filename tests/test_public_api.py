@@ -1,7 +1,5 @@
 """The public names: there, explained, and listed in docs/api.md as they are."""
 
-from __future__ import annotations
-
 import inspect
 import pydoc
 import re

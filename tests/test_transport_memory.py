@@ -1,7 +1,5 @@
 """Each calibration against dense float64 formulas, and leave-one-out against literally leaving one out."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from sklearn.linear_model import Ridge

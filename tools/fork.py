@@ -1,7 +1,5 @@
 """`clipcil …` in a process forked from this one, which has imported everything already: a thousand take minutes."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

@@ -10,8 +10,6 @@ end with exit code 1 and one line. A run that is resumed with damaged files may 
 that was never stopped. A model can be read after a command that succeeded, and is unchanged after one that was refused.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import hashlib

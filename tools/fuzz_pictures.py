@@ -1,7 +1,5 @@
 """Pictures of every kind, whole and damaged, and things in a class folder that are not ordinary picture files."""
 
-from __future__ import annotations
-
 import io
 import os
 import struct

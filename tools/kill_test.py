@@ -8,8 +8,6 @@ that write (learn, forget, rename, export, report, bench) are a third of the kil
 what was to be there after, and given again it ends with the same files. Exit code 1 if anything differs.
 """
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import os

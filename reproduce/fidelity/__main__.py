@@ -4,8 +4,6 @@ CIFAR-100, 50 training pictures per class, 4 tasks, order of seed 1993. A publis
 scores, in batches of test pictures of one class or task, and one picture at a time, as every method here does.
 """
 
-from __future__ import annotations
-
 import argparse
 import statistics
 import sys

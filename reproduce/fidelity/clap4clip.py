@@ -4,8 +4,6 @@ Kept: the class texts attend to all pictures of the batch, in training and at te
 first pictures of a class. Not kept: the flips of its training pictures and half precision.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from torch import Tensor, nn

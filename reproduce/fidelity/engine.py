@@ -3,8 +3,6 @@
 Not kept: its clamp of normalised pixels to [0, 1]; noisy views are drawn `views` times a task, not at every step.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, normalize

@@ -3,8 +3,6 @@
 Kept: fused texts and prototypes are averaged over the batch, in training and at test.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, normalize

@@ -4,8 +4,6 @@ Kept: sample covariances plus 10⁻⁴ I; their Cholesky factors are made once, 
 classes in a step follows the authors' advice for other task sizes: about 2000 replayed features an epoch.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, normalize

@@ -8,8 +8,6 @@ python -m reproduce.mini vision WORK PICTURES
 python -m reproduce.mini export WORK
 """
 
-from __future__ import annotations
-
 import argparse
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """Towers, trunk and tokenizer as one folder that clipcil and transformers load; the reference for the tests."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

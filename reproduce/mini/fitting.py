@@ -1,7 +1,5 @@
 """The training loop of both towers: AdamW, a learning rate that follows the step, weights averaged over steps."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from pathlib import Path

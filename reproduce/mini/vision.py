@@ -13,8 +13,6 @@ The losses, on unit-length features f:
     relations  KL divergence between rows of the batch's similarity matrices, of the pooled trunk output and of f
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path

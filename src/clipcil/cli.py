@@ -1,7 +1,5 @@
 """The command line: `clipcil COMMAND …`. Nothing heavy is imported before a command needs it."""
 
-from __future__ import annotations
-
 import inspect
 import io
 import os

@@ -1,7 +1,5 @@
 """Ray, for grids of runs and for predicting many pictures. It is an extra and is imported only when asked for."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from clipcil.errors import UserError, first_line

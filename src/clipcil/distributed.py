@@ -4,8 +4,6 @@ Every process runs the same program with the same random state, so small computa
 through a tower are divided: each process computes a share of the rows, and the shares are gathered.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import pairwise

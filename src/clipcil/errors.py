@@ -1,7 +1,5 @@
 """Errors meant for people: one line that says what was wrong, with which value, and what to do."""
 
-from __future__ import annotations
-
 import difflib
 import shlex
 import unicodedata

@@ -1,7 +1,5 @@
 """95 % confidence intervals of a mean of few runs (Student's t) and of a share of pictures (Wilson)."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from math import sqrt
 from statistics import fmean, stdev

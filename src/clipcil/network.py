@@ -4,8 +4,6 @@ A repository that the user named may be fetched. One that only an untrusted fold
 unless the user allows more: a request would send the user's token to a repository that the folder's author chose.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar

@@ -1,7 +1,5 @@
 """Methods and datasets of other installed packages, found by their entry points."""
 
-from __future__ import annotations
-
 import sys
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points

@@ -4,8 +4,6 @@ Options are frozen dataclasses with ranges and choices in their types. An unknow
 range is a `UserError` of one line that names it.
 """
 
-from __future__ import annotations
-
 import ast
 import dataclasses
 import functools

@@ -1,7 +1,5 @@
 """Signals that ask a process to stop: they raise KeyboardInterrupt, and wait while files are replaced."""
 
-from __future__ import annotations
-
 import os
 import signal
 import threading

@@ -4,8 +4,6 @@ A file is written in `.tmp/` beside its place and renamed: it is there whole or 
 followed when writing, nor when reading a file that a folder holds. A `UserError` of one line names the file.
 """
 
-from __future__ import annotations
-
 import errno
 import hashlib
 import json

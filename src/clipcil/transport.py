@@ -3,8 +3,6 @@
 All maps are computed in float64: a memory that passes many tasks multiplies many of them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Literal
 

@@ -1,7 +1,5 @@
 """Both sides of every benchmark give the same result at small sizes, and the table praises nothing it should not."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Predicting many pictures on Ray: the same answers as in one process, finished parts are not done again."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path

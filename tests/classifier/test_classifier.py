@@ -1,7 +1,5 @@
 """Learn, predict, save, load: what a person with pictures does, on the embedded data."""
 
-from __future__ import annotations
-
 import doctest
 import shutil
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """An exported model gives the scores of the model it was made from."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Held-out pictures are scored again after every lesson; lessons are watched, stopped and taken back."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """The folder a model lives in: readable, whole or not at all, refused when it cannot be right."""
 
-from __future__ import annotations
-
 import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """The commands as a person types them; broken input gives one line."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

@@ -1,7 +1,5 @@
 """Folders at the wrong level, pictures taught twice, and one picture or many."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Folders of models that were made by hand, read and changed without a backbone."""
 
-from __future__ import annotations
-
 import errno
 import io
 import json

@@ -1,7 +1,5 @@
 """Probabilities and the threshold for "none of these"."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

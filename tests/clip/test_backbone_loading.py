@@ -1,7 +1,5 @@
 """A whole backbone loads, from disk or from the hub; a broken one is refused in one line that names the file."""
 
-from __future__ import annotations
-
 import json
 import pickle
 import shutil

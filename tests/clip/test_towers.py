@@ -1,7 +1,5 @@
 """The towers against a dense computation in float64, and the shortcuts against the long way."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import torch.nn.functional as F

@@ -1,7 +1,5 @@
 """The same weights under OpenAI's and open_clip's names give the same features."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

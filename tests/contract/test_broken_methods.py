@@ -1,7 +1,5 @@
 """The contract can fail: each of these methods breaks one promise, and `check_method` says which."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 
 import pytest

@@ -1,7 +1,5 @@
 """The contract, for every registered method. A method added by a file alone is found and held to all of it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path

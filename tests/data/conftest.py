@@ -1,7 +1,5 @@
 """Tests of data write to a cache of their own."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """The cache of preprocessed pictures: shared, killed, damaged, read-only."""
 
-from __future__ import annotations
-
 import errno
 import multiprocessing
 import os

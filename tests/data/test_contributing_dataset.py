@@ -1,7 +1,5 @@
 """The example in CONTRIBUTING is a whole dataset: it is found by its name and can be learnt."""
 
-from __future__ import annotations
-
 import re
 import sys
 from pathlib import Path

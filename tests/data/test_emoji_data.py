@@ -1,7 +1,5 @@
 """The embedded dataset is whole: classes, styles, the split, the pictures, and the licences they come under."""
 
-from __future__ import annotations
-
 import io
 import itertools
 import json

@@ -1,7 +1,5 @@
 """CIFAR-100, CUB-200 and ImageNet-R: official folders and archives, found, unpacked once, refused when damaged."""
 
-from __future__ import annotations
-
 import hashlib
 import multiprocessing
 import os

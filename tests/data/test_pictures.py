@@ -1,7 +1,5 @@
 """Every kind of picture strangers send: read right, or named in one line."""
 
-from __future__ import annotations
-
 import io
 import os
 import shutil

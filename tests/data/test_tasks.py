@@ -1,7 +1,5 @@
 """From a dataset to tasks: class orders, sizes, the stream, and splits by seed."""
 
-from __future__ import annotations
-
 import random
 from pathlib import Path
 

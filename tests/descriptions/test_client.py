@@ -1,7 +1,5 @@
 """`clipcil describe` against a stand-in server on this machine."""
 
-from __future__ import annotations
-
 import json
 import re
 import threading

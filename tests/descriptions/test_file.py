@@ -1,7 +1,5 @@
 """Files of descriptions: read, checked, put into sentences, encoded once."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

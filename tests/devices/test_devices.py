@@ -1,7 +1,5 @@
 """Every method on a GPU that is not there, and in half precision."""
 
-from __future__ import annotations
-
 import copy
 from pathlib import Path
 from typing import Any

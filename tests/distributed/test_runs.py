@@ -1,7 +1,5 @@
 """`clipcil run --devices 2`: one process writes, results are reproducible, a lost process ends the run."""
 
-from __future__ import annotations
-
 import csv
 import os
 import signal

@@ -4,8 +4,6 @@
 parameters and predictions.
 """
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The report in a real browser: every figure is drawn, both colour schemes, no complaint, on a desk and on a phone."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path

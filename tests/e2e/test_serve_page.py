@@ -1,7 +1,5 @@
 """The page of `clipcil serve` in a real browser, as a person uses it: one story, told in the order of the tests."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess

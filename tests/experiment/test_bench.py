@@ -1,7 +1,5 @@
 """The grid: what it consists of, that nothing is done twice, and that a failure stops nothing."""
 
-from __future__ import annotations
-
 import json
 import multiprocessing
 import shutil

@@ -1,7 +1,5 @@
 """Commands: whatever is wrong is one line that names the value, with exit code 2; and what the lists show."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Processors that announce matrix instructions which they do not execute."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

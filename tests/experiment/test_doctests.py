@@ -1,7 +1,5 @@
 """The examples in the docstrings of the public names, and the example of the README, run as they are written."""
 
-from __future__ import annotations
-
 import contextlib
 import doctest
 import inspect

@@ -1,7 +1,5 @@
 """The field's numbers by hand; drift is nothing where nothing moved; evaluation on a sample or on held-out pictures."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from pathlib import Path

@@ -1,8 +1,6 @@
 """The experiment as a Python object: the loop by hand, objects of the user's own, and what a notebook does to it: cells
 interrupted and run again, two experiments at a time, changed data."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext

@@ -1,7 +1,5 @@
 """The runs of grids and sweeps: tables of the paper, settings and folders of data; wrong words are refused."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Progress bars appear in a notebook by themselves, and nowhere else."""
 
-from __future__ import annotations
-
 import sys
 from types import ModuleType, SimpleNamespace
 from typing import Any

@@ -1,7 +1,5 @@
 """A grid on a Ray cluster of two machines, one of which is lost: every run ends, with the bytes of one process."""
 
-from __future__ import annotations
-
 import os
 import signal
 import threading

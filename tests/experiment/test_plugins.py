@@ -1,7 +1,5 @@
 """Methods and datasets of other packages: installed, they appear and run; broken, they cost one warning line."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """A damaged checkpoint is named and left aside; a checkpoint of another run is refused with the difference."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A full disk, a folder that cannot be written, a file taken away, two runs in one folder: one line, nothing lost."""
 
-from __future__ import annotations
-
 import errno
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Files of the user are never lost, overwritten or written through a link."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """The parts that are functions, with whatever hypothesis can think of."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import io

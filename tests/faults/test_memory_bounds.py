@@ -1,7 +1,5 @@
 """Bounds of memory for untrusted pictures and of the columns of predictions."""
 
-from __future__ import annotations
-
 import contextlib
 import resource
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Names that mean one class or cannot be printed, models that change while they are read, signals, no room."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

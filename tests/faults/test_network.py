@@ -1,7 +1,5 @@
 """Nothing goes to the network unless told, no key reaches the terminal, and no server keeps a command waiting."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import json

@@ -1,7 +1,5 @@
 """Streams with too little to learn from: no NaN, no singular map, no crash, for every method."""
 
-from __future__ import annotations
-
 import json
 import math
 from dataclasses import replace

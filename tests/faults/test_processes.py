@@ -1,7 +1,5 @@
 """Real processes: killed, interrupted, terminated."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

@@ -1,7 +1,5 @@
 """A run stopped at any checkpoint or stage and taken up again ends with the same bytes, for every method."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Files and folders of strangers are used, or refused in one line."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,7 +1,5 @@
 """Heads against scikit-learn, dense float64 formulas, and fits that literally leave a picture out."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

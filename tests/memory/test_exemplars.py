@@ -1,7 +1,5 @@
 """Exemplars: chosen by herding (against iCaRL's loop), never more than the budget."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """The state of every memory: complete, a copy, and refused if its parts do not fit each other."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What the Gaussian memory promises beside its arithmetic: labels, draws, casts, errors."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

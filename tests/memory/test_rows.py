@@ -1,7 +1,5 @@
 """The byte memory is a function of the set of pictures alone."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 from torch.nn.functional import normalize

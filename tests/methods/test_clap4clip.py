@@ -14,8 +14,6 @@
 The code lets the texts attend to all pictures of the batch. For a batch of one picture that changes nothing:
 """
 
-from __future__ import annotations
-
 from typing import Any, cast
 
 import torch

@@ -9,8 +9,6 @@
   on CIFAR-100 and 50 on ImageNet-R; cos(99 π e / (200 (K − 1))) in epoch e of K.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import torch

@@ -1,7 +1,5 @@
 """The example in CONTRIBUTING is a whole method: it is found by the registry and keeps the contract."""
 
-from __future__ import annotations
-
 import importlib.util
 import re
 import subprocess

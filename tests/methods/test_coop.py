@@ -7,8 +7,6 @@
 No class-incremental version is official; epochs, exemplars and the growing set of classes are not CoOp's.
 """
 
-from __future__ import annotations
-
 import torch
 from torch.nn.functional import cross_entropy, normalize
 

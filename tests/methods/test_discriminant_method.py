@@ -1,7 +1,5 @@
 """Discriminant: taught in any order, taught again, forgotten, the model is that of all its pictures at once."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis

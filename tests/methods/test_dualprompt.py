@@ -10,8 +10,6 @@ Both codes reshape the chosen experts across the batch without a permute. For a 
 nothing:
 """
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch.nn.functional import cross_entropy, normalize

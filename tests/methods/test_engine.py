@@ -17,8 +17,6 @@ The code draws one description for every pair, three times; with one description
 draw.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from dataclasses import replace

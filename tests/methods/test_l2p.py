@@ -11,8 +11,6 @@ The code lets a batch vote on its prompts. Without the vote (its own option), wh
 default:
 """
 
-from __future__ import annotations
-
 from typing import Literal
 
 import pytest

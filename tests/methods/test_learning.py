@@ -1,7 +1,5 @@
 """What methods share: they learn, and training may be augmented or in low precision."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any

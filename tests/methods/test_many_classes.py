@@ -1,7 +1,5 @@
 """What a task costs as classes come: texts and pictures encoded, matrices kept, a softmax over some of the classes."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import cast
 

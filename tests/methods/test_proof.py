@@ -15,8 +15,6 @@
 The code averages fused texts and prototypes over the batch. For a batch of one picture that changes nothing:
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

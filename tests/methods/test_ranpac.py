@@ -1,7 +1,5 @@
 """RanPAC against scikit-learn's ridge regression on the same random features, and its first phase."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

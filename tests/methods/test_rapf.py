@@ -10,8 +10,6 @@
 - `shrink`: Σ + mean(diagonal) I + mean(off-diagonal) (1 − I).
 """
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch.nn.functional import cross_entropy, normalize

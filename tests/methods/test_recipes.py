@@ -1,7 +1,5 @@
 """Options without changes are the authors' published values; the test file of each method names their code."""
 
-from __future__ import annotations
-
 from operator import attrgetter
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Which classes are methods, and what the base class does for each when a lesson ends."""
 
-from __future__ import annotations
-
 from importlib.metadata import EntryPoint
 
 import pytest

@@ -1,7 +1,5 @@
 """SimpleCIL: the nearest class mean by cosine, of raw features (zhoudw-zdw/PROOF, commit 0bb2052)."""
 
-from __future__ import annotations
-
 import numpy as np
 from sklearn.metrics.pairwise import cosine_similarity
 from sklearn.neighbors import NearestCentroid

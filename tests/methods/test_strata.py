@@ -1,7 +1,5 @@
 """Strata: exact lessons, exact forgetting, fewer bytes than DMC-OT, and a score for what is unknown."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast

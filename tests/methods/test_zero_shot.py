@@ -5,8 +5,6 @@ The sentences of the datasets, which other methods average over, are those of zh
 CUB-200.
 """
 
-from __future__ import annotations
-
 import importlib
 
 import pytest

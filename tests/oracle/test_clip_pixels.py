@@ -1,7 +1,5 @@
 """Our pixels against transformers' CLIPImageProcessor (the PIL one) on odd sizes and modes."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Our tokens against transformers' on 1,500 strings: words, templates, every corner of Unicode."""
 
-from __future__ import annotations
-
 import random
 import shutil
 from pathlib import Path

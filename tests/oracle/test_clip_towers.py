@@ -1,7 +1,5 @@
 """Our towers against transformers' CLIPModel: the same weights, the same numbers."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

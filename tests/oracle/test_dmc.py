@@ -1,7 +1,5 @@
 """The equations of the paper against their literal form, in float64."""
 
-from __future__ import annotations
-
 import copy
 from dataclasses import replace
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Low-rank Ledoit–Wolf and the transportable memory against scikit-learn and dense float64 computations."""
 
-from __future__ import annotations
-
 import itertools
 import warnings
 

@@ -1,7 +1,5 @@
 """The Bures–Wasserstein map and distance against POT, and their properties."""
 
-from __future__ import annotations
-
 import ot
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """Class texts from sentences and from soft prompts."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

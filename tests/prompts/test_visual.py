@@ -1,7 +1,5 @@
 """Pieces of the visual prompt methods, each against the plain way of computing it."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from hypothesis import given, settings

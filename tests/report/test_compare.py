@@ -1,7 +1,5 @@
 """Reading runs back, and taking seeds together."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

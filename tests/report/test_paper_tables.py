@@ -1,7 +1,5 @@
 """The paper's numbers: complete, as printed, and found for the runs they belong to."""
 
-from __future__ import annotations
-
 from statistics import fmean
 
 import pytest

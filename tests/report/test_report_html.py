@@ -1,7 +1,5 @@
 """The page: complete, self-contained, harmless, and honest about what is missing."""
 
-from __future__ import annotations
-
 import base64
 import io
 import json

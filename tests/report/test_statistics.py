@@ -1,7 +1,5 @@
 """Intervals: against a bootstrap written out, against what is known, and for how often they are right."""
 
-from __future__ import annotations
-
 import csv
 from collections.abc import Iterable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The comparison is paired by class order and seed."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 

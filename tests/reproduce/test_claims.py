@@ -1,7 +1,5 @@
 """The paper's claims: complete, judged by the right runs, and with verdicts that follow from the intervals."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

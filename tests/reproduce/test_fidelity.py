@@ -1,7 +1,5 @@
 """The rewrites of the published loops run, learn, and agree with ours on easy features."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The command by which the parts of Strata were chosen reads training pictures only, and counts rightly."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """The recipe of the embedded backbone, run for seconds on made pictures with a made trunk and a made text teacher."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Every number of the README's tables, and the page of claims, come from the evidence."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Pictures that the tests of this folder share."""
 
-from __future__ import annotations
-
 import pytest
 
 from support.lessons import pictures

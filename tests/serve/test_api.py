@@ -3,8 +3,6 @@
 The tests of this file tell one story on one server, in the order in which they stand.
 """
 
-from __future__ import annotations
-
 import io
 import json
 import threading

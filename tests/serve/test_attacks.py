@@ -1,7 +1,5 @@
 """What strangers and careless programs may try: each is refused in one line, and the model is as it was."""
 
-from __future__ import annotations
-
 import io
 import re
 import socket

@@ -1,7 +1,5 @@
 """What the guard refuses before it reaches the application: requests of other sites, without the token, too large."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

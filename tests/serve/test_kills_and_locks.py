@@ -1,7 +1,5 @@
 """A lesson that is cancelled or killed leaves the model whole, and nobody else changes a model that is served."""
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import sys

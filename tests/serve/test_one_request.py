@@ -1,7 +1,5 @@
 """The application and its waiting pictures without a server: full disks, lessons that fail late, pictures at once."""
 
-from __future__ import annotations
-
 import asyncio
 import errno
 import os

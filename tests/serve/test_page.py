@@ -1,7 +1,5 @@
 """What the page takes for one class, for a picture and for a day: its scripts, run by Node.js without a server."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

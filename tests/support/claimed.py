@@ -5,8 +5,6 @@ marked and an unmarked tensor is what would fail on a real GPU, and raises `Mixe
 allowed: a CPU tensor of 0 dimensions beside GPU tensors, and CPU indices into a GPU tensor.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

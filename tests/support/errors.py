@@ -1,7 +1,5 @@
 """The form of every error that a user sees."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 

@@ -1,7 +1,5 @@
 """Run folders as the engine writes them, with made-up numbers: a report needs no training to be tested."""
 
-from __future__ import annotations
-
 import csv
 from pathlib import Path
 from typing import Any

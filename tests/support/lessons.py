@@ -1,7 +1,5 @@
 """Small lessons: emoji as folders, plain colours, settings that train for a moment, and commands that are refused."""
 
-from __future__ import annotations
-
 from functools import cache
 from pathlib import Path
 from typing import Any

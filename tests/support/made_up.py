@@ -1,7 +1,5 @@
 """Small trees in the layouts of the official datasets, made in a moment."""
 
-from __future__ import annotations
-
 import io
 import os
 import tarfile

@@ -1,7 +1,5 @@
 """Commands in processes of their own, and a limit on the size of files."""
 
-from __future__ import annotations
-
 import os
 import resource
 import signal

@@ -1,7 +1,5 @@
 """A real server in a process of its own, and real HTTP to talk to it."""
 
-from __future__ import annotations
-
 import io
 import json
 import os

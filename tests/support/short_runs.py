@@ -1,7 +1,5 @@
 """Runs that are over in a moment, and that can be stopped as a kill would stop them."""
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 from collections.abc import Callable

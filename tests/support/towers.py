@@ -1,7 +1,5 @@
 """A tiny CLIP with random weights for tests that need towers but no knowledge."""
 
-from __future__ import annotations
-
 import json
 from itertools import product
 from pathlib import Path

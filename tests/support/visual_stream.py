@@ -1,7 +1,5 @@
 """A small stream of coloured pictures for a tiny tower deep enough for every layer of DualPrompt and CODA-Prompt."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Flips and crops: each picture by itself, inside its borders, the same for the same random state."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,7 +1,5 @@
 """What makes training fast on a CPU changes no more than it says: freed memory, denormals, dropout."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """A training step asks the device for nothing; and mixed precision leaves the statistics alone."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any

@@ -1,7 +1,5 @@
 """What runs share on disk: the same bytes with and without it, for runs that may share, and never for others."""
 
-from __future__ import annotations
-
 import os
 import time
 from dataclasses import replace

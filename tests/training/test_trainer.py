@@ -1,7 +1,5 @@
 """Learning-rate schedules against PyTorch's and the codes that use them; the scaled loss of 16-mixed."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -6,8 +6,6 @@ driver sees part numbers only, so its memory does not grow with the pictures, an
 does only the parts whose file is missing.
 """
 
-from __future__ import annotations
-
 import hashlib
 import importlib
 import json

@@ -1,7 +1,5 @@
 """A classifier that learns incrementally: new folders of pictures arrive, the old ones need not be kept."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager

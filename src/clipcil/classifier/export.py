@@ -6,8 +6,6 @@ names, the preprocessing, the temperature and the threshold; where the logits ar
 vector for each class, times a constant, `classifier.safetensors` with these vectors.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import io

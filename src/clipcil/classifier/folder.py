@@ -5,8 +5,6 @@ is the old file deleted. So a reader sees the old model or the new one, a killed
 `previous.toml` and the weights that it names are the model before the last change, for `restore_previous`.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import re

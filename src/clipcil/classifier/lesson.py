@@ -1,7 +1,5 @@
 """One lesson: its result, its plan (which pictures are new), and the callback that reports progress and stops it."""
 
-from __future__ import annotations
-
 import hashlib
 import uuid
 from collections.abc import Callable, Iterator, Sequence

@@ -1,7 +1,5 @@
 """Loading a model from its folder, and what can be told of it without its backbone."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict

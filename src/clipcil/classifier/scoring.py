@@ -5,8 +5,6 @@ The threshold applies to the method's own novelty score, such as the distance to
 one, to the highest probability.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field

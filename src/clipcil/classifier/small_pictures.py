@@ -1,7 +1,5 @@
 """A few small pictures of each class, kept in the folder of the model where that is switched on; off by default."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import re

@@ -3,8 +3,6 @@
 Folders whose class folders are at the wrong level are refused, with what was probably meant.
 """
 
-from __future__ import annotations
-
 import os
 import uuid
 from collections import Counter

@@ -1,7 +1,5 @@
 """The state of a model: the contents of `model.toml`, and the tensors beside it; all checked when read."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import asdict, dataclass, field
 from typing import Annotated, Any, ClassVar, NamedTuple, Self

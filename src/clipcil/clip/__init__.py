@@ -1,7 +1,5 @@
 """The two towers, their tokenizer and preprocessing, and loading weights."""
 
-from __future__ import annotations
-
 from clipcil.clip.loading import load_clip
 from clipcil.clip.model import CLIP
 

@@ -1,7 +1,5 @@
 """Layers of both towers: attention with key/value prefixes, MLP, block. Parameter names are Hugging Face's."""
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn

@@ -4,8 +4,6 @@ Tensors are read from safetensors, and by `openai` from the one other format. On
 (except from OpenAI's own repositories), and nothing in offline mode.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress

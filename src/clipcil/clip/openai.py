@@ -6,8 +6,6 @@ by `torch.load(weights_only=True)`, which makes tensors and nothing else. Before
 to run code (CVE-2025-32434), so it is not used there.
 """
 
-from __future__ import annotations
-
 import math
 import re
 import warnings

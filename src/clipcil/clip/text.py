@@ -5,8 +5,6 @@ texts of one length together. The last layer computes the end tokens alone. Atte
 texts share has the same keys and values in each of them and is computed once. All of this is exact.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

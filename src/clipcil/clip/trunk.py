@@ -9,8 +9,6 @@
 pixel at the end.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 

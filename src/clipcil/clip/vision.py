@@ -1,7 +1,5 @@
 """The vision tower: CLIP's ViT with room for extra tokens and per-layer key/value prefixes."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import NamedTuple
 

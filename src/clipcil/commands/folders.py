@@ -3,8 +3,6 @@
 Pictures are sorted by link or copy; nothing is ever moved or overwritten.
 """
 
-from __future__ import annotations
-
 import filecmp
 import os
 import re

@@ -1,7 +1,5 @@
 """`clipcil methods` and `clipcil datasets`: lists of both; `clipcil describe`: what tells the classes of one apart."""
 
-from __future__ import annotations
-
 import dataclasses
 import inspect
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`clipcil run`: one method on one dataset."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from clipcil.commands.types import Download, Flag, Folder, Words, takes

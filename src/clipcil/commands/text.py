@@ -1,7 +1,5 @@
 """What the commands say: sentences and tables for people, and the same as JSON and CSV."""
 
-from __future__ import annotations
-
 import csv
 import json
 import shutil

@@ -1,7 +1,5 @@
 """Types of command-line arguments with their help, and options made from a dataclass."""
 
-from __future__ import annotations
-
 import dataclasses
 import inspect
 import typing

@@ -1,7 +1,5 @@
 """Commands that use a model: `clipcil predict`, `test`, `show` and `export`."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Annotated, Literal

@@ -4,8 +4,6 @@ A row is a checksum and the pixels of a picture. The checksum is compared at eve
 row is computed again. Two processes may fill the same file: they write the same bytes to the same places.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import tempfile

@@ -1,7 +1,5 @@
 """Class names: readable names from those of folders and files, and which names mean the same class."""
 
-from __future__ import annotations
-
 import re
 import unicodedata
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Pictures as users give them: files in folders, paths, bytes, PIL images and arrays."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterable, Iterator
 from importlib.util import find_spec

@@ -1,7 +1,5 @@
 """From a dataset to tasks: splits into training and test pictures, class orders, and the stream of tasks."""
 
-from __future__ import annotations
-
 import hashlib
 import re
 from collections.abc import Iterator, Sequence

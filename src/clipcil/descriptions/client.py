@@ -3,8 +3,6 @@
 Answers are kept in a file, which is written every few answers; asking again continues from the file.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import suppress

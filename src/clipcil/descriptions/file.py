@@ -5,8 +5,6 @@ The file is JSON, D[a][b] = a list of short phrases about class a that tell it f
 `clipcil describe` makes such a file.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import permutations
 from pathlib import Path

@@ -3,8 +3,6 @@
 Runs are done in this process, in several processes of this machine, or as tasks of a Ray cluster.
 """
 
-from __future__ import annotations
-
 import json
 import multiprocessing
 import os

@@ -1,7 +1,5 @@
 """Measuring a method after each task: its predictions for the test pictures, and the drift of its stored Gaussians."""
 
-from __future__ import annotations
-
 import copy
 from dataclasses import dataclass, field
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """Which runs a grid consists of: cases × datasets × class orders × seeds, each fully resolved."""
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import json

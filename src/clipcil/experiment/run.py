@@ -1,7 +1,5 @@
 """The run: lock the folder, resume from its last checkpoint, learn and evaluate every task, write the results."""
 
-from __future__ import annotations
-
 import time
 from contextlib import nullcontext
 from pathlib import Path

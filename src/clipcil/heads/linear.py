@@ -1,7 +1,5 @@
 """A linear classifier whose rows are trained task by task (L2P, DualPrompt and CODA-Prompt)."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear

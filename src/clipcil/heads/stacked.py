@@ -5,8 +5,6 @@ get from a head fitted without it need no second fit. Penalties, weights and tem
 of training pictures, and no picture has to be held out.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 

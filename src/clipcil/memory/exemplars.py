@@ -4,8 +4,6 @@ The methods that keep exemplars have a frozen vision tower, so a picture's featu
 feature is the same as keeping the picture and encoding it again. The budget counts pictures, as the literature does.
 """
 
-from __future__ import annotations
-
 from typing import Annotated, Literal
 
 import torch

@@ -7,8 +7,6 @@ With X the n×d centred features, S = XᵀX/n and m = Tr(S)/d:
 and ‖S‖ = ‖XXᵀ‖/n is read from the n×n Gram matrix.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property

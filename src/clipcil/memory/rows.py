@@ -1,7 +1,5 @@
 """Rows of one class after another: a memory with the sizes of its state, and features with one byte per number."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Sequence
 from typing import Annotated, Any, get_origin, get_type_hints

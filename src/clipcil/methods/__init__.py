@@ -1,7 +1,5 @@
 """One file per method. The package can be called: `clipcil.methods()` lists the methods, as `registry.methods` does."""
 
-from __future__ import annotations
-
 import sys
 from types import ModuleType
 from typing import Any

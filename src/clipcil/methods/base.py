@@ -1,7 +1,5 @@
 """The base class of methods. A method learns tasks and scores pictures; growing and checkpointing are done here."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from itertools import accumulate

@@ -10,8 +10,6 @@ Read at srvCodes/clap4clip, commit 7ff95c2; `docs/baselines.md` lists what diffe
 test is off unless asked for: the mean of the logits over many samples is the logit of the mean.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Annotated, Any, cast

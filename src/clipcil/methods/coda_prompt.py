@@ -15,8 +15,6 @@ Read at GT-RIPL/CODA-Prompt, commit 6417d4f. There 100 components are divided by
 the last incomplete batch is dropped; here a task adds `components`, and the batch is kept.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Annotated
 

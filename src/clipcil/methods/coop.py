@@ -7,8 +7,6 @@ dataset and has no official class-incremental version; as in the comparisons of 
 is trained further. Read at KaiyangZhou/CoOp, commit ff61507.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

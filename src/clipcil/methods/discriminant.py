@@ -19,8 +19,6 @@ Example:
     77.0
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

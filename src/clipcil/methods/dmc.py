@@ -12,8 +12,6 @@ Example:
     True
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

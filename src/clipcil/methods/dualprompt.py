@@ -12,8 +12,6 @@ JH-LEE-KR/dualprompt-pytorch, commit 7eb457d. There a batch votes on its task, a
 advance; here each picture has its own expert. A port to CLIP freezes G; here it is trained, as described.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

@@ -12,8 +12,6 @@ clamped. Only descriptions of pairs of classes seen are used, in the text loss t
 classes that have not arrived yet.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from itertools import product
 from pathlib import Path

@@ -9,8 +9,6 @@ Prompts, keys and head are trained. Read at google-research/l2p, commit dd8836e,
 commit f7bc994. There a batch votes on its prompts, also at test; here they are chosen for each picture.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Literal
 

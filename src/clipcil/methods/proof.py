@@ -10,8 +10,6 @@ Read at zhoudw-zdw/PROOF, commit 0bb2052; `docs/baselines.md` lists what differs
 code differs from its description, we follow the code, and an option selects the description.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Annotated, Any

@@ -18,8 +18,6 @@ Example:
     76.5
 """
 
-from __future__ import annotations
-
 from dataclasses import field
 from typing import Annotated, Literal
 

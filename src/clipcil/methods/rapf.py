@@ -10,8 +10,6 @@ Read at linlany/RAPF, commit 81d41df; `docs/baselines.md` lists what differs and
 Kaiming-uniform matrix, not as the identity, as in that code.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

@@ -1,7 +1,5 @@
 """The registry of methods: those in this folder, and those of other installed packages."""
 
-from __future__ import annotations
-
 import importlib
 import pkgutil
 from functools import cache

@@ -14,8 +14,6 @@ Example:
     66.5
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 from torch.nn.functional import normalize

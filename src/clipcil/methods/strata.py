@@ -19,8 +19,6 @@ Example:
     100.0
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import field
 

@@ -14,8 +14,6 @@ Example:
     14.0
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from torch import Tensor

@@ -1,7 +1,5 @@
 """The paper's tables as data: the printed numbers, and the settings of the same runs here."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache

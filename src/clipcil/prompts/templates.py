@@ -1,7 +1,5 @@
 """Class texts from template sentences: one vector per class, averaged over the templates."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from torch import Tensor

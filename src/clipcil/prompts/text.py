@@ -3,8 +3,6 @@
 Eq. (2) of the paper scores pictures against f_t([SOS] V_1 … V_M name [EOS]); only the vectors V get gradients.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

@@ -4,8 +4,6 @@ Learnt vectors steer a frozen tower, among its tokens (L2P) or in front of a lay
 CODA-Prompt). The query of a picture, its feature from the same tower without prompts, chooses its vectors.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Annotated
 

@@ -1,7 +1,5 @@
 """The predictions of a run: the class predicted for each test picture after the last task, and thumbnails of them."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

@@ -3,8 +3,6 @@
 `print_comparison` prints the table of `clipcil bench` on a terminal.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import statistics

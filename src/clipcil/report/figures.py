@@ -1,7 +1,5 @@
 """The figures of a report and the curve of a sweep. A figure of a report is a PNG with texts for its points."""
 
-from __future__ import annotations
-
 import io
 import os
 import textwrap

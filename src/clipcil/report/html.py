@@ -1,7 +1,5 @@
 """HTML pages from the templates in `templates/`. Jinja2 escapes every value: a class may be called `<script>`."""
 
-from __future__ import annotations
-
 import base64
 import json
 from functools import cache

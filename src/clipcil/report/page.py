@@ -1,7 +1,5 @@
 """The report: one HTML file that needs nothing else, and its figures as PNGs beside it."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence

@@ -8,8 +8,6 @@ within an order, so only the noise that all orders share is added. No interval i
 alone, because orders can agree by chance. Runs of one class order with several seeds count as one order.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """How figures look: a light and a dark theme, and a fixed colour and marker for each method."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import cycle

@@ -1,7 +1,5 @@
 """Limits, bodies and answers of the JSON API, as the page, `/docs` and the OpenAPI document show them."""
 
-from __future__ import annotations
-
 import errno
 from dataclasses import dataclass
 from typing import Literal, Self

@@ -1,7 +1,5 @@
 """The JSON API. An endpoint's docstring is its description in `/docs`; endpoints without `async` run in threads."""
 
-from __future__ import annotations
-
 import asyncio
 import errno
 import io

@@ -1,7 +1,5 @@
 """The served model: changed on copies, one change at a time; taught in lessons; asked in batches."""
 
-from __future__ import annotations
-
 import asyncio
 import secrets
 import threading

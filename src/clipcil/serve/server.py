@@ -1,7 +1,5 @@
 """`clipcil serve`: the application behind its guard, and a server that runs until it is stopped."""
 
-from __future__ import annotations
-
 import hmac
 import ipaddress
 import secrets

@@ -1,7 +1,5 @@
 """Pictures that wait to be taught, in a private folder. Nothing that a client sends becomes part of a file name."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import secrets

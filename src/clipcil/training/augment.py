@@ -1,7 +1,5 @@
 """Flips and random crops of the input of a vision tower, for methods that train something inside the tower."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 import torch

@@ -1,7 +1,5 @@
 """Settings and functions that make training fast on a CPU; they change results within rounding only."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,5 @@
 """The device and the precision of a run, through Lightning Fabric."""
 
-from __future__ import annotations
-
 import logging
 import os
 import signal

@@ -1,7 +1,5 @@
 """Losses that several methods share, and the replay of old classes from their Gaussians."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from typing import Literal, NamedTuple

@@ -1,7 +1,5 @@
 """Random states of a stage and of an experiment, which do not depend on draws elsewhere."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager

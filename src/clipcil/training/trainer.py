@@ -4,8 +4,6 @@ A stage that was trained before is restored: from the folder of a stopped run, o
 give the same bits, a loss may draw from torch's random state, but keeps nothing between epochs except the parameters.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress

@@ -1,7 +1,5 @@
 """Which parts of a vision tower are trained: everything, the last blocks, the layer norms, the projection, or LoRA."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Literal

@@ -4,8 +4,6 @@ The authors' "python version" consists of pickles. A pickle can run any code, so
 one that its authors published.
 """
 
-from __future__ import annotations
-
 import hashlib
 import pickle
 from pathlib import Path

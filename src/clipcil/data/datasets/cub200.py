@@ -1,7 +1,5 @@
 """`cub200`: CUB-200-2011, 200 birds, 11,788 pictures (Wah et al. 2011); the official folder or archive."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Literal
 

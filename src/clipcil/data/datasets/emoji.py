@@ -1,7 +1,5 @@
 """`emoji`: the embedded dataset, 100 things drawn in several styles, as ImageNet-R is; needs no download."""
 
-from __future__ import annotations
-
 from importlib import resources
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """`folder`: any tree of class/picture, with folders train and test or a split by seed."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

@@ -4,8 +4,6 @@ It has no official split. Three lists of 24,000 and 6,000 pictures circulate; cl
 default is a split by seed, the same on every machine, and a list can be given.
 """
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The official folder or archive of a dataset: find it, unpack it once into the cache, and check its counts."""
 
-from __future__ import annotations
-
 import hashlib
 import lzma
 import tarfile

@@ -3,8 +3,6 @@
 Dataset `parquet` is any folder of them; `hub` downloads them from the Hugging Face hub.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

@@ -3,8 +3,6 @@
 The picture of a clip is one of its frames, or the mean of several. Frames of videos are decoded once and kept on disk.
 """
 
-from __future__ import annotations
-
 import hashlib
 import re
 from collections.abc import Sequence
