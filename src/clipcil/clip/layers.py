@@ -45,8 +45,7 @@ class Attention(nn.Module):
             batch = keys.shape[0]
             keys = torch.cat([prefix[0].expand(batch, -1, -1), keys], dim=1)
             values = torch.cat([prefix[1].expand(batch, -1, -1), values], dim=1)
-        out: Tensor = self.out_proj(self.mix(self.q_proj(queries), keys, values, causal, mask))
-        return out
+        return self.out_proj(self.mix(self.q_proj(queries), keys, values, causal, mask))
 
     def mix(
         self, queries: Tensor, keys: Tensor, values: Tensor, causal: bool = False, mask: Tensor | None = None
@@ -71,8 +70,7 @@ class MLP(nn.Module):
         self.activation = quick_gelu if config.activation == "quick_gelu" else F.gelu
 
     def forward(self, hidden: Tensor) -> Tensor:
-        out: Tensor = self.fc2(self.activation(self.fc1(hidden)))
-        return out
+        return self.fc2(self.activation(self.fc1(hidden)))
 
 
 class Block(nn.Module):
@@ -89,8 +87,7 @@ class Block(nn.Module):
         """(B, T, width) → (B, T, width)."""
         normed = self.layer_norm1(hidden)
         hidden = hidden + self.self_attn(normed, normed, prefix, causal)
-        hidden = hidden + self.mlp(self.layer_norm2(hidden))
-        return hidden
+        return hidden + self.mlp(self.layer_norm2(hidden))
 
     def at(self, hidden: Tensor, position: Tensor | int, prefix: Prefix | None = None, causal: bool = False) -> Tensor:
         """The block's output at one position of each row, (B,) or one for all: (B, T, width) → (B, width). Exact.
@@ -105,11 +102,9 @@ class Block(nn.Module):
             steps = torch.arange(hidden.shape[1], device=hidden.device)
             ends = torch.as_tensor(position, device=hidden.device).expand(hidden.shape[0])
             mask = (steps <= ends[:, None])[:, None, None, :]  # (B, 1, 1, T)
-        chosen: Tensor = hidden[rows, position]
         mixed = self.self_attn(normed[rows, position].unsqueeze(1), normed, prefix, mask=mask)
-        chosen = chosen + mixed.squeeze(1)
-        chosen = chosen + self.mlp(self.layer_norm2(chosen))
-        return chosen
+        chosen = hidden[rows, position] + mixed.squeeze(1)
+        return chosen + self.mlp(self.layer_norm2(chosen))
 
 
 class Encoder(nn.Module):

@@ -97,8 +97,7 @@ class Preprocess:
         """(B, 3, h, w) → (B, *shape): through the frozen trunk, or unchanged where the backbone has none."""
         if self.trunk is None:
             return batch
-        out: Tensor = self.trunk.to(batch.device)(batch)
-        return out
+        return self.trunk.to(batch.device)(batch)
 
     def __call__(self, images: Sequence[Image.Image]) -> Tensor:
         """Pictures → (B, *shape)."""

@@ -41,41 +41,49 @@ class TextTower(nn.Module):
 
     def embed(self, ids: Tensor) -> Tensor:
         """Token ids (N, L) → token embeddings (N, L, width), without positions."""
-        embedded: Tensor = self.text_model.embeddings.token_embedding(ids)
-        return embedded
+        return self.text_model.embeddings.token_embedding(ids)
 
-    def forward(self, embeddings: Tensor, ends: Tensor, length: int | None = None) -> Tensor:
+    def forward(
+        self, embeddings: Tensor, ends: Tensor, length: int | None = None, beginning: Tensor | None = None
+    ) -> Tensor:
         """Embeddings (N, L, width), without positions → features (N, dim), not normalised.
 
-        `ends` (N,) are the positions of the end-of-text tokens; nothing after them is computed. `length` is the longest
-        end + 1, where the caller knows it: reading it from `ends` would wait for a GPU.
+        `ends` (N,) are the places of the end-of-text tokens in L; nothing after them is computed. `length` is the
+        longest end + 1, where the caller knows it: reading it from `ends` would wait for a GPU. `beginning` are the
+        embeddings (1, P, width) of tokens in front of every text.
         """
         if embeddings.shape[0] == 0:
             return embeddings.new_zeros(0, self.text_projection.out_features)
         length = int(ends.max()) + 1 if length is None else length
-        if length > self.config.context:
-            raise UserError(
-                f"a prompt of {length} tokens is longer than the context, {self.config.context}; shorten it"
-            )
+        start = 0 if beginning is None else beginning.shape[1]
+        end = start + length
+        if end > self.config.context:
+            raise UserError(f"a prompt of {end} tokens is longer than the context, {self.config.context}; shorten it")
         model = self.text_model
-        hidden = embeddings[:, :length] + model.embeddings.position_embedding.weight[:length]
-        blocks = model.encoder.blocks()
-        last = without_padding(blocks, hidden, ends) if hidden.device.type == "cpu" else padded(blocks, hidden, ends)
-        features: Tensor = self.text_projection(model.final_layer_norm(last))
-        return features
+        positions = model.embeddings.position_embedding.weight
+        hidden = embeddings[:, :length] + positions[start:end]
+        beginning = None if beginning is None else beginning + positions[:start]
+        states = without_padding if hidden.device.type == "cpu" else padded
+        last = states(model.encoder.blocks(), hidden, ends, beginning)
+        return self.text_projection(model.final_layer_norm(last))
 
 
-def without_padding(blocks: Sequence[Block], hidden: Tensor, ends: Tensor) -> Tensor:
-    """Tokens (N, L, width) and ends (N,) → the layers' output at the ends (N, width), texts of one length together."""
+def without_padding(blocks: Sequence[Block], hidden: Tensor, ends: Tensor, beginning: Tensor | None = None) -> Tensor:
+    """Tokens (N, L, width) and ends (N,) → the layers' output at the ends (N, width), texts of one length together.
+
+    `beginning` (1, P, width) are tokens in front of every text.
+    """
     order = ends.argsort(stable=True)
     by_length = [(tokens, count) for tokens, count in enumerate(torch.bincount(ends + 1).tolist()) if count]
     texts, lasts = (torch.split(part[order], [count for _, count in by_length]) for part in (hidden, ends))
     groups = [text[:, :tokens] for text, (tokens, _) in zip(texts, by_length, strict=True)]
-    return end_states(blocks, groups, lasts)[order.argsort()]
+    return end_states(blocks, groups, lasts, beginning)[order.argsort()]
 
 
-def padded(blocks: Sequence[Block], hidden: Tensor, ends: Tensor) -> Tensor:
+def padded(blocks: Sequence[Block], hidden: Tensor, ends: Tensor, beginning: Tensor | None = None) -> Tensor:
     """The same with padding: on a GPU many small steps take longer, and reading `ends` would wait."""
+    if beginning is not None:
+        return end_states(blocks, [hidden], [ends], beginning)
     for block in blocks[:-1]:
         hidden = block(hidden, causal=True)
     return blocks[-1].at(hidden, ends, causal=True)
@@ -108,9 +116,8 @@ def end_states(
         for end, (_, length) in zip(ends, shapes, strict=True)
     ]
     block = blocks[-1]
-    last: Tensor = own[at_end] + _attend(block, own, shapes, masks, beginning, at_end)
-    last = last + block.mlp(block.layer_norm2(last))
-    return last
+    last = own[at_end] + _attend(block, own, shapes, masks, beginning, at_end)
+    return last + block.mlp(block.layer_norm2(last))
 
 
 def _attend(
@@ -145,5 +152,4 @@ def _attend(
                 for common, part in zip(shared, (key, value), strict=True)
             )
         mixed.append(attention.mix(query, key, value, causal=mask is None, mask=mask).flatten(0, 1))
-    out: Tensor = attention.out_proj(torch.cat(mixed))
-    return out
+    return attention.out_proj(torch.cat(mixed))

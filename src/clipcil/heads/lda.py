@@ -82,8 +82,7 @@ class Statistics(NamedTuple):
         root = torch.linalg.cholesky(self.covariance(float(self.counts.sum())))
         first = torch.linalg.solve_triangular(root, (inputs - self.means[0]).T, upper=False).square().sum(0)
         scores = inputs @ weight.T + bias
-        nearest: Tensor = first + 2 * (scores[:, 0] - scores.amax(1))
-        return nearest
+        return first + 2 * (scores[:, 0] - scores.amax(1))
 
     @torch.no_grad()
     def leave_one_out(self, inputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:

@@ -80,8 +80,7 @@ def fit_ridge(
     def left_out(penalty: float) -> Tensor:
         weight, leverage = solve(penalty)
         h = (leverage + weights[own] / len(labels))[:, None]
-        found: Tensor = (seen @ weight + 1 / classes - h * indicator) / (1 - h).clamp(min=1e-9)
-        return found
+        return (seen @ weight + 1 / classes - h * indicator) / (1 - h).clamp(min=1e-9)
 
     penalty, scores = likeliest(left_out, penalties, own)
     weight, _ = solve(penalty)

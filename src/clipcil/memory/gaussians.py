@@ -50,12 +50,7 @@ class GaussianMemory(SizedByState):
     matrices: Annotated[Tensor, "P d d", torch.float64]  # M of every older space
     offsets: Annotated[Tensor, "P d", torch.float64]  # c of every older space
     tasks: Annotated[Tensor, "", torch.int64]  # calls of `add` so far
-    _sampler: Sampler | None
-    _squared: tuple[int, Tensor] | None  # a space and its M Mᵀ
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._forget_derived()
+    _sampler: Sampler | None = None  # made from the state for the first draw after a change
 
     def __len__(self) -> int:
         return len(self.origin_means)
@@ -88,7 +83,7 @@ class GaussianMemory(SizedByState):
         matrices[old:] = matrix
         self.offsets = torch.cat([self.offsets @ matrix.T + offset, offset.expand(total - old, -1)])
         self.matrices = matrices
-        self._forget_derived()
+        self._sampler = None
 
     @torch.no_grad()
     def shift(self, offsets: Tensor) -> None:
@@ -96,7 +91,7 @@ class GaussianMemory(SizedByState):
         if len(self.matrices):
             raise ValueError("a memory that was transported by maps cannot be shifted class by class")
         self.origin_means = self.origin_means + offsets.to(self.origin_means)
-        self._forget_derived()
+        self._sampler = None
 
     @torch.no_grad()
     def fold(self, keep: int) -> None:
@@ -117,7 +112,7 @@ class GaussianMemory(SizedByState):
         self.origin_means, self.rows, self.noises = means, rows, noises
         self.space_of = torch.where(self.space_of < surplus, spaces, self.space_of) - surplus
         self.matrices, self.offsets = self.matrices[surplus:].clone(), self.offsets[surplus:].clone()
-        self._forget_derived()
+        self._sampler = None
 
     def moments(self, index: int) -> tuple[Tensor, Tensor]:
         """Mean (d,) and dense covariance (d, d) of a class in the current space, float64."""
@@ -127,9 +122,8 @@ class GaussianMemory(SizedByState):
         if space == len(self.matrices):
             cov.diagonal().add_(self.noises[index])
             return summary.mean.clone(), cov
-        if self._squared is None or self._squared[0] != space:  # M Mᵀ is kept for the other classes of the space
-            self._squared = space, self.matrices[space] @ self.matrices[space].T
-        return summary.mean, cov + self.noises[index] * self._squared[1]
+        matrix = self.matrices[space]
+        return summary.mean, cov + self.noises[index] * (matrix @ matrix.T)
 
     @torch.no_grad()
     def means(self) -> Tensor:
@@ -191,7 +185,7 @@ class GaussianMemory(SizedByState):
         used = torch.unique(self.space_of[self.space_of < old])
         self.space_of = torch.searchsorted(used, self.space_of)  # the current space comes after all others
         self.matrices, self.offsets = self.matrices[used], self.offsets[used]
-        self._forget_derived()
+        self._sampler = None
 
     @property
     def _dim(self) -> int:
@@ -215,7 +209,7 @@ class GaussianMemory(SizedByState):
         self._splice("origin_means", index, torch.stack([summary.mean for summary in summaries]))
         for name, column in zip(("shrinkages", "noises", "ranks", "counts", "task_of", "space_of"), columns):
             self._splice(name, index, column)
-        self._forget_derived()
+        self._sampler = None
 
     def _splice(self, name: str, at: int, new: Tensor) -> None:
         value: Tensor = getattr(self, name)
@@ -240,19 +234,15 @@ class GaussianMemory(SizedByState):
         level = rows.square().sum() / self._dim
         return Summary(mean, rows, level, self.shrinkages[index], int(self.counts[index]))
 
-    def _forget_derived(self) -> None:
-        """Drop what was computed from the state."""
-        self._sampler = self._squared = None
-
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> GaussianMemory:
         """Follow the module to another device, but never to another dtype: `half()` must not round the statistics."""
         device = fn(torch.empty(0, dtype=torch.float64, device=self.rows.device)).device
-        self._forget_derived()
+        self._sampler = None
         super()._apply(lambda tensor: tensor.to(device), recurse)  # type: ignore[no-untyped-call]
         return self
 
     def check_state(self) -> None:
-        self._forget_derived()
+        self._sampler = None
         super().check_state()
         check_rows(self.rows, self.ranks)
         if bool(((self.space_of < 0) | (self.space_of > len(self.matrices)) | (self.counts < 1)).any()):

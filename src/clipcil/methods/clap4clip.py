@@ -92,8 +92,7 @@ class VisualGuidedAttention(nn.Module):
         parts = (linear(around, first.weight), linear(seen, first.weight), linear(shift, first.weight, first.bias))
         active: Tensor = ActiveSum.apply(scale, *parts)  # type: ignore[no-untyped-call]
         inner = layer.linear2(quick_dropout(active, layer.dropout.p) if self.training else active)
-        out: Tensor = layer.norm3(hidden + layer.dropout3(inner))
-        return out
+        return layer.norm3(hidden + layer.dropout3(inner))
 
 
 class ActiveSum(torch.autograd.Function):

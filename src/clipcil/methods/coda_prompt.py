@@ -96,8 +96,7 @@ class CODAPrompt(Method):
         self.trainer.fit("train", parameters, task.pictures, loss, self.config.train)
 
     def logits(self, batch: Batch) -> Tensor:
-        scores: Tensor = self.head(self.encode(batch.pixels, batch.features, self.components()))
-        return scores
+        return self.head(self.encode(batch.pixels, batch.features, self.components()))
 
     def components(self) -> Components:
         """Those of all tasks side by side."""
@@ -108,8 +107,7 @@ class CODAPrompt(Method):
         prompts, keys, attention = components
         mixed = weights(queries, keys, attention) @ prompts  # (layers, B, L·width)
         mixed = mixed.reshape(len(self.layers), len(pixels), self.config.length, self.clip.config.vision.width)
-        features: Tensor = self.clip.vision(pixels, prefixes=prefixes(self.layers, mixed), class_only=True).features
-        return features
+        return self.clip.vision(pixels, prefixes=prefixes(self.layers, mixed), class_only=True).features
 
     def notes(self) -> list[str]:
         return [*missing_note(self.config.layers, self.clip.config.vision.layers), *self.head.notes()]

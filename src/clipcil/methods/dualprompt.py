@@ -98,8 +98,7 @@ class DualPrompt(Method):
 
     def logits(self, batch: Batch) -> Tensor:
         experts = torch.stack(list(self.experts), dim=1)  # (layers, K, 2·L, width)
-        scores: Tensor = self.head(self.encode(batch.pixels, experts[:, self.tasks(batch)]))
-        return scores
+        return self.head(self.encode(batch.pixels, experts[:, self.tasks(batch)]))
 
     def tasks(self, batch: Batch) -> Tensor:
         """The task each picture is taken to belong to, (B,) int64: that of its nearest key."""
@@ -113,8 +112,7 @@ class DualPrompt(Method):
             both = zip(general[layer], expert[layer], strict=True)
             keys, values = (torch.cat([g.expand(len(e), -1, -1), e], dim=1) for g, e in both)
             expert[layer] = (keys, values)
-        features: Tensor = self.clip.vision(pixels, prefixes=general | expert, class_only=True).features
-        return features
+        return self.clip.vision(pixels, prefixes=general | expert, class_only=True).features
 
     def notes(self) -> list[str]:
         layers = (*self.config.general_layers, *self.config.expert_layers)

@@ -93,19 +93,16 @@ class L2P(Method):
 
     def logits(self, batch: Batch) -> Tensor:
         chosen = choose(cosine(batch.features, self.keys), self.config.top_k)
-        scores: Tensor = self.head(self.encode(batch.pixels, chosen))
-        return scores
+        return self.head(self.encode(batch.pixels, chosen))
 
     def encode(self, pixels: Tensor, chosen: Tensor) -> Tensor:
         """What the head reads of pictures (B, C, H, W), each with its `chosen` prompts (B, k): (B, dim or width)."""
         tokens = self.prompts[chosen].flatten(1, 2)  # (B, k·L, width)
         tower = self.clip.vision
         if self.config.head_input == "class":
-            features: Tensor = tower(pixels, extra_tokens=tokens, class_only=True).features
-            return features
+            return tower(pixels, extra_tokens=tokens, class_only=True).features
         outputs = tower(pixels, extra_tokens=tokens).tokens[:, 1 : 1 + tokens.shape[1]]
-        mean: Tensor = tower.vision_model.post_layernorm(outputs).mean(dim=1)
-        return mean
+        return tower.vision_model.post_layernorm(outputs).mean(dim=1)
 
     def notes(self) -> list[str]:
         return self.head.notes()

@@ -182,5 +182,4 @@ def solve(matrix: Tensor, targets: Tensor) -> Tensor:
     """matrix⁻¹ targets of a symmetric positive matrix. A λ far below the rounding of G can leave it indefinite; then
     the general solver is used, which the paper's code always uses."""
     factor, failed = torch.linalg.cholesky_ex(matrix)
-    found: Tensor = torch.linalg.solve(matrix, targets) if int(failed) else torch.cholesky_solve(targets, factor)
-    return found
+    return torch.linalg.solve(matrix, targets) if int(failed) else torch.cholesky_solve(targets, factor)

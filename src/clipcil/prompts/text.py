@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 
 from clipcil.clip import CLIP
-from clipcil.clip.text import end_states
 from clipcil.distributed import spread
 from clipcil.errors import UserError
 
@@ -33,10 +32,6 @@ class PromptTexts(nn.Module):
     start: Tensor
     rest: Tensor
     ends: Tensor
-    by_length: Tensor
-    lengths: tuple[tuple[int, int], ...]
-    """Number of texts and tokens in `rest` of each group of texts, in the order of `by_length`. On a CPU the texts of a
-    group are equally long; elsewhere there is one group, because padding is faster than many small steps."""
 
     def __init__(self, clip: CLIP, names: Sequence[str], length: int, suffix: str = "") -> None:
         super().__init__()
@@ -48,11 +43,6 @@ class PromptTexts(nn.Module):
         self.register_buffer("start", embedded[:, :1].clone(), persistent=False)  # (N, 1, width)
         self.register_buffer("rest", embedded[:, 1:].clone(), persistent=False)  # (N, L−1, width)
         self.register_buffer("ends", ends.to(device) + length, persistent=False)  # (N,)
-        self.lengths = ((len(names), int(ends.max())),)
-        if device.type == "cpu":
-            counts = torch.bincount(ends).tolist()
-            self.lengths = tuple((count, tokens) for tokens, count in enumerate(counts) if count)
-        self.register_buffer("by_length", ends.argsort(stable=True).to(device), persistent=False)  # (N,)
 
     def forward(self, vectors: Tensor) -> tuple[Tensor, Tensor]:
         """Vectors (N or 1, M, width) → embeddings (N, 1+M+L−1, width) and end positions (N,)."""
@@ -77,16 +67,5 @@ def encode_shared(clip: CLIP, texts: PromptTexts, vectors: Tensor) -> Tensor:
 
     The common beginning [SOS] V_1 … V_M is encoded once (`clip/text.py`): with M = 16 about ten times less work.
     """
-    model = clip.text.text_model
-    positions = model.embeddings.position_embedding.weight
     beginning = torch.cat([texts.start[:1], vectors], dim=1)
-    start = beginning.shape[1]
-    counts = [count for count, _ in texts.lengths]
-    rests, ends = (torch.split(part[texts.by_length], counts) for part in (texts.rest, texts.ends - start))
-    groups = [
-        rest[:, :length] + positions[start : start + length]
-        for rest, (_, length) in zip(rests, texts.lengths, strict=True)
-    ]
-    last = end_states(model.encoder.blocks(), groups, ends, beginning + positions[:start])
-    features: Tensor = clip.text.text_projection(model.final_layer_norm(last[texts.by_length.argsort()]))
-    return features
+    return clip.text(texts.rest, texts.ends - beginning.shape[1], texts.rest.shape[1], beginning)
