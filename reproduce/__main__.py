@@ -13,7 +13,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from clipcil.errors import UserError
-from reproduce.claims import print_claims
+from clipcil.report.runs import find_runs
+from clipcil.storage import write_text
+from reproduce.claims import markdown, print_claims
 from reproduce.keep import EVIDENCE, keep
 from reproduce.tables import ROOT, update
 
@@ -26,6 +28,7 @@ def main(words: Sequence[str] | None = None) -> int:
     commands = whole.add_subparsers(dest="command", required=True)
     claims = commands.add_parser("claims", help="judge the paper's claims: holds, does not hold, or cannot be told")
     claims.add_argument("runs", nargs="*", type=Path, help="folders of runs; default: the evidence")
+    claims.add_argument("--out", type=Path, metavar="FILE", help="write a Markdown page with every comparison, too")
     tables = commands.add_parser("tables", help="rewrite docs/claims.md and the tables made from evidence")
     tables.add_argument("--check", action="store_true", help="write nothing; exit code 1 where a page is not current")
     kept = commands.add_parser("keep", help="add finished runs to the evidence")
@@ -35,7 +38,10 @@ def main(words: Sequence[str] | None = None) -> int:
     options = whole.parse_args(words)
     try:
         if options.command == "claims":
-            print_claims(options.runs or [EVIDENCE / "claims"])
+            runs = find_runs(options.runs or [EVIDENCE / "claims"])
+            print_claims(runs)
+            if options.out is not None:
+                write_text(options.out, markdown(runs))
         elif options.command == "keep":
             print(f"{keep(options.runs, options.part, options.evidence)} runs added to the evidence")
         else:

@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
@@ -10,7 +9,7 @@ from rich.table import Table
 from clipcil.errors import UserError, printable
 from clipcil.paper import BACKBONE
 from clipcil.report.compare import Stream, stream_titles
-from clipcil.report.runs import RunRecord, find_runs
+from clipcil.report.runs import RunRecord
 from clipcil.report.statistics import order_means
 from reproduce.judge import Part, judge_claims, outdated, read_claims
 
@@ -91,9 +90,8 @@ def stream_namer(streams: Sequence[Stream]) -> Callable[[Stream], str]:
     return lambda stream: titles[stream].replace(f", {stream[2]}", "", 1) if same else titles[stream]
 
 
-def print_claims(places: Sequence[Path]) -> None:
-    """Print each claim with its verdicts, judged by the runs in these folders; runs of no claim are refused."""
-    runs = find_runs(places)
+def print_claims(runs: Sequence[RunRecord]) -> None:
+    """Print each claim with its verdicts; runs of no claim are refused."""
     judged = judge_claims(runs)
     if not judged:
         raise UserError("none of these runs belongs to a claim; clipcil bench claims makes those that do")
