@@ -47,9 +47,6 @@ THREADS = "OMP_NUM_THREADS"
 ENVIRONMENT = ("CLIPCIL_CACHE", STAGES_GIB, "OMP_WAIT_POLICY", "HF_HOME", "HF_HUB_OFFLINE")
 """Environment variables that a worker of Ray is given as they are here."""
 
-Ending = tuple[PlannedRun, str]
-"""A run that has ended, and why it failed; empty where it went well."""
-
 
 @dataclass(frozen=True)
 class RunOutcome:
@@ -140,12 +137,9 @@ def lines_of(outcomes: Sequence[RunOutcome], table: str = "") -> list[Line]:
     lines = []
     for (label, data, tasks), own in members.items():
         results = [each.result for each in own if each.result is not None]
-        line = Line(label, data, tasks, None, None, len(own) - len(results))
-        if results:
-            group = Group(label, group_runs(results)[0].runs)
-            paper = group.paper_result(table) or group.paper_result()
-            line = replace(line, tasks=group.first.tasks, group=group, paper=paper)
-        lines.append(line)
+        group = Group(label, group_runs(results)[0].runs) if results else None
+        paper = (group.paper_result(table) or group.paper_result()) if group else None
+        lines.append(Line(label, data, group.first.tasks if group else tasks, group, paper, len(own) - len(results)))
     return lines
 
 
@@ -266,14 +260,18 @@ def worker_cache() -> LoadCache:
     return LoadCache(stages=TensorStore.of_user())
 
 
-def in_this_process(todo: Iterable[PlannedRun], make_display: Callable[[], Display] = Display) -> Generator[Ending]:
+def in_this_process(
+    todo: Iterable[PlannedRun], make_display: Callable[[], Display] = Display
+) -> Generator[tuple[PlannedRun, str]]:
     """One run after the other; backbones, datasets and features of towers that are not tuned are shared."""
     shared = LoadCache(stages=TensorStore.of_user())
     for each in todo:
         yield each, attempt(each, shared, make_display())
 
 
-def in_processes(todo: Sequence[PlannedRun], jobs: int, tell: Callable[[str], None]) -> Generator[Ending]:
+def in_processes(
+    todo: Sequence[PlannedRun], jobs: int, tell: Callable[[str], None]
+) -> Generator[tuple[PlannedRun, str]]:
     """`jobs` runs at a time, each in a process with one thread. A run whose process dies is continued by another.
 
     Each process has an executor of its own: one that dies would take the others of its executor with it.
@@ -323,7 +321,7 @@ def _begin() -> None:
     threading.Thread(target=end_with_parent, daemon=True).start()
 
 
-def on_ray(todo: Sequence[PlannedRun], grid: Grid) -> Generator[Ending]:
+def on_ray(todo: Sequence[PlannedRun], grid: Grid) -> Generator[tuple[PlannedRun, str]]:
     """Each run as a Ray task with the resources asked for. A run whose machine is lost continues on another."""
     if not todo:
         return
@@ -332,25 +330,24 @@ def on_ray(todo: Sequence[PlannedRun], grid: Grid) -> Generator[Ending]:
     grid.out.mkdir(parents=True, exist_ok=True)
     mark = grid.out.absolute() / f".shared-{uuid.uuid4().hex}"
     mark.touch()
+    waiting: dict[Any, PlannedRun] = {}
     try:
         given = {name: os.environ[name] for name in ENVIRONMENT if name in os.environ}
         options = {"num_cpus": grid.cpus_per_run, "num_gpus": grid.gpus_per_run, "max_retries": ATTEMPTS - 1}
         task = ray.remote(_attempt_on_ray).options(**options, runtime_env={"env_vars": given})
         waiting = {task.remote(each, str(Path.cwd()), mark): each for each in todo}
-        try:
-            while waiting:
-                for done in ray.wait(list(waiting), num_returns=1)[0]:
-                    run = waiting.pop(done)
-                    try:
-                        yield run, str(ray.get(done))
-                    except ray.exceptions.RayTaskError as error:
-                        raise UserError(first_line(error.cause)) from error
-                    except ray.exceptions.RayError as error:  # a worker died too often, or could not be set up
-                        yield run, f"its worker was lost: {first_line(error)}"
-        finally:
-            for left in waiting:
-                ray.cancel(left, force=True)  # every file is written whole: unfinished runs can be continued
+        while waiting:
+            (done,), _ = ray.wait(list(waiting), num_returns=1)
+            run = waiting.pop(done)
+            try:
+                yield run, str(ray.get(done))
+            except ray.exceptions.RayTaskError as error:
+                raise UserError(first_line(error.cause)) from error
+            except ray.exceptions.RayError as error:  # a worker died too often, or could not be set up
+                yield run, f"its worker was lost: {first_line(error)}"
     finally:
+        for left in waiting:
+            ray.cancel(left, force=True)  # every file is written whole: unfinished runs can be continued
         mark.unlink(missing_ok=True)
         if not begun:
             ray.shutdown()

@@ -4,8 +4,6 @@
 on a CPU; what differs from run to run (seconds, versions) is in `timing.json` and `environment.json`.
 """
 
-from __future__ import annotations
-
 import datetime
 import hashlib
 import itertools
@@ -17,7 +15,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,28 +25,16 @@ from clipcil.data.dataset import datasets, resolve_options
 from clipcil.data.names import ANYTHING
 from clipcil.errors import UserError, quoted
 from clipcil.experiment.evaluate import Record
+from clipcil.experiment.experiment import Experiment
 from clipcil.experiment.monitor import Display, StepLog, peak_megabytes
 from clipcil.experiment.spec import RunSpec, as_table, check_same, first_difference
 from clipcil.methods.base import method_state, restore_method
 from clipcil.report.runs import RunRecord, read_run
 from clipcil.settings import Count, typed
-from clipcil.storage import (
-    claim,
-    read_json,
-    read_toml,
-    run_lock,
-    sha256,
-    sweep,
-    write_json,
-    write_text,
-    write_toml,
-)
+from clipcil.storage import claim, read_json, read_toml, run_lock, sha256, sweep, write_json, write_text, write_toml
 from clipcil.tensor_store import TensorStore, read_entry
 from clipcil.training.device import usual_torch
 from clipcil.training.own_random import random_state, set_random_state
-
-if TYPE_CHECKING:
-    from clipcil.experiment.experiment import Experiment
 
 ERROR = "error.txt"
 """The traceback of a run of a grid that failed."""
@@ -85,27 +71,6 @@ class Environment:
     threads: int | None = None
     inputs: dict[str, str] | None = None
     """Digests of the files that the results were made from, as `inputs` returned them."""
-
-
-@contextmanager
-def open_run(folder: Path, table: dict[str, Any], display: Display, resume: bool) -> Iterator[RunFolder]:
-    """The folder of the run with the options and settings `table`, locked inside the block.
-
-    A folder that holds something else is refused, and one that holds this run where it may not be resumed.
-    """
-    with run_lock(folder):
-        claim(folder, "config.toml", "run", ignore=(ERROR,))
-        if (folder / "config.toml").exists():
-            check_same(folder, read_toml(folder / "config.toml"), table)
-            if not resume:
-                raise UserError(
-                    f"{folder} holds this run already; continue it with --resume {quoted(folder)} (in Python with"
-                    " run(folder)), or name another"
-                )
-        place = RunFolder(folder, table, display)
-        for store in (place.checkpoints, place.stages):
-            sweep(store.folder)
-        yield place
 
 
 class RunFolder:
@@ -209,6 +174,27 @@ class RunFolder:
         # depends on. A file that is gone now was there when the run began.
         self._environment["inputs"] = {**self._environment["inputs"], **self._inputs}
         write_json(self.folder / "environment.json", self._environment)
+
+
+@contextmanager
+def open_run(folder: Path, table: dict[str, Any], display: Display, resume: bool) -> Iterator[RunFolder]:
+    """The folder of the run with the options and settings `table`, locked inside the block.
+
+    A folder that holds something else is refused, and one that holds this run where it may not be resumed.
+    """
+    with run_lock(folder):
+        claim(folder, "config.toml", "run", ignore=(ERROR,))
+        if (folder / "config.toml").exists():
+            check_same(folder, read_toml(folder / "config.toml"), table)
+            if not resume:
+                raise UserError(
+                    f"{folder} holds this run already; continue it with --resume {quoted(folder)} (in Python with"
+                    " run(folder)), or name another"
+                )
+        place = RunFolder(folder, table, display)
+        for store in (place.checkpoints, place.stages):
+            sweep(store.folder)
+        yield place
 
 
 def restore(experiment: Experiment, tensors: dict[str, Tensor], progress: Progress) -> None:

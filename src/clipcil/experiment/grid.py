@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
+from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -131,20 +132,17 @@ def _expand(cases: Sequence[Case], data: Sequence[str], grid: Grid) -> list[Plan
         if name not in datasets() and Path(name).is_dir():
             raise UserError(f"'{name}' is a folder; give --data folder --data-root {quoted(name)}")
     sources = {name: find_dataset(name).options() for name in data}
-    kinds = methods()
-    configs = {case.method: kinds[case.method].Config() for case in cases if case.method in kinds}
+    configs = {case.method: find_method(case.method).Config() for case in cases}
     settings = _share_words(grid.set, configs, "methods has a setting")
     options = _share_words(grid.data_options, sources, "datasets has an option")
     roots = data_roots(grid.data_root, data)
+    orders = [{"order": order} for order in grid.orders] or [{}]
     planned = []
-    for name in data:
+    for name, case, order, seed in product(data, cases, orders, range(grid.seeds)):
         where = {"data": name, "data_root": roots[name], "data_options": options[name]}
-        for case in cases:
-            for order in [{"order": order} for order in grid.orders] or [{}]:
-                for seed in range(grid.seeds):
-                    own = {**case.run, **order, **where, "method": case.method, "seed": seed}
-                    given = merge(settings.get(case.method, {}), case.settings)
-                    planned.append(_resolve(case.label, build(RunSpec, {**grid.run, **own}), given, grid.out))
+        run = {**grid.run, **case.run, **order, **where, "method": case.method, "seed": seed}
+        given = merge(settings[case.method], case.settings)
+        planned.append(_resolve(case.label, build(RunSpec, run), given, grid.out))
     return planned
 
 
@@ -167,7 +165,7 @@ def _share_words(words: Sequence[str], owners: Mapping[str, Any], what: str) -> 
     """
     for word in words:
         parse_words([word])
-        if owners and not any(has_setting(defaults, _key(word)) for defaults in owners.values()):
+        if not any(has_setting(defaults, _key(word)) for defaults in owners.values()):
             every = sorted({item.name for defaults in owners.values() for item in dataclasses.fields(defaults)})
             raise UserError(f"none of the {what} '{_key(word)}'{nearest(_key(word), every)}")
     found = {}

@@ -13,14 +13,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from clipcil.data.tasks import TaskStream
 from clipcil.experiment.evaluate import Record
 from clipcil.report.html import render
 from clipcil.report.runs import NUMBERS, RunRecord
 
 if TYPE_CHECKING:
     import pandas
-
-    from clipcil.data.tasks import TaskStream
 
 
 @dataclass(frozen=True)
