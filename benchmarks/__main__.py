@@ -17,6 +17,7 @@ BENCHMARKS = {
     "P3": "p3_memory",
     "P4": "p4_tower_passes",
     "P7": "p7_growth",
+    "P8": "p8_flagship",
     "S3": "s3_predict",
     "S8": "s8_serve_load",
 }
