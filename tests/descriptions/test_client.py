@@ -152,7 +152,7 @@ def test_a_pair_that_stays_malformed_is_named_and_the_rest_is_kept(server: Stand
     [
         (lambda question: chat("no"), 2),
         # Of an endless answer only the beginning is read.
-        (lambda question: (200, " " * module.LARGEST + good(question)[1]), 2),
+        (lambda question: (200, " " * module.LARGEST_ANSWER + good(question)[1]), 2),
         (lambda question: (302, ""), 1),
     ],
 )
