@@ -94,9 +94,11 @@ def write_backbone(folder: Path, small: bool) -> None:
     from transformers import CLIPConfig, CLIPImageProcessor, CLIPModel
 
     special = {name: read_json(MINI / "config.json")["text_config"][name] for name in ("bos_token_id", "eos_token_id")}
-    size: dict[str, Any] = dict(hidden_size=64, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64)
+    size = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
     torch.manual_seed(0)
-    text = {"vocab_size": 8192, "pad_token_id": special["eos_token_id"]} | special | (size if small else {})
+    text: dict[str, Any] = (
+        {"vocab_size": 8192, "pad_token_id": special["eos_token_id"]} | special | (size if small else {})
+    )
     CLIPModel(CLIPConfig(text_config=text, vision_config=size if small else {})).save_pretrained(folder)
     CLIPImageProcessor().save_pretrained(folder)
     for name in ("tokenizer.json", "tokenizer_config.json"):

@@ -1,9 +1,9 @@
 """DMC-OT as a researcher writes it in an afternoon: transformers, dense covariances, MultivariateNormal, sqrtm.
 
 `python -m benchmarks.peers.plain_dmc_ot BACKBONE PICTURES TASKS STAGE1_EPOCHS STAGE2_EPOCHS padded|cut` prints one line
-of JSON: the mean loss of the last epoch of every stage, and the accuracy after every task. PICTURES has train/class/*.png
-and test/class/*.png; classes come in the order of their names. Texts have the 77 tokens of CLIP ("padded"), or as many
-as the longest ("cut").
+of JSON: the mean loss of the last epoch of every stage, and the accuracy after every task. PICTURES has folders
+train/CLASS and test/CLASS; classes come in the order of their names. Texts have the 77 tokens of CLIP ("padded"), or as
+many as the longest ("cut").
 """
 
 import json
