@@ -4,15 +4,17 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from math import sqrt
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, stdev
 from typing import Any, Literal
 
 from pydantic import TypeAdapter
+from scipy.special import stdtrit
 
 from clipcil.errors import UserError
 from clipcil.experiment.spec import RunSpec, method_settings
-from clipcil.intervals import Interval, t_interval
+from clipcil.intervals import Interval
 from clipcil.paper import Row, paper_result, read_table, table_names
 from clipcil.report.compare import Group, Stream, flatten, group_runs, show
 from clipcil.report.runs import RunRecord
@@ -116,6 +118,20 @@ def _part(
     if difference is not None and len(means) >= FEWEST_ORDERS:
         verdict = decide(difference, claim.margin)
     return Part(worse.label, difference, t_interval(means), by_order, paper, is_mean, verdict)
+
+
+def t_interval(values: Sequence[float]) -> Interval | None:
+    """Mean ± t·s/√n of a few runs; None for one.
+
+    Example:
+        >>> print(t_interval([70.0, 72.0, 74.0]))
+        72.00 [67.03, 76.97]
+    """
+    if len(values) < 2:
+        return None
+    quantile = round(float(stdtrit(len(values) - 1, 0.975)), 3)  # to three decimals, as printed tables have it
+    mean, half = fmean(values), quantile * stdev(values) / sqrt(len(values))
+    return Interval(mean, mean - half, mean + half)
 
 
 def decide(difference: Interval, margin: float | None) -> Verdict:

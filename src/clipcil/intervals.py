@@ -1,8 +1,6 @@
-"""95 % confidence intervals of a mean of few runs (Student's t) and of a share of pictures (Wilson)."""
+"""95 % confidence intervals, and that of a share of pictures (Wilson)."""
 
-from collections.abc import Sequence
 from math import sqrt
-from statistics import fmean, stdev
 from typing import NamedTuple
 
 Z_975 = 1.959964
@@ -27,22 +25,6 @@ class Interval(NamedTuple):
     def signed(self) -> str:
         """The text of a difference, such as `+1.50 [−0.25, +3.00]`."""
         return f"{self.mean:+.2f} [{self.low:+.2f}, {self.high:+.2f}]".replace("-", "−")
-
-
-def t_interval(values: Sequence[float]) -> Interval | None:
-    """Mean ± t·s/√n of a few runs; None for one.
-
-    Example:
-        >>> print(t_interval([70.0, 72.0, 74.0]))
-        72.00 [67.03, 76.97]
-    """
-    if len(values) < 2:
-        return None
-    from scipy.special import stdtrit
-
-    quantile = round(float(stdtrit(len(values) - 1, 0.975)), 3)  # to three decimals, as printed tables have it
-    mean, half = fmean(values), quantile * stdev(values) / sqrt(len(values))
-    return Interval(mean, mean - half, mean + half)
 
 
 def wilson_interval(right: int, total: int) -> tuple[float, float]:

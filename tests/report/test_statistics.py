@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from scipy import stats
 
-from clipcil.intervals import t_interval
 from clipcil.report.runs import RunRecord, find_runs
 from clipcil.report.statistics import Bootstrap, interval, paired
 from support.finished_runs import write_run
@@ -74,8 +74,8 @@ def test_the_interval_is_that_of_a_bootstrap_written_out(tmp_path: Path) -> None
     pictures = np.array(means) * (max(0, shared) / np.var(means)) ** 0.5
     drawn = measured.mean() + pictures + measured.std(ddof=1) / runs**0.5 * random.standard_t(runs - 1, 4000)
     assert found is not None and found.mean == pytest.approx(table.mean())
-    half = t_interval(measured.tolist())
-    assert half is not None and found.low < half.low + 1 and found.high > half.high - 1  # orders are most of it here
+    low, high = stats.t.interval(0.95, runs - 1, measured.mean(), stats.sem(measured))
+    assert found.low < low + 1 and found.high > high - 1  # orders are most of it here
     low, high = np.quantile(drawn, (0.025, 0.975))
     assert (found.low, found.high) == pytest.approx((max(0, low), min(100, high)), abs=2.5)
 
