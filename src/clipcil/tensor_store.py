@@ -4,17 +4,15 @@ An entry is a safetensors file named by its key and its SHA-256, with facts as J
 every float is finite, and a file that does not match its name is not read.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from safetensors import SafetensorError
@@ -57,7 +55,7 @@ class TensorStore:
         self._unchecked = most_bytes  # bytes saved since the size was last checked
 
     @classmethod
-    def of_user(cls) -> TensorStore:
+    def of_user(cls) -> Self:
         """The store in the user's cache folder, at most as large as `$CLIPCIL_STAGES_GIB` says."""
         words = os.environ.get(STAGES_GIB, "").strip()
         try:
@@ -85,11 +83,7 @@ class TensorStore:
 
     def save(self, key: str, tensors: dict[str, Tensor], facts: dict[str, Any] | None = None) -> Path:
         """Replace the entry of `key` by these tensors and facts; a value that is not finite is refused."""
-        for name, value in tensors.items():
-            if value.is_floating_point() and not bool(torch.isfinite(value).all()):
-                raise UserError(f"training diverged: '{name}' holds a NaN or an infinity; try a lower learning rate")
-        plain = {name: value.detach().cpu().contiguous().clone() for name, value in tensors.items()}
-        content = save(plain, {"facts": json.dumps(facts, allow_nan=False)} if facts is not None else None)
+        content = pack(tensors, facts)
         path = self.folder / f"{key}-{hashlib.sha256(content).hexdigest()}.safetensors"
         if len(content) > self.most_bytes:
             return path
@@ -134,6 +128,15 @@ class TensorStore:
             with suppress(OSError):
                 path.unlink()
             spare += size
+
+
+def pack(tensors: Mapping[str, Tensor], facts: dict[str, Any] | None = None) -> bytes:
+    """The contents of a safetensors file; a value that is not finite is refused."""
+    for name, value in tensors.items():
+        if value.is_floating_point() and not bool(torch.isfinite(value).all()):
+            raise UserError(f"training diverged: '{name}' holds a NaN or an infinity; try a lower learning rate")
+    plain = {name: value.detach().cpu().contiguous().clone() for name, value in tensors.items()}
+    return save(plain, {"facts": json.dumps(facts, allow_nan=False)} if facts is not None else None)
 
 
 def read_entry(path: Path, sha256: str | None = None) -> tuple[dict[str, Tensor], dict[str, Any]]:

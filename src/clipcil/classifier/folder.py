@@ -13,16 +13,13 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
-import torch
-from safetensors.torch import save
-
 from clipcil.classifier.state import WEIGHTS, Facts, ModelState, NewerFormatError, parse_facts, to_table
 from clipcil.errors import UserError, printable, quoted
 from clipcil.methods.base import Method
 from clipcil.methods.registry import find_method
 from clipcil.signals import uninterrupted
 from clipcil.storage import MissingFileError, claim, read_bytes, read_toml, run_lock, toml_bytes, whole_file
-from clipcil.tensor_store import read_entry
+from clipcil.tensor_store import pack, read_entry
 
 RESTORE_ADVICE = "restore the folder from a copy"
 """How errors about a damaged model end."""
@@ -90,10 +87,7 @@ def write_model(folder: Path, state: ModelState, *, keep_previous: bool = False)
     With `keep_previous` the model that was there is kept for `restore_previous`; otherwise nothing of an earlier model
     is left. The caller holds the lock.
     """
-    for key, value in state.tensors.items():
-        if value.is_floating_point() and not bool(torch.isfinite(value).all()):
-            raise UserError(f"the model is not written: its '{key}' holds a NaN or an infinity")
-    data = save({key: value.detach().cpu().contiguous().clone() for key, value in state.tensors.items()})
+    data = pack(state.tensors)
     digest = hashlib.sha256(data).hexdigest()
     facts = replace(state.facts, weights=f"weights-{digest[:12]}.safetensors", sha256=digest)
     files = {facts.weights: data, CARD: _card(facts), MODEL: toml_bytes(folder / MODEL, to_table(facts))}
