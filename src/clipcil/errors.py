@@ -32,10 +32,10 @@ def nearest(name: str, known: Iterable[str]) -> str:
     return f"; known: {', '.join(names)}" if names else ""
 
 
-def first_line(error: BaseException, length: int = 160) -> str:
+def first_line(error: BaseException) -> str:
     """The first non-empty line of the message that does not end in a colon, or the name of the error's type."""
     lines = (line.strip() for line in str(error).splitlines())
-    return next((line[:length] for line in lines if line and not line.endswith(":")), type(error).__name__)
+    return next((line[:160] for line in lines if line and not line.endswith(":")), type(error).__name__)
 
 
 def counted(number: int, one: str, many: str | None = None) -> str:

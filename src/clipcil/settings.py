@@ -161,8 +161,8 @@ def parse_words(words: Iterable[str]) -> dict[str, Any]:
         key, equals, value = word.partition("=")
         if not equals or not key:
             raise UserError(f"'{word}' is not a setting; write key=value, such as stage1.lr=1e-4")
-        result = merge(result, nested({key.strip(): value}))
-    return result
+        result[key.strip()] = value
+    return nested(result)
 
 
 def nested(values: Mapping[str, Any]) -> dict[str, Any]:

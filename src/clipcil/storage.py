@@ -227,14 +227,12 @@ def open_regular(path: Path, *, links: bool = False) -> BinaryIO:
 def read_bytes(path: Path, most: int = MOST_TEXT, *, links: bool = False) -> bytes:
     """The contents of a regular file of at most `most` bytes."""
     with open_regular(path, links=links) as file:
-        size = os.fstat(file.fileno()).st_size
+        if os.fstat(file.fileno()).st_size > most:
+            raise UserError(f"{path} is larger than the {most / 2**20:.0f} MiB that such a file may have")
         try:
-            data = file.read(size + 1) if size <= most else b""
+            return file.read()
         except OSError as error:
             raise UserError(f"{path} cannot be read ({error.strerror})") from error
-    if size > most or len(data) > size:
-        raise UserError(f"{path} is larger than the {most / 2**20:.0f} MiB that such a file may have")
-    return data
 
 
 def read_text(path: Path, most: int = MOST_TEXT, *, links: bool = False) -> str:

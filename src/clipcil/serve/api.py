@@ -28,7 +28,7 @@ from clipcil.errors import UserError, printable
 from clipcil.serve import answers
 from clipcil.serve.answers import Limits
 from clipcil.serve.model import MOST_CLASSES, Lessons, Predictor, ServedModel
-from clipcil.serve.staging import Staging, class_name
+from clipcil.serve.staging import Staging
 
 EVENT_SECONDS = 0.2
 """Seconds between two looks for events to send."""
@@ -156,7 +156,7 @@ def add_waiting(service: Used, name: Annotated[str, Form()], pictures: list[Uplo
     if len(pictures) > most:
         raise HTTPException(400, f"too many files; send at most {most} pictures in one request")
     items = [service.staging.add(name, each.filename or "", each.file.read()) for each in pictures]
-    return {"name": class_name(name), "pictures": items}
+    return {"name": clean_name(name), "pictures": items}
 
 
 @router.delete("/waiting")

@@ -63,7 +63,8 @@ class Staging:
 
         A `UserError` is raised where the name cannot name a class or too many pictures wait already.
         """
-        name, id, digest = class_name(name), secrets.token_hex(12), hashlib.sha256(content).hexdigest()
+        name, id, digest = clean_name(name), secrets.token_hex(12), hashlib.sha256(content).hexdigest()
+        check_names("the waiting pictures", [name])
         title = shorten(printable(clean_name(title.replace("\\", "/").rsplit("/", 1)[-1])), 80)
         item = Waiting(id, name, title, self.folder / f"{id}.picture", len(content), digest)
         try:
@@ -148,13 +149,6 @@ def by_class(pictures: Iterable[Waiting]) -> dict[str, list[Waiting]]:
     for each in pictures:
         found.setdefault(each.key, []).append(each)
     return {same[0].name: same for same in found.values()}
-
-
-def class_name(raw: str) -> str:
-    """A class name as the model stores it."""
-    name = clean_name(raw)
-    check_names("the waiting pictures", [name])
-    return name
 
 
 @contextmanager
