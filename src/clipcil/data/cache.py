@@ -10,7 +10,6 @@ import tempfile
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -106,11 +105,9 @@ class PixelStore:
 
         chunks = [places[start : start + TRUNK_BATCH] for start in range(0, len(places), TRUNK_BATCH)]
         with decoding_pool() as pool:
-            # One chunk is decoded by the threads while the trunk works on the one before it.
-            coming = [pool.submit(prepare, place) for place in chunks[0]]
-            for number, (chunk, after) in enumerate(pairwise([*chunks, []]), start=1):
-                stacked = torch.stack([future.result() for future in coming])
-                coming = [pool.submit(prepare, place) for place in after]
+            pictures_ahead = pool.map(prepare, places)  # the threads decode while the trunk works
+            for number, chunk in enumerate(chunks, start=1):
+                stacked = torch.stack([next(pictures_ahead) for _ in chunk])
                 full = torch.cat([stacked, stacked.new_zeros(TRUNK_BATCH - len(chunk), *stacked.shape[1:])])
                 with torch.no_grad():
                     ready = self.preprocess.finish(full)[: len(chunk)].to(torch.float16).numpy()

@@ -244,15 +244,11 @@ def drop_broken(
     total, done = len(dataset.train) + len(dataset.test), 0
     with decoding_pool() as pool:
         for pictures in (dataset.train, dataset.test):
-            whole: list[int] = []
+            faults: list[str | None] = []
             for start in range(0, len(pictures), CHECK_BATCH):
-                rows = range(start, min(start + CHECK_BATCH, len(pictures)))
-                faults = list(pool.map(pictures.fault, rows))
-                whole += [row for row, fault in zip(rows, faults, strict=True) if fault is None]
-                lines += [fault for fault in faults if fault is not None]
-                done += len(rows)
-                on_progress("check", done, total)
-            kept.append(
-                pictures.subset(torch.tensor(whole, dtype=torch.int64)) if len(whole) < len(pictures) else pictures
-            )
+                faults += pool.map(pictures.fault, range(len(pictures))[start : start + CHECK_BATCH])
+                on_progress("check", done + len(faults), total)
+            done += len(faults)
+            lines += filter(None, faults)
+            kept.append(pictures.subset(torch.tensor([fault is None for fault in faults], dtype=torch.bool)))
     return replace(dataset, train=kept[0], test=kept[1]), lines

@@ -177,16 +177,21 @@ def _decode(picture: Picture, called: str, turn: ExitStack) -> Image.Image:
 
 def _finish(image: Image.Image, called: str, turn: ExitStack) -> Image.Image:
     """An opened picture, of which no more than the header may have been read."""
+    _check_limits(image, called)
+    if image.width * image.height > LARGE:
+        turn.enter_context(_turn)
+    image.load()
+    return _to_rgb(_upright(image))
+
+
+def _check_limits(image: Image.Image, called: str) -> None:
+    """Refuse a picture that must not be decoded: the one place for limits that need its header only."""
     pixels = image.width * image.height
     if not pixels:
         raise BrokenPictureError(f"{called} has no pixels; replace or remove it")
     if pixels > MAX_PIXELS:
         size = f"{image.width}×{image.height}"
         raise BrokenPictureError(f"{called}: {size} pixels is too large to decode safely; make it smaller")
-    if pixels > LARGE:
-        turn.enter_context(_turn)
-    image.load()
-    return _to_rgb(_upright(image))
 
 
 @cache

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import numpy as np
 import torch
@@ -182,7 +182,12 @@ def read_frames(clip: VideoClip, count: int) -> list[Image.Image]:
     if not clip.is_video:
         return [decode(clip.files[place], str(clip.files[place])) for place in middles(len(clip.files), count)]
     path = clip.files[0]
-    av = _library(path)
+    try:
+        import av
+        import av.logging
+    except ImportError as error:
+        raise UserError(f"reading {path.name} needs PyAV; install it with: pip install 'clipcil[video]'") from error
+    av.logging.set_level(av.logging.PANIC)  # else every damaged file writes to the terminal by itself
     try:
         # What a file says about its length can be wrong; counting its packets decodes nothing.
         with av.open(str(path)) as container:
@@ -201,13 +206,3 @@ def read_frames(clip: VideoClip, count: int) -> list[Image.Image]:
         message = f"{path} is not a video that can be read ({first_line(error)}); replace or remove it"
         raise UserError(message) from error
     return [found.get(place, last) for place in wanted]
-
-
-def _library(path: Path) -> Any:
-    try:
-        import av
-        import av.logging
-    except ImportError as error:
-        raise UserError(f"reading {path.name} needs PyAV; install it with: pip install 'clipcil[video]'") from error
-    av.logging.set_level(av.logging.PANIC)  # else every damaged file writes to the terminal by itself
-    return av
