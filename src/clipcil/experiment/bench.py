@@ -13,7 +13,7 @@ import time
 import traceback
 import uuid
 from collections import Counter, deque
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import closing, suppress
@@ -99,8 +99,11 @@ def run_grid(
             end(run, "", done[run.folder], "done before")
     if grid.on == "ray":
         doing = on_ray(todo, grid)
+    elif grid.jobs > 1:
+        doing = in_processes(todo, grid.jobs, tell)
     else:
-        doing = in_processes(todo, grid.jobs, tell) if grid.jobs > 1 else in_this_process(todo, make_display)
+        shared = LoadCache(stages=TensorStore.of_user())
+        doing = ((each, attempt(each, shared, make_display())) for each in todo)
     try:
         with closing(doing):
             for run, error in doing:
@@ -258,15 +261,6 @@ def attempt(
 def worker_cache() -> LoadCache:
     """Backbones, datasets, features and stages that the runs of a worker process share."""
     return LoadCache(stages=TensorStore.of_user())
-
-
-def in_this_process(
-    todo: Iterable[PlannedRun], make_display: Callable[[], Display] = Display
-) -> Generator[tuple[PlannedRun, str]]:
-    """One run after the other; backbones, datasets and features of towers that are not tuned are shared."""
-    shared = LoadCache(stages=TensorStore.of_user())
-    for each in todo:
-        yield each, attempt(each, shared, make_display())
 
 
 def in_processes(

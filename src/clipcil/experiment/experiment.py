@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,20 +13,11 @@ from clipcil.clip.loading import backbone_name
 from clipcil.data.dataset import Dataset, drop_broken, open_dataset
 from clipcil.data.reader import Reader
 from clipcil.data.tasks import Task, TaskStream, class_order, task_sizes
-from clipcil.errors import UserError
+from clipcil.errors import UserError, nearest
 from clipcil.experiment.evaluate import Record, copy_memory, evaluate, measure_drift
 from clipcil.experiment.monitor import Display, Timer, default_display
 from clipcil.experiment.results import Results
-from clipcil.experiment.spec import (
-    TASKS,
-    RunSpec,
-    as_table,
-    check_same,
-    method_settings,
-    read_config,
-    resolved,
-    split_options,
-)
+from clipcil.experiment.spec import TASKS, RunSpec, as_table, check_same, method_settings, read_config, resolved
 from clipcil.memory.gaussians import GaussianMemory
 from clipcil.methods.base import Method, build_method
 from clipcil.methods.registry import find_method, method_class
@@ -106,7 +97,12 @@ class Experiment:
         self._kind = kind = find_method(method) if isinstance(method, str) else method_class(method)
         if not isinstance(data, str | Path | Dataset):
             raise UserError(f"data is of type {type(data).__name__}; give a name, a folder or a clipcil.Dataset")
-        choices, own = split_options(options, kind)
+        known, settable = ([item.name for item in fields(each)] for each in (RunSpec, kind.Config))
+        for key in options:
+            if key.partition(".")[0] not in (*known, *settable):
+                raise UserError(f"there is no option or setting '{key}'{nearest(key, [*settable, *known])}")
+        choices = {key: value for key, value in options.items() if key in known and value is not None}
+        own = {key: value for key, value in options.items() if key not in known}
         choices |= {"method": kind.name, "data": data.name if isinstance(data, Dataset) else str(data)}
         spec = build(RunSpec, {**choices, "backbone": backbone_name(backbone)})
         if not isinstance(data, Dataset):
@@ -133,8 +129,7 @@ class Experiment:
     @classmethod
     def of(cls, spec: RunSpec, config: Any, cache: LoadCache | None = None) -> Experiment:
         """The experiment with these options and this config of its method."""
-        options = {key: value for key, value in vars(spec).items() if value is not None}
-        return cls(settings=config, cache=cache, **options)
+        return cls(settings=config, cache=cache, **vars(spec))
 
     @classmethod
     def resume(cls, folder: str | Path, given: Mapping[str, Any] | None = None) -> Experiment:

@@ -76,8 +76,8 @@ class Environment:
 class RunFolder:
     """The files of one run; `open_run` opens it."""
 
-    def __init__(self, folder: Path, table: dict[str, Any], display: Display) -> None:
-        self.folder, self.table, self.display = folder, table, display
+    def __init__(self, folder: Path, display: Display) -> None:
+        self.folder, self.display = folder, display
         self.log = StepLog(folder / "steps.jsonl", display.tell)
         self.checkpoints = TensorStore(folder / "checkpoint")
         self.stages = TensorStore(folder / "checkpoint" / "stages")
@@ -121,7 +121,7 @@ class RunFolder:
     def _write_start(self, experiment: Experiment) -> None:
         """Claim the folder for this run."""
         if not (self.folder / "config.toml").exists():
-            write_toml(self.folder / "config.toml", self.table)
+            write_toml(self.folder / "config.toml", experiment.table)
         clip, before, threads = experiment.method.clip, read_environment(self.folder), torch.get_num_threads()
         self._environment = {
             "clipcil": __version__,
@@ -191,7 +191,7 @@ def open_run(folder: Path, table: dict[str, Any], display: Display, resume: bool
                     f"{folder} holds this run already; continue it with --resume {quoted(folder)} (in Python with"
                     " run(folder)), or name another"
                 )
-        place = RunFolder(folder, table, display)
+        place = RunFolder(folder, display)
         for store in (place.checkpoints, place.stages):
             sweep(store.folder)
         yield place

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import field, fields, replace
+from dataclasses import field, replace
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, PositiveInt, ValidationInfo, field_validator
 
-from clipcil.errors import UserError, nearest
+from clipcil.errors import UserError
 from clipcil.settings import merge, options, override, to_dict
 from clipcil.storage import read_toml
 
@@ -178,16 +178,6 @@ def method_settings(
         except UserError as error:
             raise UserError(f"preset {spec.data}/{spec.method}: {error}") from error
     return override(config, given)
-
-
-def split_options(options: Mapping[str, Any], kind: type[Method]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Options of the experiment, and settings of the method."""
-    known, settings = ([item.name for item in fields(each)] for each in (RunSpec, kind.Config))
-    for key in options:
-        if key.partition(".")[0] not in (*known, *settings):
-            raise UserError(f"there is no option or setting '{key}'{nearest(key, [*settings, *known])}")
-    chosen = {key: value for key, value in options.items() if key in known and value is not None}
-    return chosen, {key: value for key, value in options.items() if key not in known}
 
 
 def resolved(spec: RunSpec) -> RunSpec:
