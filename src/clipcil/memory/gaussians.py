@@ -187,14 +187,10 @@ class GaussianMemory(SizedByState):
         self.matrices, self.offsets = self.matrices[used], self.offsets[used]
         self._sampler = None
 
-    @property
-    def _dim(self) -> int:
-        return self.origin_means.shape[1]
-
     def _insert(self, index: int, summaries: Sequence[Summary], task: int) -> None:
         """Put classes of the current space before class `index`."""
-        if not self._dim:
-            dim = len(summaries[0].mean)
+        dim = len(summaries[0].mean)
+        if not self.origin_means.shape[1]:
             self.origin_means = self.rows = self.offsets = self.rows.new_zeros(0, dim)
             self.matrices = self.matrices.new_zeros(0, dim, dim)
         neighbours = self._level_of_neighbours(summaries)
@@ -231,7 +227,7 @@ class GaussianMemory(SizedByState):
         mean, rows = self.origin_means[index], self.rows[start : start + int(self.ranks[index])]
         if space < len(self.matrices):
             mean, rows = self.matrices[space] @ mean + self.offsets[space], rows @ self.matrices[space].T
-        level = rows.square().sum() / self._dim
+        level = rows.square().sum() / len(mean)
         return Summary(mean, rows, level, self.shrinkages[index], int(self.counts[index]))
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> GaussianMemory:

@@ -87,11 +87,8 @@ class RanPAC(Method):
         self.growing_buffer("sums", count, dtype=torch.float64)
         self.growing_buffer("classifier", count)
 
-    def learn_task(self, task: Task) -> None:
-        self.learn_again(task)
-
     @torch.no_grad()
-    def learn_again(self, task: Task) -> None:
+    def learn_task(self, task: Task) -> None:
         """Choose λ on these pictures, add them to the sums, and solve for the classifier."""
         features, labels = self.expand(task.pictures.pooled), task.pictures.labels
         penalty, sharpness = self.choose_penalty(features, labels)
@@ -102,6 +99,8 @@ class RanPAC(Method):
         matrix = self.gram.clone()
         matrix.diagonal().add_(self.penalty)
         self.classifier = solve(matrix, self.sums.T).T.to(self.classifier)
+
+    learn_again = learn_task
 
     def logits(self, batch: Batch) -> Tensor:
         return self.expand(batch.pooled) @ self.classifier.T
@@ -158,7 +157,7 @@ class RanPACAdapted(RanPAC):
     def learn_task(self, task: Task) -> None:
         if not self.old:
             self.adapt(task)
-        self.learn_again(task)
+        super().learn_task(task)
 
     def adapt(self, task: Task) -> None:
         """Adapt the tower by the cross-entropy of a cosine classifier with a learnt temperature."""
