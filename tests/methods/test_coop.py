@@ -36,7 +36,7 @@ def test_score_and_loss_are_the_reference(tiny_clip: CLIP) -> None:
     learn_all(method, tasks)
     unit = texts(tiny_clip, method)
     expected = tiny_clip.logit_scale.exp() * normalize(pictures.features, dim=-1) @ unit.T
-    torch.testing.assert_close(method.logits(pictures), expected, atol=1e-3, rtol=1e-4)  # type: ignore[arg-type]
+    torch.testing.assert_close(method.logits(pictures), expected, atol=1e-3, rtol=1e-4)
     assert [id(parameter) for parameter in session.trained] == [id(method.context)]
     features = torch.cat([tasks[1].pictures.features, method.memory.features[:4]])  # new pictures, then old exemplars
     labels = torch.cat([tasks[1].pictures.labels, method.memory.labels[:4]])

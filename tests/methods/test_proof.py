@@ -73,7 +73,7 @@ def test_score_is_the_reference(tiny_clip: CLIP) -> None:
             z = add_up(method.image_projections, feature)
             own, around, prototypes = fuse(method, z, w)
             expected = w @ z + around @ own + prototypes @ own
-            score = method.logits(pictures[row : row + 1])[0]  # type: ignore[arg-type]
+            score = method.logits(pictures[row : row + 1])[0]
             torch.testing.assert_close(score, expected, atol=1e-3, rtol=1e-3)
 
 
@@ -126,7 +126,7 @@ def test_scores_of_tokens_have_the_gradients_of_autograd(size: int, monkeypatch:
     masks = []
 
     def draw(*words: object) -> torch.Tensor:
-        masks.append(draw_kept(*words))  # type: ignore[arg-type]
+        masks.append(draw_kept(*words))
         return masks[-1]
 
     monkeypatch.setattr(proof, "draw_kept", draw)

@@ -37,7 +37,7 @@ def pictures(clip: CLIP, labels: Tensor, seed: int) -> FeaturePictures:
 def learn(method: RanPAC, clip: CLIP) -> list[FeaturePictures]:
     sets = [pictures(clip, torch.arange(3).repeat(20), 1), pictures(clip, torch.arange(3, 6).repeat(15), 2)]
     for index, part in enumerate(sets):
-        method.learn(Task(index, [f"thing {index} {i}" for i in range(3)], part))  # type: ignore[arg-type]
+        method.learn(Task(index, [f"thing {index} {i}" for i in range(3)], part))
     return sets
 
 
@@ -45,14 +45,14 @@ def test_tasks_and_more_pictures_of_known_classes_equal_one_ridge_regression_on_
     method = make(tiny_clip)
     sets, penalty = learn(method, tiny_clip), float(method.penalty)
     sets.append(pictures(tiny_clip, torch.arange(6), 9))
-    method.learn_again(Task(2, [], sets[-1]))  # type: ignore[arg-type]
+    method.learn_again(Task(2, [], sets[-1]))
     assert method.penalty == penalty  # one picture of a class chooses nothing
     features = torch.relu(torch.cat([part.pooled for part in sets]) @ method.directions).double()
     targets = one_hot(torch.cat([part.labels for part in sets])).double()
     model = Ridge(alpha=penalty, fit_intercept=False).fit(features.numpy(), targets.numpy())
     test = pictures(tiny_clip, torch.arange(6).repeat(5), 3)
     expected = model.predict(torch.relu(test.pooled @ method.directions).double().numpy())
-    ours = method.logits(test)  # type: ignore[arg-type]
+    ours = method.logits(test)
     torch.testing.assert_close(ours.double(), torch.from_numpy(expected), atol=1e-3, rtol=0)
     assert (ours.argmax(1) == test.labels).double().mean() > 0.8
 
@@ -73,10 +73,10 @@ def test_a_small_task_is_never_held_out_whole(tiny_clip: CLIP, count: int) -> No
 def test_one_picture_of_every_class_chooses_nothing_and_more_of_them_do(tiny_clip: CLIP) -> None:
     """What is held out is then never foretold, and the largest λ would always be the best."""
     method, first = make(tiny_clip), pictures(tiny_clip, torch.arange(3), 1)
-    method.learn(Task(0, list("abc"), first))  # type: ignore[arg-type]
+    method.learn(Task(0, list("abc"), first))
     assert float(method.penalty) == 1 and float(method.sharpness) == SHARPNESS
     more = pictures(tiny_clip, torch.arange(3).repeat(20), 2)
-    method.learn_again(Task(1, [], more))  # type: ignore[arg-type]
+    method.learn_again(Task(1, [], more))
     assert float(method.penalty) != 1 and float(method.sharpness) != SHARPNESS
 
 
@@ -110,7 +110,7 @@ def test_probabilities_are_as_high_as_the_accuracy(tiny_clip: CLIP) -> None:
     method = make(tiny_clip)
     learn(method, tiny_clip)
     test = pictures(tiny_clip, torch.arange(6).repeat(30), 3)
-    scores = method.logits(test)  # type: ignore[arg-type]
+    scores = method.logits(test)
     sure, guess = (method.score_scale * scores).softmax(1).max(1)
     assert abs(float(sure.mean()) - float((guess == test.labels).double().mean())) < 0.2
     assert float(scores.softmax(1).max(1).values.mean()) < 0.4  # 1/6 is what a guess would have

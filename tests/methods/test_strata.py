@@ -59,10 +59,10 @@ def test_a_forgotten_class_was_never_learnt(tiny_clip: CLIP) -> None:
     names = ["dog", "cat", "tree", "boat", "house", "key"]
     for first in (0, 3):
         labels = list(range(first, first + 3))
-        method.learn(Task(0, names[first : first + 3], made_up(tiny_clip, labels, labels)))  # type: ignore[arg-type]
+        method.learn(Task(0, names[first : first + 3], made_up(tiny_clip, labels, labels)))
     method.forget(4)
-    never.learn(Task(0, names[:3], made_up(tiny_clip, [0, 1, 2], [0, 1, 2])))  # type: ignore[arg-type]
-    never.learn(Task(1, ["boat", "key"], made_up(tiny_clip, [3, 5], [3, 4])))  # type: ignore[arg-type]
+    never.learn(Task(0, names[:3], made_up(tiny_clip, [0, 1, 2], [0, 1, 2])))
+    never.learn(Task(1, ["boat", "key"], made_up(tiny_clip, [3, 5], [3, 4])))
     assert method.names == never.names and method.sizes == never.sizes
     for name, value in method.state_dict().items():
         other = never.state_dict()[name]
@@ -75,7 +75,7 @@ def test_a_forgotten_class_was_never_learnt(tiny_clip: CLIP) -> None:
         assert method.seen == 4 - index and len(method.memory) == 5 * method.seen
         if method.seen == 1:  # nothing of the other classes is left, not even how their scores were weighed
             alone = Strata(StrataConfig(random_features=50), tiny_clip, Trainer())
-            alone.learn(Task(0, ["key"], made_up(tiny_clip, [5], [0])))  # type: ignore[arg-type]
+            alone.learn(Task(0, ["key"], made_up(tiny_clip, [5], [0])))
             for name, value in alone.state_dict().items():
                 torch.testing.assert_close(method.state_dict()[name], value, atol=1e-5, rtol=1e-3)
 

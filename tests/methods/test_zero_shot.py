@@ -41,4 +41,4 @@ def test_score_is_the_reference(tiny_clip: CLIP) -> None:
         texts = [normalize(tiny_clip.encode_texts([s.format(n) for s in sentences]), dim=-1) for n in method.names]
         unit = normalize(torch.stack(texts).mean(1), dim=-1)
         expected = tiny_clip.logit_scale.exp() * normalize(pictures.features, dim=-1) @ unit.T
-        torch.testing.assert_close(method.logits(pictures), expected, atol=1e-4, rtol=1e-4)  # type: ignore[arg-type]
+        torch.testing.assert_close(method.logits(pictures), expected, atol=1e-4, rtol=1e-4)

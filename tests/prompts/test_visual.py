@@ -24,7 +24,7 @@ def test_layers_a_tower_does_not_have_are_dropped_and_named() -> None:
 @pytest.mark.parametrize("between", [(1.0, -1.0), (0.5,), (float("nan"), 1.0)])
 def test_a_range_is_two_numbers_the_lower_first(between: tuple[float, ...]) -> None:
     with pytest.raises(UserError, match="key_range"):
-        L2PConfig(key_range=between)  # type: ignore[arg-type]
+        L2PConfig(key_range=between)
 
 
 @settings(max_examples=40, deadline=None)

@@ -51,7 +51,7 @@ class Strict(Trainer):
         super().__init__()
         self.patch, self.steps = patch, 0
 
-    def fit(self, stage, parameters, data, loss, how, each_epoch=None, depends_on=None):  # type: ignore[no-untyped-def]
+    def fit(self, stage, parameters, data, loss, how, each_epoch=None, depends_on=None):
         flat = [p for group in parameters for p in (group["params"] if isinstance(group, dict) else [group])]
 
         def strict(*given: Any) -> Tensor:
@@ -89,13 +89,13 @@ def test_stage_one_never_waits(tiny_clip: CLIP, monkeypatch: pytest.MonkeyPatch)
 
         def __getitem__(self, rows: Any) -> Any:
             batch = super().__getitem__(rows)
-            batch.pixels = pixels[rows]  # type: ignore[attr-defined]
+            batch.pixels = pixels[rows]
             return batch
 
     trainer = Strict(monkeypatch)
     method = DMC(DMCConfig(stage1=TowerTraining(epochs=2, batch_size=4)), tiny_clip.with_own_vision_tower(), trainer)
     pictures = Ready(torch.randn(6, tiny_clip.config.dim), torch.arange(6) // 3)
-    method.learn(Task(0, ["fox", "boat"], pictures))  # type: ignore[arg-type]
+    method.learn(Task(0, ["fox", "boat"], pictures))
     assert trainer.steps == 2 * 2 + 50  # the fewest steps of stage 2
 
 

@@ -48,7 +48,7 @@ def test_quarter_cosine_has_mean_two_over_pi() -> None:
 def test_a_training_made_in_python_is_checked_like_one_of_the_command_line(name: str, value: Any) -> None:
     with one_line(f"'{name}' is '{value}'"):
         TowerTraining(**{name: value})
-    assert Training(epochs="3").epochs == 3  # type: ignore[arg-type]
+    assert Training(epochs="3").epochs == 3
 
 
 def test_warm_up_rises_to_the_rate_and_never_above_it() -> None:
