@@ -53,11 +53,11 @@ def quoted(path: object) -> str:
 
 
 def printable(value: object) -> str:
-    """`value` as text that is safe to print: control and direction characters, line breaks and undecodable bytes become
-    escapes. Names of files and classes may hold any of them.
+    r"""`value` as text that is safe to print. Control and direction characters, line breaks and undecodable bytes,
+    which names of files and classes may hold, become escapes.
 
-    >>> printable("a\x1b[2Jb\udcff")
-    'a\\\\x1b[2Jb\\\\udcff'
+    >>> printable("a\x1b[2Jb")
+    'a\\x1b[2Jb'
     """
     text = str(value)
     if text.isascii() and text.isprintable():

@@ -41,8 +41,6 @@ def server(folder: Path, emoji: dict[str, list[bytes]]) -> Iterator[Server]:
 
 
 def test_the_token_is_needed(server: Server) -> None:
-    token = server.client.headers["Authorization"].removeprefix("Bearer ")
-    assert server.address.endswith(f"/?token={token}")
     assert server.client.get("/api/model", headers={"Authorization": "Bearer x"}).status_code == 401
 
 
