@@ -92,7 +92,7 @@ def judge_claims(runs: Sequence[RunRecord]) -> list[Judged]:
     Where a preset has the value of a row, such as β = 1.5 on CUB-200, that row is the same run as the one it would be
     compared with, and is not part of the claim.
     """
-    rows = {row.label: row for row in read_table("claims").all_rows()}
+    rows = {row.label: row for row in read_table("claims").rows}
     groups, found = rows_of_claims(runs), []
     for stream in sorted({stream for stream, _ in groups}):
         own = {label: group for (place, label), group in groups.items() if place == stream}
@@ -166,7 +166,7 @@ def paper_difference(
 def rows_of_claims(runs: Sequence[RunRecord]) -> dict[tuple[Stream, str], Group]:
     """`find_rows` for the table `claims`; no claim rests on runs measured on held-out training pictures."""
     groups = group_runs([run for run in runs if not run.run.get("hold_out")])
-    return find_rows(read_table("claims").all_rows(), groups)
+    return find_rows(read_table("claims").rows, groups)
 
 
 def find_rows(rows: Sequence[Row], groups: Sequence[Group]) -> dict[tuple[Stream, str], Group]:
@@ -231,13 +231,13 @@ def _settings_today(method: str, chosen: tuple[tuple[str, Any], ...], data: str,
 @cache
 def _deciding(method: str) -> frozenset[str]:
     """The settings by which the rows of a method differ."""
-    rows = read_table("claims").all_rows()
+    rows = read_table("claims").rows
     return frozenset(key for row in rows if row.method == method for key in row.decides)
 
 
 def outdated(runs: Sequence[RunRecord]) -> list[str]:
     """A line for each row that ran with other settings than it would have today."""
-    rows, lines = {row.label: row for row in read_table("claims").all_rows()}, []
+    rows, lines = {row.label: row for row in read_table("claims").rows}, []
     for (stream, label), group in rows_of_claims(runs).items():
         if changes := since_then(group, rows[label]):
             said = ", ".join(f"{key} {show(then)} (today {show(now)})" for key, (then, now) in changes.items())

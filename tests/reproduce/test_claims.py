@@ -23,7 +23,7 @@ from support.finished_runs import write_run
 
 ORDERS = ("seed:1993", "seed:1", "seed:2")
 TABLE = read_table("claims")
-ROWS = {row.label: row for row in TABLE.all_rows()}
+ROWS = {row.label: row for row in TABLE.rows}
 
 
 def write_claim_runs(folder: Path, shares: dict[str, float], orders: tuple[str, ...] = ORDERS, **more: object) -> Path:
@@ -59,7 +59,7 @@ def test_fourteen_claims_about_rows_that_are_there() -> None:
 def test_the_grid_has_every_row_in_every_order_and_number_of_tasks() -> None:
     planned = plan(Grid("claims", data=("emoji",)))
     counts = {(each.label, each.spec.tasks) for each in planned}
-    assert len(planned) == 3 * len(counts) == 3 * sum(len(row.tasks) or 1 for row in TABLE.all_rows())
+    assert len(planned) == 3 * len(counts) == 3 * sum(len(row.tasks) or 1 for row in TABLE.rows)
     assert {each.spec.order for each in planned} == set(ORDERS)
     assert len({each.folder for each in planned}) == len(planned)
     one = plan(Grid("claims", data=("emoji",), run={"order": "natural", "tasks": 5}))

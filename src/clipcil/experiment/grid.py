@@ -55,7 +55,7 @@ class PlannedRun:
 def plan(grid: Grid) -> list[PlannedRun]:
     """Every run of a bench, dataset by dataset so that features are shared; a wrong name or value is refused."""
     table = read_table(grid.table) if grid.table else None
-    rows = list(table.all_rows()) if table else [Row(kind.title, name) for name, kind in methods().items()]
+    rows = list(table.rows) if table else [Row(kind.title, name) for name, kind in methods().items()]
     rows, data = _choose(rows, grid.data or (table.datasets if table else ()) or ("emoji",), grid)
     for key in map(_key, grid.set):
         if any(key in row.decides for row in rows):
@@ -84,7 +84,7 @@ def plan_sweep(method: str, key: str, values: Sequence[str], grid: Grid) -> list
     if not has_setting(config, key) and key not in options:
         known = [*(item.name for item in dataclasses.fields(config)), *sorted(options)]
         raise UserError(f"{method} has no setting '{key}'{nearest(key, known)}")
-    study = (f"{value:g}" for sweep in read_table("sensitivity").sweeps if sweep.key == key for value in sweep.values)
+    study = (f"{row.settings[key]:g}" for row in read_table("sensitivity").rows if key in row.settings)
     chosen = list(dict.fromkeys(values or study))
     if len(chosen) < 2:
         raise UserError(f"a sweep needs at least two values of '{key}'; write them one after the other")

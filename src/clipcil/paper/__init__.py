@@ -43,39 +43,17 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Sweep:
-    """One axis of the sensitivity study."""
-
-    symbol: str
-    method: str
-    key: str
-    values: tuple[int | float, ...]
-    tasks: tuple[int, ...] = ()
-    """As of a row."""
-
-
-@dataclass(frozen=True)
 class PaperTable:
-    """A table, or the axes of the sensitivity study."""
+    """A table, or the values of the sensitivity study."""
 
     title: str
     tasks: int
     backbone: str
     datasets: tuple[str, ...]
-    rows: tuple[Row, ...] = ()
-    sweeps: tuple[Sweep, ...] = ()
+    rows: tuple[Row, ...]
     note: str = ""
     orders: tuple[str, ...] = ()
     """Class orders that each row is measured with; empty: the one that is asked for."""
-
-    def all_rows(self) -> tuple[Row, ...]:
-        """The rows; those of a sensitivity study are its sweeps, a row for each value."""
-        swept = (
-            Row(f"{sweep.symbol} = {value:g}", sweep.method, {sweep.key: value}, tasks=sweep.tasks)
-            for sweep in self.sweeps
-            for value in sweep.values
-        )
-        return (*self.rows, *swept)
 
 
 class PaperResult(NamedTuple):

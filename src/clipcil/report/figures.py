@@ -2,9 +2,9 @@
 
 import io
 import os
-import textwrap
 from collections.abc import Sequence
 from pathlib import Path
+from textwrap import fill
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,6 +23,8 @@ FIGURE_WIDTH = 4.8
 """Width in inches: narrow enough for its text to be legible on a phone."""
 LEGEND_WIDTH = 52
 """Characters of a line of a legend, which is as wide as the figure."""
+ROW_WIDTH = 22
+"""Characters of a line of a label at the left of its row."""
 MADE_BY = "clipcil sweep"
 """Creator in the metadata of a curve: a file without it belongs to the user."""
 FORMATS = ("png", "svg", "pdf")
@@ -70,7 +72,6 @@ def best(standings: Sequence[Standing], most: int) -> list[Standing]:
 
 def accuracy(standings: Sequence[Standing], theme: Theme) -> Figure:
     """A_k after each task, a line for each method, ± a standard deviation over runs."""
-    standings = best(standings, MOST_METHODS["accuracy"])
     with figure_style(theme) as pyplot:
         labels = [standing.group.label for standing in standings]
         long = max(map(len, labels)) > 24
@@ -80,7 +81,7 @@ def accuracy(standings: Sequence[Standing], theme: Theme) -> Figure:
             values = np.array([run.after for run in group.runs])
             across = np.arange(1, values.shape[1] + 1)
             mean, std = values.mean(0), values.std(0, ddof=1) if len(values) > 1 else np.zeros(values.shape[1])
-            line = {"color": look.colour(theme), "marker": look.marker, "label": _wrap(group.label, LEGEND_WIDTH)}
+            line = {"color": look.colour(theme), "marker": look.marker, "label": fill(group.label, LEGEND_WIDTH)}
             axes.plot(across, mean, zorder=3 if group.first.method in ("dmc", "dmc-ot") else 2, **line)
             axes.fill_between(across, mean - std, mean + std, color=line["color"], alpha=0.15, linewidth=0)
             for task, value, wide in zip(across, mean, std, strict=True):
@@ -96,7 +97,7 @@ def accuracy(standings: Sequence[Standing], theme: Theme) -> Figure:
 
 def scores(standings: Sequence[Standing], theme: Theme) -> Figure:
     """A_B with its 95 % interval, the best on top."""
-    standings = sorted(best(standings, MOST_METHODS["scores"]), key=lambda standing: -standing.group.last.mean)
+    standings = sorted(standings, key=lambda standing: -standing.group.last.mean)
     with figure_style(theme) as pyplot:
         canvas = _rows(pyplot, standings, theme, "A_B, %")
         axes = canvas.axes
@@ -132,7 +133,6 @@ def confusion(group: Group, theme: Theme) -> Figure:
 
 def forgetting(standings: Sequence[Standing], theme: Theme) -> Figure:
     """Best accuracy so far − accuracy at the end, the mean over tasks but the last."""
-    standings = best(standings, MOST_METHODS["forgetting"])
     with figure_style(theme) as pyplot:
         canvas = _rows(pyplot, standings, theme, "forgetting, percentage points")
         for place, standing in enumerate(standings):
@@ -149,7 +149,6 @@ def forgetting(standings: Sequence[Standing], theme: Theme) -> Figure:
 
 def drift(standings: Sequence[Standing], theme: Theme) -> Figure:
     """Distance of the stored means from the true ones after each task, before and after calibration."""
-    standings = best(standings, MOST_METHODS["drift"])
     with figure_style(theme) as pyplot:
         labels = [f"{standing.group.label}: before calibration" for standing in standings]
         canvas = Canvas(pyplot, 4.4 + 0.2 * 2 * _legend_lines(labels), panels=2, sharex=True)
@@ -160,7 +159,7 @@ def drift(standings: Sequence[Standing], theme: Theme) -> Figure:
             for group, look in ((standing.group, standing.look) for standing in standings):
                 for when, style in (("before", rings), ("after", dots)):
                     across, mean = _drift_line(group, f"{key}_{when}")
-                    label = _wrap(f"{group.label}: {when} calibration", LEGEND_WIDTH) if key == "cosine" else None
+                    label = fill(f"{group.label}: {when} calibration", LEGEND_WIDTH) if key == "cosine" else None
                     panel.plot(across, mean, color=look.colour(theme), marker=look.marker, label=label, **style)
                     for task, value in zip(across, mean, strict=True):
                         canvas.tip(task, value, f"{group.label}, task {task}, {when} calibration: {value:.4f}", panel)
@@ -174,7 +173,6 @@ def drift(standings: Sequence[Standing], theme: Theme) -> Figure:
 
 def seconds(standings: Sequence[Standing], theme: Theme) -> Figure:
     """Seconds of each phase, the mean over runs."""
-    standings = best(standings, MOST_METHODS["seconds"])
     parts = [_phases(standing.group) for standing in standings]
     names = list(dict.fromkeys(name for phases in parts for name in phases))
     with figure_style(theme) as pyplot:
@@ -250,7 +248,7 @@ def _heat(values: NDArray[np.float64], names: tuple[str, str, str], tip: str, th
 
 def _rows(pyplot: Any, standings: Sequence[Standing], theme: Theme, below: str, extra: float = 0.9) -> Canvas:
     """A canvas with a row for each standing, high enough for the lines of the longest label."""
-    labels = [_wrap(standing.group.label) for standing in standings]
+    labels = [fill(standing.group.label, ROW_WIDTH) for standing in standings]
     lines = max(1 + label.count("\n") for label in labels)
     canvas = Canvas(pyplot, extra + (0.17 + 0.15 * lines) * len(labels))
     canvas.axes.set_yticks(range(len(labels)), labels)
@@ -267,11 +265,7 @@ def _annotate(axes: Any, x: float, y: float, value: float) -> None:
 
 def _legend_lines(labels: Sequence[str]) -> int:
     """Lines of a legend of one column."""
-    return sum(1 + _wrap(label, LEGEND_WIDTH).count("\n") for label in labels)
-
-
-def _wrap(label: str, width: int = 22) -> str:
-    return textwrap.fill(label, width)
+    return sum(1 + fill(label, LEGEND_WIDTH).count("\n") for label in labels)
 
 
 class Curve(NamedTuple):
@@ -302,7 +296,6 @@ def save_sweep(curves: Sequence[Curve], title: str, key: str, path: Path) -> Non
         axes.set_xticks(range(len(values)), values, rotation=30 if max(map(len, values)) > 6 else 0)
         axes.set(xlabel=key, ylabel="accuracy, %", title=title)
         figure.legend(loc="outside lower center", ncols=min(2 * len(curves), 4))
-        check_plot(path)
         with whole_file(path) as part:
             figure.savefig(part, format=path.suffix[1:].lower(), metadata={"Creator": MADE_BY})
 

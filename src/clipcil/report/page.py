@@ -7,8 +7,6 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple, TypeVar
 
-from markupsafe import Markup
-
 from clipcil.errors import UserError
 from clipcil.paper import BACKBONE
 from clipcil.report import figures
@@ -85,7 +83,11 @@ class Report:
             # Columns that would repeat A_B or forgetting are left out.
             "weighted": any(abs(run.last_weighted - run.last) > PRINTED_THE_SAME for run in runs),
             "transfer": any(abs(run.backward_transfer + run.forgetting) > PRINTED_THE_SAME for run in runs),
-            "figures": [self.figure(name, kind, shown, len(shown)) for kind, shown in compared.items() if shown],
+            "figures": [
+                self.figure(name, kind, figures.best(shown, figures.MOST_METHODS[kind]), len(shown))
+                for kind, shown in compared.items()
+                if shown
+            ],
             "methods": [self.method(name, standing.group) for standing in standings],
         }
 
@@ -117,17 +119,9 @@ class Report:
         }
 
 
-def write_report(runs: Sequence[RunRecord], out: Path, more: str = "") -> list[str]:
-    """Write a page about finished runs and the folder of its figures; only an earlier report is replaced.
-
-    Args:
-        runs: Finished runs.
-        out: The file of the page.
-        more: HTML for the end of the page.
-
-    Returns:
-        The names of the figures.
-    """
+def write_report(runs: Sequence[RunRecord], out: Path) -> list[str]:
+    """Write a page about finished runs to the file `out`, and its figures to a folder beside it; only an earlier report
+    is replaced. Returns the names of the figures."""
     if not runs:
         raise UserError("there is no finished run to report on")
     folder = out.with_name(f"{out.stem}-figures")
@@ -136,7 +130,7 @@ def write_report(runs: Sequence[RunRecord], out: Path, more: str = "") -> list[s
     if not out.exists():
         claim(folder, "", "folder of figures")
     report = Report(runs)
-    write_page(out, "report.html", title="clipcil: report", more=Markup(more), **report.variables())
+    write_page(out, "report.html", title="clipcil: report", **report.variables())
     files = {f"{each.name}.png": each.light.png for each in report.figures}
     files |= {f"{each.name}-dark.png": each.dark.png for each in report.figures}
     for name, content in files.items():

@@ -6,11 +6,11 @@ Evidence is many finished runs in two parquet files, `runs.parquet` and `predict
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
-from contextlib import suppress
+import os
+from collections.abc import Iterable
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, cast
+from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -28,7 +28,6 @@ WHOLE = ("loading", "learning", "evaluation", "drift")
 NUMBERS = ("last", "average", "last_weighted", "average_weighted", "forgetting", "backward_transfer")
 """The numbers of a run that tables show."""
 
-T = TypeVar("T")
 Percent = Annotated[float, Field(ge=-100, le=100)]
 Percents = Annotated[list[Percent | None], Field(min_length=1, max_length=10_000)]
 
@@ -178,16 +177,16 @@ class RunRecord(_Strict):
 
 def read_run(folder: Path) -> RunRecord:
     """The finished run in `folder`; missing or damaged results are refused."""
-    record = _read(folder / "results.json", RunRecord)
+    record: RunRecord | None = _read(folder / "results.json", RunRecord)
     if record is None:
         raise UserError(f"{folder} holds no finished run (there is no results.json)")
     return record.model_copy(update={"timing": _read(folder / "timing.json", Timing) or Timing(), "folder": folder})
 
 
-def _read(path: Path, kind: type[T]) -> T | None:
+def _read(path: Path, kind: type[Any]) -> Any:
     """The contents of a file of a run; None where it is missing."""
     try:
-        return cast(T, typed(read_json(path), kind))
+        return typed(read_json(path), kind)
     except MissingFileError:
         return None
     except UserError as error:
@@ -209,25 +208,13 @@ def find_runs(places: Iterable[Path]) -> list[RunRecord]:
         elif not place.is_dir():
             raise UserError(f"{place} is not a folder; name run folders, or the folder of a bench")
         else:
-            is_run = (place / "results.json").is_file()
-            runs = [read_run(folder) for folder in ([place] if is_run else sorted(_below(place)))]
+            below = (Path(folder) for folder, _, files in os.walk(place) if "results.json" in files)
+            runs = [read_run(folder) for folder in ([place] if (place / "results.json").is_file() else sorted(below))]
         if not runs:
             raise UserError(f"{place} holds no finished run (there is no results.json in it or below)")
         for run in runs:
             found.setdefault(run.folder.resolve(), run)
     return list(found.values())
-
-
-def _below(place: Path) -> Iterator[Path]:
-    """Folders under `place` that hold results, at any depth; links are not followed."""
-    waiting = [place]
-    while waiting:
-        folder = waiting.pop()
-        with suppress(OSError):  # a folder that may not be read, or whose path is too long
-            entries = list(folder.iterdir())
-            waiting += [path for path in entries if path.is_dir() and not path.is_symlink()]
-            if any(path.name == "results.json" for path in entries):
-                yield folder
 
 
 def find_evidence(place: Path) -> tuple[Path, str] | None:
