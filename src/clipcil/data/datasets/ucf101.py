@@ -81,8 +81,10 @@ def open_ucf101(root: Path | None, options: UcfOptions) -> Dataset:
         is_train, is_test = (_listed(clips, lists, f"{part}list0{options.split}.txt") for part in ("train", "test"))
     files = [file for clip in clips for file in clip.files]
     identity = identity_of_files(files, home) + f"-{options.frames}{options.pool}"
-    pictures = clip_pictures(clips, options.frames, options.pool == "mean", identity)
-    each = len(pictures) // max(1, len(clips))
+    folder, each = cache_folder() / "frames" / identity, options.frames if options.pool == "each" else 1
+    pictures = LazyPictures(
+        len(clips) * each, lambda place: _picture(clips[place // each], place % each, options, folder)
+    )
     whole = PictureSet("ucf101", pictures, labels.repeat_interleave(each), identity)
     learn, check = (whole.subset(rows.repeat_interleave(each)) for rows in (is_train, is_test))
     return Dataset("ucf101", [clean_name(name, camel=True) for name in names], learn, check, TEMPLATES)
@@ -142,27 +144,19 @@ def _listed(clips: list[VideoClip], folder: Path, name: str) -> torch.Tensor:
     return rows
 
 
-def clip_pictures(clips: Sequence[VideoClip], frames: int, mean: bool, identity: str) -> LazyPictures:
-    """For each clip `frames` frames one by one or, with `mean`, one picture that averages them.
-
-    A video is decoded when its picture is asked for the first time; after that the picture comes from the cache.
-    """
-    folder, each = cache_folder() / "frames" / identity, 1 if mean else frames
-
-    def make(place: int) -> Path:
-        clip, which = clips[place // each], place % each
-        if not clip.is_video and not (mean and frames > 1):
-            return clip.files[middles(len(clip.files), frames)[which]]
-        mark = hashlib.sha256(str(clip.files[0]).encode("utf-8", "surrogateescape")).hexdigest()[:8]
-        paths = [folder / f"{clip.name}-{mark}-{number}.jpg" for number in range(each)]
-        if not paths[which].is_file():
-            found = read_frames(clip, frames)
-            for path, frame in zip(paths, [average(clip, found)] if mean else found, strict=True):
-                with whole_file(path) as part:
-                    frame.save(part, format="JPEG", quality=QUALITY, subsampling=0)
-        return paths[which]
-
-    return LazyPictures(len(clips) * each, make)
+def _picture(clip: VideoClip, which: int, options: UcfOptions, folder: Path) -> Path:
+    """One of the frames of a clip, or the picture that averages them; made when it is asked for the first time."""
+    mean = options.pool == "mean"
+    if not clip.is_video and not (mean and options.frames > 1):
+        return clip.files[middles(len(clip.files), options.frames)[which]]
+    mark = hashlib.sha256(str(clip.files[0]).encode("utf-8", "surrogateescape")).hexdigest()[:8]
+    path = folder / f"{clip.name}-{mark}-{which}.jpg"
+    if not path.is_file():
+        found = read_frames(clip, options.frames)
+        for number, frame in enumerate([average(clip, found)] if mean else found):
+            with whole_file(folder / f"{clip.name}-{mark}-{number}.jpg") as part:
+                frame.save(part, format="JPEG", quality=QUALITY, subsampling=0)
+    return path
 
 
 def middles(total: int, count: int) -> list[int]:
