@@ -221,7 +221,10 @@ def test_nothing_is_asked_where_the_answers_could_not_be_kept(server: StandIn, t
 
 @pytest.mark.parametrize(
     "url",
-    ["localhost:8000", "file:///etc/hosts", "http://me:two words@localhost/v1", f"http://{'a' * 64}", "http://a..b"],
+    [
+        *("localhost:8000", "file:///etc/hosts", f"http://{'a' * 64}", "http://a..b"),
+        *("http://me:two words@localhost/v1", "htp://me:two words@x", "http://x?two words\x07"),
+    ],
 )
 def test_wrong_endpoints_are_refused_and_no_password_is_shown(url: str) -> None:
     for given, words in (({"url": url, "key": ""}, "--endpoint"), ({"url": "http://a", "key": "two words"}, "the key")):

@@ -27,19 +27,8 @@ def overwrite(path: Path) -> None:
     path.write_bytes(data)
 
 
-DAMAGE = {
-    "one bit": overwrite,
-    "cut": lambda path: path.write_bytes(path.read_bytes()[:100]),
-    "empty": lambda path: path.write_bytes(b""),
-    "a pickle": lambda path: path.write_bytes(b"\x80\x04\x95\x05\x00\x00\x00."),
-}
-
-
-@pytest.mark.parametrize("damage", DAMAGE)
-def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(
-    damage: str, runner: Runner, stopped: Path, whole: Path
-) -> None:
-    DAMAGE[damage](find(stopped, "task-0002"))
+def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(runner: Runner, stopped: Path, whole: Path) -> None:
+    overwrite(find(stopped, "task-0002"))
     told = Told()
     runner.run("rapf", stopped, resume=True, display=told)
     assert [line for line in told.lines if "task-0002" in line and "going back" in line], told.lines

@@ -9,14 +9,11 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 
 import clipcil
-from clipcil.classifier import folder as model_folder
 from clipcil.classifier.export import claim_export
-from clipcil.classifier.folder import hold_model, load_model
+from clipcil.classifier.folder import hold_model
 from clipcil.classifier.predict import Prediction
-from clipcil.classifier.state import ModelState
 from clipcil.cli import main
 from clipcil.commands.folders import Sorter
 from clipcil.errors import UserError
@@ -220,21 +217,8 @@ def test_the_umask_is_respected(made: clipcil.Classifier, tmp_path: Path) -> Non
     assert set(modes) == {0o600} and len(modes) == 4
 
 
-def test_a_lock_is_held_once_and_a_users_file_in_its_place_is_kept(tmp_path: Path) -> None:
-    with run_lock(tmp_path), pytest.raises(UserError, match="in use by another process"), run_lock(tmp_path):
-        pass
+def test_a_users_file_in_place_of_the_lock_is_kept(tmp_path: Path) -> None:
     (tmp_path / LOCK).write_text("mine")
     with run_lock(tmp_path):
         pass
     assert (tmp_path / LOCK).read_text() == "mine"
-
-
-def test_nothing_but_numbers_is_written(saved: Path) -> None:
-    facts, tensors = load_model(saved)
-    before = tree(saved)
-    key = next(key for key, value in tensors.items() if value.is_floating_point() and value.numel())
-    with pytest.raises(UserError, match="holds a NaN"):
-        model_folder.write_model(
-            saved, ModelState(facts, {**tensors, key: torch.full_like(tensors[key], float("inf"))})
-        )
-    assert tree(saved) == before

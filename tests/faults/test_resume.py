@@ -35,7 +35,6 @@ def test_the_step_log_has_every_step_once(runner: Runner, out: Path) -> None:
     ]
 
 
-def test_stages_are_forgotten_with_their_task_and_two_checkpoints_stay(runner: Runner, out: Path) -> None:
-    runner.run("rapf", out)
-    left = sorted(path.name.rpartition("-")[0] for path in (out / "checkpoint").rglob("*.safetensors"))
+def test_stages_are_forgotten_with_their_task_and_two_checkpoints_stay(whole: Path) -> None:
+    left = sorted(path.name.rpartition("-")[0] for path in (whole / "checkpoint").rglob("*.safetensors"))
     assert left == ["task-0002", "task-0003"]
