@@ -13,6 +13,7 @@ from clipcil.classifier.lesson import LessonStoppedError
 from clipcil.classifier.predict import stream_scores
 from clipcil.classifier.scoring import Answer, Evaluation, evaluate_answers
 from clipcil.classifier.sources import read_source
+from clipcil.data.dataset import Dataset
 from clipcil.data.reader import Reader
 from clipcil.errors import UserError
 from clipcil.intervals import wilson_interval
@@ -60,6 +61,16 @@ def test_every_lesson_scores_all_held_out_pictures_with_today_s_model() -> None:
     assert [record.accuracy for record in model.history] == [first.accuracy, second.accuracy]
     assert [record.classes for record in model.history] == [4, 8]
     assert model.held_out_evaluation() == second.evaluation
+
+
+def test_a_dataset_with_templates_of_its_own_is_encoded_by_the_tower_that_is_tuned() -> None:
+    data = Dataset.from_pictures("mine", pictures(WEEKS[0]), {}, templates=("a {}.",))
+    model = clipcil.Classifier("dmc-ot", **{**FAST, "stage1": {"epochs": 3, "lr": 3e-4}})
+    model.learn(data)
+    reader = Reader(model.learner.method.clip, None)
+    held = reader.open(data.train.subset(split_held_out(data.train.labels)[1]))
+    torch.testing.assert_close(model.learner.held.features, held.features)
+    reader.close()
 
 
 def test_where_the_tower_moves_the_features_are_carried_along() -> None:

@@ -13,7 +13,7 @@ from PIL import Image
 
 from clipcil.classifier.folder import MODEL, hold_model, read_model, write_model
 from clipcil.classifier.learner import Learner
-from clipcil.classifier.lesson import LearnMonitor, Lesson, Progress
+from clipcil.classifier.lesson import Lesson, Progress
 from clipcil.classifier.predict import PictureScores, Prediction, most_likely, stream_scores
 from clipcil.classifier.scoring import Answer, Calibration, Evaluation, evaluate_answers, probabilities
 from clipcil.classifier.sources import TEMPLATE, Source, as_list, read_source, skipped_files
@@ -22,14 +22,11 @@ from clipcil.clip import CLIP, load_clip
 from clipcil.clip.loading import backbone_name
 from clipcil.data.dataset import drop_broken
 from clipcil.data.names import check_names, clean_name
-from clipcil.data.reader import Reader
 from clipcil.errors import UserError, counted
 from clipcil.experiment.monitor import notebook_progress
 from clipcil.experiment.spec import RunSpec, method_settings
 from clipcil.methods.registry import find_method
 from clipcil.settings import build, nested, override
-from clipcil.training.device import make_fabric
-from clipcil.training.trainer import Trainer
 
 DEFAULT_METHOD = "strata"
 """The method of a new model where none is named."""
@@ -82,9 +79,7 @@ class Classifier:
         else:
             config = override(find_method(state.facts.method).Config(), state.facts.settings)
         clip = backbone if isinstance(backbone, CLIP) else load_clip(name)
-        self._monitor = LearnMonitor()
-        trainer = Trainer(make_fabric(device, "32-true") if device != "cpu" else None, [self._monitor])
-        self.learner = Learner(config, clip, trainer, state)
+        self.learner = Learner(config, clip, device, state)
         """The method with its classes, and what is kept of lessons."""
         self.saved: tuple[Path, Facts] | None = None
         """The folder that it was loaded from or written to, and what was there then."""
@@ -164,28 +159,21 @@ class Classifier:
             LessonStoppedError: `should_stop` returned True.
             UserError: The pictures cannot be learnt; the message says why.
         """
-        dataset, lesson = read_source(source, subfolders), Lesson()
+        dataset, lesson, monitor = read_source(source, subfolders), Lesson(), self.learner.monitor
         if isinstance(source, str | Path):
             lesson.skipped = skipped_files(Path(source))
-        with notebook_progress() as bar, self._monitor.watching(on_progress or bar, should_stop), self._changing():
+        with notebook_progress() as bar, monitor.watching(on_progress or bar, should_stop), self._changing():
             if skip_broken:
-                dataset, lesson.unreadable = drop_broken(dataset, self._monitor.progress)
-            plan = self.learner.plan(dataset, lesson)
-            reader = Reader(self.learner.method.clip, None, self.learner.method.device)  # no picture stays on disk
-            reader.on_progress = self._monitor.progress
-            try:
-                self.learner.teach(plan, reader, lesson, hold_out)
-            finally:
-                reader.close()
-            self._monitor.check()  # the last stage may take long, and tells no progress
+                dataset, lesson.unreadable = drop_broken(dataset, monitor.progress)
+            self.learner.teach(dataset, lesson, hold_out)
         return lesson
 
     def preview(self, source: Source, *, subfolders: bool = False, on_progress: Progress | None = None) -> Lesson:
         """What `learn` would learn: a lesson without evaluation, which names the `unreadable` pictures. Other pictures
         that `learn` would refuse raise the same `UserError`."""
-        dataset, lesson = read_source(source, subfolders), Lesson()
-        with self._monitor.watching(on_progress, None):
-            dataset, lesson.unreadable = drop_broken(dataset, self._monitor.progress)
+        dataset, lesson, monitor = read_source(source, subfolders), Lesson(), self.learner.monitor
+        with monitor.watching(on_progress, None):
+            dataset, lesson.unreadable = drop_broken(dataset, monitor.progress)
             sentences = [template.format(name) for name in dataset.classes for template in dataset.templates]
             self.learner.clip.tokenizer(sentences)  # refuses names that are too long for the backbone
             self.learner.plan(dataset, lesson)
@@ -252,13 +240,13 @@ class Classifier:
         names = [own if place is None else known[place] for own, place in zip(dataset.classes, found, strict=True)]
         labels, answers, unreadable = dataset.train.labels.tolist(), [], []
         pictures = [dataset.train.pictures[row] for row in dataset.train.rows.tolist()]
-        with notebook_progress() as bar, self._monitor.watching(on_progress or bar, None):
+        with notebook_progress() as bar, self.learner.monitor.watching(on_progress or bar, None):
             for label, (picture, guess) in zip(labels, self.predict_stream(pictures, top=1), strict=True):
                 if guess.error is not None:
                     unreadable.append(guess.error)
                 else:
                     answers.append(Answer(names[label], guess.names[0], guess.probabilities[0], guess.unknown, picture))
-                self._monitor.progress("testing", len(answers) + len(unreadable), len(pictures))
+                self.learner.monitor.progress("testing", len(answers) + len(unreadable), len(pictures))
         return replace(evaluate_answers(answers, known), unreadable=unreadable)
 
     def score(self, source: Source) -> float:

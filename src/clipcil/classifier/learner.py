@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import datetime
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -18,18 +18,20 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from clipcil.classifier.lesson import Lesson, LessonPlan, plan_lesson
+from clipcil.classifier.lesson import LearnMonitor, Lesson, plan_lesson
 from clipcil.classifier.predict import Scores, most_likely, score
 from clipcil.classifier.scoring import ENOUGH, Answer, Evaluation, calibrate, evaluate_answers
 from clipcil.classifier.state import KnownClass, LessonRecord, ModelState, PictureRows, TaughtPictures
 from clipcil.clip import CLIP
 from clipcil.data.dataset import Dataset
+from clipcil.data.pictures import PictureSet
 from clipcil.data.reader import Pictures, Reader
 from clipcil.data.tasks import Task
 from clipcil.experiment.evaluate import EVALUATION_BATCH
 from clipcil.methods.base import Method, build_method, method_state
 from clipcil.methods.registry import find_method
 from clipcil.settings import to_dict
+from clipcil.training.device import make_fabric
 from clipcil.training.trainer import Trainer
 from clipcil.transport import paired_map
 
@@ -132,8 +134,10 @@ def held_out_scores(method: Method, held: HeldOut) -> Scores:
 class Learner:
     """A method, its classes, the pictures kept for evaluation, and the checksums of those taught."""
 
-    def __init__(self, config: Any, clip: CLIP, trainer: Trainer, state: ModelState) -> None:
-        self.config, self.trainer, self.clip = config, trainer, clip.to(trainer.device)
+    def __init__(self, config: Any, clip: CLIP, device: str, state: ModelState) -> None:
+        self.monitor = LearnMonitor()
+        self.trainer = Trainer(make_fabric(device, "32-true") if device != "cpu" else None, [self.monitor])
+        self.config, self.clip = config, clip.to(self.trainer.device)
         self.restore(state)
 
     def restore(self, state: ModelState) -> None:
@@ -159,45 +163,48 @@ class Learner:
         tensors = {**tensors, **self.held.tensors(), **self.taught.tensors()}
         return ModelState(copy.deepcopy(self.facts), {key: value.detach().clone() for key, value in tensors.items()})
 
-    def plan(self, dataset: Dataset, lesson: Lesson) -> LessonPlan:
+    def plan(self, dataset: Dataset, lesson: Lesson) -> tuple[PictureSet, Tensor]:
         """See `plan_lesson`."""
-        with self.trainer.phase("comparing with pictures taught before"):
-            return plan_lesson(dataset, self.facts, self.taught, type(self.method), lesson)
+        self.monitor.progress("comparing with pictures taught before", 0, 0)
+        return plan_lesson(dataset, self.facts, self.taught, type(self.method), lesson)
 
-    def teach(self, plan: LessonPlan, reader: Reader, lesson: Lesson, hold_out: bool) -> None:
-        """Learn the pictures of a plan; evaluation, calibration and warnings go into `lesson`."""
-        if not self.facts.known and self.facts.templates != plan.templates:
-            self.facts.templates = plan.templates
+    def teach(self, dataset: Dataset, lesson: Lesson, hold_out: bool) -> None:
+        """Learn the new pictures of a dataset; what was learnt, its evaluation and warnings go into `lesson`."""
+        pictures, checksums = self.plan(dataset, lesson)
+        if not self.facts.known and self.facts.templates != dataset.templates:
+            self.facts.templates = dataset.templates
             self.restore(self.state())  # methods may need the number of templates when they are built
-        method, facts, seen, labels = self.method, self.facts, self.method.seen, plan.pictures.labels
+        method, facts, seen, labels = self.method, self.facts, self.method.seen, pictures.labels
         train, held = torch.arange(len(labels)), torch.empty(0, dtype=torch.int64)
         if hold_out:
             train, held = split_held_out(labels, method.implements("leave_one_out"))
+        with closing(Reader(method.clip, None, method.device)) as reader:  # no picture stays on disk
+            reader.on_progress = self.monitor.progress
 
-        def pictures(rows: Tensor) -> Pictures:
-            return reader.open(plan.pictures.subset(rows[torch.argsort(labels[rows], stable=True)]))
+            def opened(rows: Tensor) -> Pictures:
+                return reader.open(pictures.subset(rows[torch.argsort(labels[rows], stable=True)]))
 
-        new, known = pictures(train[labels[train] >= seen]), pictures(train[labels[train] < seen])
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(facts.seed + SEED_STEP * facts.lessons)
-            with self.held.following(method, new):
+            new, known = opened(train[labels[train] >= seen]), opened(train[labels[train] < seen])
+            with torch.random.fork_rng(devices=[]), self.held.following(method, new):
+                torch.manual_seed(facts.seed + SEED_STEP * facts.lessons)
                 if len(new):
                     method.learn(Task(len(method.sizes), list(lesson.new), new))
                     lesson.warnings += method.notes()
                 if len(known):
                     method.learn(Task(len(method.sizes), [], known))
-        now = datetime.datetime.now().astimezone()
-        today = now.date().isoformat()
-        facts.known += [KnownClass(name, name, today, 0, today) for name in lesson.new]
-        facts.lessons, facts.sizes = facts.lessons + 1, list(method.sizes)
-        self.taught = self.taught.with_rows(labels, plan.checksums)
-        with self.trainer.phase("measuring"):
-            self.measure(pictures(held), lesson)
+            now = datetime.datetime.now().astimezone()
+            today = now.date().isoformat()
+            facts.known += [KnownClass(name, name, today, 0, today) for name in lesson.new]
+            facts.lessons, facts.sizes = facts.lessons + 1, list(method.sizes)
+            self.taught = self.taught.with_rows(labels, checksums)
+            self.monitor.progress("measuring", 0, 0)
+            self.measure(opened(held), lesson)
         for each, count in zip(facts.known, torch.bincount(labels[train], minlength=method.seen).tolist(), strict=True):
             each.pictures, each.newest = each.pictures + count, today if count else each.newest
         found = lesson.evaluation
         counts = (len(lesson.new), len(lesson.again), lesson.pictures, len(facts.known), found.pictures, found.right)
         facts.history.append(LessonRecord(now.isoformat(timespec="seconds"), *counts))
+        self.monitor.check()  # the last stage may take long, and tells no progress
 
     @torch.no_grad()
     def measure(self, newest: Pictures, lesson: Lesson) -> None:
@@ -245,7 +252,9 @@ class Learner:
         facts = self.facts
         facts.calibration = calibrate(scores.logits, labels, self.method.score_scale, scores.novelty)
         found = self._evaluate(scores, labels)
-        facts.count_right(found)
+        results = {result.name: (result.pictures, result.right) for result in found.classes}
+        for known in facts.known:
+            known.held_out, known.right = results.get(known.name, (0, 0))
         return found
 
     def _evaluate(self, scores: Scores, labels: Tensor) -> Evaluation:

@@ -1,4 +1,4 @@
-"""One lesson: its result, its plan (which pictures are new), and the callback that reports progress and stops it."""
+"""One lesson: its result, which of its pictures are new, and the callback that reports progress and stops it."""
 
 import hashlib
 import uuid
@@ -63,19 +63,10 @@ class Lesson:
         return self.evaluation.accuracy
 
 
-@dataclass(frozen=True)
-class LessonPlan:
-    """The new pictures of a lesson, labelled with the model's class indices."""
-
-    pictures: PictureSet
-    checksums: Tensor
-    templates: tuple[str, ...]
-
-
 def plan_lesson(
     dataset: Dataset, facts: Facts, taught: TaughtPictures, kind: type[Method], lesson: Lesson
-) -> LessonPlan:
-    """Find out which pictures of a dataset are new to a model and which classes they belong to.
+) -> tuple[PictureSet, Tensor]:
+    """The pictures of a dataset that are new to a model, labelled with the model's class indices, and their checksums.
 
     The lesson's `new`, `again`, `repeated` and `warnings` are filled in.
     """
@@ -98,7 +89,7 @@ def plan_lesson(
             (lesson.again if place < len(facts.known) else lesson.new)[name] = learnt[place]
     if lesson.again and not kind.implements("learn_again"):
         raise kind.cannot("learn_again")
-    return LessonPlan(dataset.train.subset(rows, labels[rows]), checksums, dataset.templates)
+    return dataset.train.subset(rows, labels[rows]), checksums
 
 
 def _find_new(

@@ -1,15 +1,15 @@
 """The state of a model: the contents of `model.toml`, and the tensors beside it; all checked when read."""
 
 import re
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, NamedTuple, Self
 
 import torch
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, TypeAdapter
 from torch import Tensor
 
 import clipcil
-from clipcil.classifier.scoring import Calibration, Evaluation
+from clipcil.classifier.scoring import Calibration
 from clipcil.data.names import check_template, need_text, same_name
 from clipcil.errors import UserError, nearest
 from clipcil.settings import Count, Text, typed
@@ -117,9 +117,7 @@ class Facts:
 
     def find(self, names: list[str]) -> list[int | None]:
         """The class of each name. CLIP reads everything in lower case, so case makes no difference."""
-        places: dict[str, int] = {}
-        for index, known in enumerate(self.known):
-            places.setdefault(same_name(known.name), index)
+        places = {same_name(known.name): index for index, known in enumerate(self.known)}
         return [places.get(same_name(need_text(name))) for name in names]
 
     def need(self, name: str) -> int:
@@ -128,12 +126,6 @@ class Facts:
         if index is None:
             raise UserError(f"the model knows no class '{name}'{nearest(name, self.names)}")
         return index
-
-    def count_right(self, found: Evaluation) -> None:
-        """Record how many pictures of each class are kept for evaluation, and how many of them are right."""
-        results = {result.name: (result.pictures, result.right) for result in found.classes}
-        for known in self.known:
-            known.held_out, known.right = results.get(known.name, (0, 0))
 
 
 class NewerFormatError(UserError):
@@ -165,16 +157,10 @@ def parse_facts(table: dict[str, Any]) -> Facts:
 
 def to_table(facts: Facts) -> dict[str, Any]:
     """The contents of `model.toml`."""
-    table = asdict(facts)
-    unknown, known = table.pop("calibration"), table.pop("known")
-    return {
-        "format": ".".join(map(str, FORMAT)),
-        "clipcil": clipcil.__version__,
-        **{key: value for key, value in table.items() if key != "history"},
-        "unknown": {key: value for key, value in unknown.items() if value is not None},
-        "history": table["history"],
-        "classes": [{**each, "task": task} for each, task in zip(known, facts.task_of, strict=True)],
-    }
+    table = TypeAdapter(Facts).dump_python(facts, by_alias=True, exclude_none=True)
+    for each, task in zip(table["classes"], facts.task_of, strict=True):
+        each["task"] = task
+    return {"format": ".".join(map(str, FORMAT)), "clipcil": clipcil.__version__, **table}
 
 
 class ModelState(NamedTuple):
