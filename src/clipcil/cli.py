@@ -108,7 +108,3 @@ def _say(line: str) -> None:
     """Print a line on stderr."""
     if os.environ.get("RANK", os.environ.get("LOCAL_RANK", "0")) in ("", "0"):  # the first process speaks for all
         print(f"clipcil: {printable(' '.join(line.split()))}", file=sys.stderr)
-
-
-if __name__ == "__main__":
-    main()

@@ -9,7 +9,9 @@ import re
 import shutil
 import time
 import unicodedata
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from itertools import chain
 from pathlib import Path
 from typing import Literal
 
@@ -20,8 +22,6 @@ from clipcil.storage import refuse_links, whole_file
 
 UNKNOWN = "_none of these"
 """The folder of unknown pictures; class folders never begin with an underscore."""
-PAUSE = 1.0
-"""Seconds between two looks at the folder."""
 
 
 class Sorter:
@@ -89,32 +89,26 @@ def folder_name(name: str) -> str:
     return text.lstrip("_").encode()[:200].decode(errors="ignore") or "class"
 
 
-def watch(
-    folders: list[Path], should_stop: Callable[[], bool] = lambda: False, pause: float = PAUSE
-) -> Iterator[list[Path]]:
-    """Yield the pictures that are new in the folders, again and again, those that are there at the start first.
+def watch(folders: list[Path], pause: float = 1.0) -> Iterator[list[Path]]:
+    """Yield the pictures that are new in the folders, for ever, those that are there at the start first.
 
-    A file counts as new when its size and time of change are the same in two looks, so that a picture still being
-    copied is left for later; a file that is changed afterwards is new again. `should_stop` is asked before every look.
+    A file counts as new when its size and time of change are the same in two looks, `pause` seconds apart, so that a
+    picture still being copied is left for later; a file that is changed afterwards is new again.
     """
     for folder in folders:
         if not folder.is_dir():
             raise UserError(f"{folder} is not a folder; --watch watches folders")
     done: dict[Path, tuple[int, int]] = {}
     last: dict[Path, tuple[int, int]] = {}
-    while not should_stop():
-        now = {path: mark for folder in folders for path in list_files(folder) if (mark := _mark(path)) is not None}
+    while True:
+        now = {}
+        for path in chain.from_iterable(map(list_files, folders)):
+            with suppress(OSError):  # gone again
+                status = path.stat()
+                now[path] = status.st_size, status.st_mtime_ns
         ready = [path for path, mark in now.items() if done.get(path) != mark and last.get(path) == mark]
         done.update((path, now[path]) for path in ready)
         last = now
         if ready:
             yield ready
         time.sleep(pause)
-
-
-def _mark(path: Path) -> tuple[int, int] | None:
-    try:
-        status = path.stat()
-    except OSError:  # gone again
-        return None
-    return status.st_size, status.st_mtime_ns

@@ -2,6 +2,7 @@
 
 import dataclasses
 import inspect
+import os
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -123,8 +124,6 @@ def describe(
         jobs: Number of questions asked at the same time.
         data_root: Folder that holds the dataset, or a folder for each dataset.
     """
-    import os
-
     from clipcil.commands import text
     from clipcil.data.dataset import open_dataset
     from clipcil.data.names import check_names

@@ -1,24 +1,13 @@
-"""`clipcil report`: a page about runs, or about a model; and the page of `clipcil test`."""
-
-from __future__ import annotations
+"""`clipcil report`: a page about runs, or about a model."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from cyclopts import Parameter
 
 from clipcil.commands.types import File, Flag
 from clipcil.errors import UserError, counted
 from clipcil.network import allow_downloads
-
-if TYPE_CHECKING:
-    from clipcil.classifier.classifier import Classifier
-    from clipcil.classifier.scoring import Answer, Evaluation
-
-MISTAKES_SHOWN = 120
-"""Maximum number of mistakes shown with their picture: with more, a page takes long to load."""
-THUMBNAIL = 112
-"""Pixels of the longer side of a picture on the page."""
 
 
 def report(
@@ -69,23 +58,3 @@ def report(
     number = len({(run.key, run.order, run.seed) for run in found})  # a run that is in two folders counts once
     counts = f"{counted(number, 'run')}, {counted(len(figures), 'figure')}"
     text.say(f"{path}: {counts} (also in {path.with_name(f'{path.stem}-figures')})")
-
-
-def write_test_page(model: Classifier, found: Evaluation, source: str, out: Path) -> None:
-    """Write a page about a test: accuracy, each class, confused pairs, and the mistakes, the most confident first."""
-    from clipcil.report.html import write_page
-
-    mistakes = [_mistake(answer) for answer in found.mistakes[:MISTAKES_SHOWN]]
-    write_page(out, "test.html", title="clipcil: test", model=model, found=found, source=source, mistakes=mistakes)
-
-
-def _mistake(answer: Answer) -> tuple[Answer, str, bytes]:
-    """An answer with the name of its picture and a thumbnail."""
-    from clipcil.data.pictures import decode, thumbnail
-    from clipcil.data.sources import as_picture
-
-    name = str(answer.picture) if isinstance(answer.picture, Path) else answer.true
-    try:
-        return answer, name, thumbnail(decode(as_picture(answer.picture), answer.true), THUMBNAIL)
-    except UserError:  # the file is gone again
-        return answer, name, b""

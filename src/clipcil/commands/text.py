@@ -83,10 +83,8 @@ def progress_bar(quiet: bool = False) -> Iterator[Callable[[str, int, int], None
 
 def json_text(value: Any, indent: int | None = None) -> str:
     """JSON for stdout; control characters, and those that its encoding lacks, are escaped."""
-    text, encoding = (
-        json.dumps(value, ensure_ascii=False, indent=indent),
-        getattr(sys.stdout, "encoding", None) or "utf-8",
-    )
+    text = json.dumps(value, ensure_ascii=False, indent=indent)
+    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
 
     def shown(letter: str) -> str:
         plain = printable(letter) == letter and letter.encode(encoding, "ignore")

@@ -11,6 +11,10 @@ from clipcil.errors import UserError
 
 PICTURES_FOR_A_BAR = 50
 """Minimum number of pictures for a progress bar."""
+MISTAKES_SHOWN = 120
+"""Maximum number of mistakes shown with their picture: with more, a page takes long to load."""
+THUMBNAIL = 112
+"""Pixels of the longer side of a picture on the page."""
 
 
 def predict(
@@ -157,7 +161,7 @@ def test(
     from clipcil.classifier.load import load
     from clipcil.classifier.sources import check_swapped
     from clipcil.commands import text
-    from clipcil.commands.report import write_test_page
+    from clipcil.report.html import write_page
 
     check_swapped(model, folder, "clipcil test")
     classifier = load(model, backbone=backbone, device=device, allow_download=allow_download)
@@ -168,10 +172,21 @@ def test(
     else:
         text.test(classifier, found)
     if page is not None:
-        write_test_page(classifier, found, str(folder), page)
+        mistakes = [(answer, _thumbnail(answer.picture)) for answer in found.mistakes[:MISTAKES_SHOWN]]
+        values = {"model": classifier, "found": found, "source": folder, "mistakes": mistakes}
+        write_page(page, "test.html", title="clipcil: test", **values)
         print(f"page: {page}", file=sys.stderr if json else sys.stdout)
     if found.unreadable:
         sys.exit(1)
+
+
+def _thumbnail(picture: Path) -> bytes:
+    from clipcil.data.pictures import decode, thumbnail
+
+    try:
+        return thumbnail(decode(picture, str(picture)), THUMBNAIL)
+    except UserError:  # the file is gone again
+        return b""
 
 
 def show(model: Model, /, *, json: Flag = False) -> None:
