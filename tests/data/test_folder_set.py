@@ -46,7 +46,6 @@ def test_given_parts(tmp_path: Path, test: str) -> None:
     [
         ({}, "has no folders", {}),
         ({"empty": 0}, "empty", {}),
-        ({"a_b": 2, "a b": 2}, "'a b' and 'a b'", {}),
         ({"a": 2}, "no place", {"template": "no place"}),
         ({"a": 2}, "test_share", {"test_share": "1.5"}),
         ({"train/cat": 2, "test/dog": 2}, "'dog'", {}),

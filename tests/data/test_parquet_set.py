@@ -94,7 +94,6 @@ def test_columns_are_named_where_several_could_be_meant(tmp_path: Path) -> None:
     ("labels", "names", "said"),
     [
         ([0, 1, None], ["a", "b"], "1 empty labels"),
-        ([0, 2], ["a", "b"], "label 2"),
         ([0.5, 1.5], None, "'label'"),
     ],
 )

@@ -45,24 +45,20 @@ def open_cifar100(root: Path | None, options: NoOptions) -> Dataset:
     files = {part: sorted(folder.glob(f"**/{part}-*.parquet")) for part in ("train", "test")}
     home = find_home(folder, mark="meta", archive="cifar-100-python.tar.gz")
     if home is not None:
-        return _python_version(home)
+        names = [clean_name(name.decode()) for name in _load(home / "meta")[b"fine_label_names"]]
+        return Dataset("cifar100", names, _pictures(home, "train"), _pictures(home, "test"), TEMPLATES)
     if not all(files.values()):
         parquet = "train-*.parquet and test-*.parquet of uoft-cs/cifar100 on Hugging Face"
         raise not_there(folder, "CIFAR-100", f"cifar-100-python.tar.gz, or {parquet},")
     train, test = (read_parquet(files[part], name=f"cifar100 {part}") for part in ("train", "test"))
-    if (len(train.pictures), len(test.pictures)) != (50_000, 10_000) or train.names is None or len(train.names) != 100:
+    names = train.names or []
+    if (len(train.pictures), len(test.pictures), len(names)) != (50_000, 10_000, 100):
         raise UserError(f"{folder} is not the whole of CIFAR-100; download it again, or use --data parquet")
-    names = train.names
     return Dataset("cifar100", names, train.picture_set(names), test.picture_set(names), TEMPLATES)
 
 
-def _python_version(folder: Path) -> Dataset:
-    meta, train, test = (_load(folder / name) for name in ("meta", "train", "test"))
-    classes = [clean_name(name.decode()) for name in meta[b"fine_label_names"]]
-    return Dataset("cifar100", classes, _pictures("train", train), _pictures("test", test), TEMPLATES)
-
-
-def _pictures(part: str, table: dict[bytes, Any]) -> PictureSet:
+def _pictures(home: Path, part: str) -> PictureSet:
+    table = _load(home / part)
     planes = table[b"data"].reshape(-1, 3, 32, 32)  # red, green, blue
     pictures = LazyPictures(len(planes), lambda place: Image.fromarray(planes[place].transpose(1, 2, 0).copy()))
     labels = torch.tensor(table[b"fine_labels"], dtype=torch.int64)
