@@ -32,25 +32,25 @@ class Attention(nn.Module):
         self.q_proj = nn.Linear(width, width)
         self.out_proj = nn.Linear(width, width)
 
-    def forward(
-        self, queries: Tensor, context: Tensor, prefix: Prefix | None, causal: bool = False, mask: Tensor | None = None
-    ) -> Tensor:
+    def forward(self, queries: Tensor, context: Tensor, prefix: Prefix | None, causal: bool = False) -> Tensor:
         """Queries from (B, Q, width), keys and values from (B, T, width) → (B, Q, width).
 
-        `prefix` goes in front of the keys and values after their projections; `causal` is for Q = T without prefix;
-        `mask` (broadcastable to (B, heads, Q, T), True: may attend) is for everything else.
+        `prefix` goes in front of the keys and values after their projections; `causal` is for Q = T without prefix.
         """
         keys, values = self.k_proj(context), self.v_proj(context)
         if prefix is not None:
             batch = keys.shape[0]
             keys = torch.cat([prefix[0].expand(batch, -1, -1), keys], dim=1)
             values = torch.cat([prefix[1].expand(batch, -1, -1), values], dim=1)
-        return self.out_proj(self.mix(self.q_proj(queries), keys, values, causal, mask))
+        return self.out_proj(self.mix(self.q_proj(queries), keys, values, causal))
 
     def mix(
         self, queries: Tensor, keys: Tensor, values: Tensor, causal: bool = False, mask: Tensor | None = None
     ) -> Tensor:
-        """Attention of projected queries (B, Q, width), keys and values (B, T, width) → (B, Q, width)."""
+        """Attention of projected queries (B, Q, width), keys and values (B, T, width) → (B, Q, width).
+
+        `mask` is broadcast to (B, heads, Q, T); True: may attend.
+        """
         mixed = F.scaled_dot_product_attention(
             self._split(queries), self._split(keys), self._split(values), attn_mask=mask, is_causal=causal
         )  # (B, heads, Q, width / heads)
@@ -89,20 +89,15 @@ class Block(nn.Module):
         hidden = hidden + self.self_attn(normed, normed, prefix, causal)
         return hidden + self.mlp(self.layer_norm2(hidden))
 
-    def at(self, hidden: Tensor, position: Tensor | int, prefix: Prefix | None = None, causal: bool = False) -> Tensor:
-        """The block's output at one position of each row, (B,) or one for all: (B, T, width) → (B, width). Exact.
+    def at(self, hidden: Tensor, position: int, prefix: Prefix | None = None) -> Tensor:
+        """The block's output at one position: (B, T, width) → (B, width). Exact.
 
         The queries, the output projection and the MLP of other tokens are not computed: after the last block of a tower
         only this position is read.
         """
         rows = torch.arange(hidden.shape[0], device=hidden.device)
         normed = self.layer_norm1(hidden)
-        mask = None
-        if causal:
-            steps = torch.arange(hidden.shape[1], device=hidden.device)
-            ends = torch.as_tensor(position, device=hidden.device).expand(hidden.shape[0])
-            mask = (steps <= ends[:, None])[:, None, None, :]  # (B, 1, 1, T)
-        mixed = self.self_attn(normed[rows, position].unsqueeze(1), normed, prefix, mask=mask)
+        mixed = self.self_attn(normed[rows, position].unsqueeze(1), normed, prefix)
         chosen = hidden[rows, position] + mixed.squeeze(1)
         return chosen + self.mlp(self.layer_norm2(chosen))
 

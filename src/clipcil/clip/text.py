@@ -82,11 +82,7 @@ def without_padding(blocks: Sequence[Block], hidden: Tensor, ends: Tensor, begin
 
 def padded(blocks: Sequence[Block], hidden: Tensor, ends: Tensor, beginning: Tensor | None = None) -> Tensor:
     """The same with padding: on a GPU many small steps take longer, and reading `ends` would wait."""
-    if beginning is not None:
-        return end_states(blocks, [hidden], [ends], beginning)
-    for block in blocks[:-1]:
-        hidden = block(hidden, causal=True)
-    return blocks[-1].at(hidden, ends, causal=True)
+    return end_states(blocks, [hidden], [ends], beginning)
 
 
 def end_states(
