@@ -4,13 +4,11 @@
 registered method. A check that fails raises AssertionError with what was found.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -58,9 +56,9 @@ class Fixture:
         torch.manual_seed(0)
         self.method = kind(briefly(kind.Config()), own, Trainer(), data.templates)
 
-    def again(self) -> Fixture:
+    def again(self) -> Self:
         """The same method before it has learnt anything."""
-        return Fixture(*self.given)
+        return type(self)(*self.given)
 
     def learn(self, start: int = 0, end: int | None = None) -> None:
         """Learn the tasks from `start` on, up to `end` and without it."""

@@ -173,8 +173,13 @@ def _prepare(model: Path, source: Path, out: Path, top: int) -> list[Part]:
     paths = [] if files else _paths(source)
     if paths:
         files = [out / MANIFEST]
-        if not files[0].is_file():
-            _write_manifest(paths, files[0])
+        if not files[0].is_file():  # a row group for each part
+            try:
+                table = pa.table({"path": pa.array(paths, pa.string())})
+            except UnicodeEncodeError as error:
+                raise UserError(f"the name '{printable(error.object)}' is not UTF-8; rename the file") from error
+            with whole_file(files[0]) as part:
+                pq.write_table(table, part, row_group_size=PICTURES_PER_PART)
     parts: list[Part] = []
     for file in files:
         with open_parquet(file) as reader:
@@ -201,13 +206,3 @@ def _paths(source: Path) -> list[str]:
     if not paths:
         raise no_pictures(source)
     return paths
-
-
-def _write_manifest(paths: Sequence[str], path: Path) -> None:
-    """The paths of all pictures, a row group for each part."""
-    try:
-        table = pa.table({"path": pa.array(paths, pa.string())})
-    except UnicodeEncodeError as error:
-        raise UserError(f"the name '{printable(error.object)}' is not UTF-8; rename the file") from error
-    with whole_file(path) as part:
-        pq.write_table(table, part, row_group_size=PICTURES_PER_PART)

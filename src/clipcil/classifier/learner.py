@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from clipcil.classifier.lesson import LearnMonitor, Lesson, plan_lesson
+from clipcil.classifier.lesson import LearnMonitor, Lesson, find_new, former_names
 from clipcil.classifier.predict import Scores, most_likely, score
 from clipcil.classifier.scoring import ENOUGH, Answer, Evaluation, calibrate, evaluate_answers
 from clipcil.classifier.state import KnownClass, LessonRecord, ModelState, PictureRows, TaughtPictures
@@ -27,6 +27,7 @@ from clipcil.data.dataset import Dataset
 from clipcil.data.pictures import PictureSet
 from clipcil.data.reader import Pictures, Reader
 from clipcil.data.tasks import Task
+from clipcil.errors import UserError
 from clipcil.experiment.evaluate import EVALUATION_BATCH
 from clipcil.methods.base import Method, build_method, method_state
 from clipcil.methods.registry import find_method
@@ -164,9 +165,31 @@ class Learner:
         return ModelState(copy.deepcopy(self.facts), {key: value.detach().clone() for key, value in tensors.items()})
 
     def plan(self, dataset: Dataset, lesson: Lesson) -> tuple[PictureSet, Tensor]:
-        """See `plan_lesson`."""
+        """The new pictures of a dataset, labelled with the classes of the model, and their checksums.
+
+        The lesson's `new`, `again`, `repeated` and `warnings` are filled in.
+        """
         self.monitor.progress("comparing with pictures taught before", 0, 0)
-        return plan_lesson(dataset, self.facts, self.taught, type(self.method), lesson)
+        facts, method = self.facts, self.method
+        counts = torch.bincount(dataset.train.labels, minlength=len(dataset.classes)).tolist()
+        if 0 in counts:
+            raise UserError(f"no picture of class '{dataset.classes[counts.index(0)]}' can be read")
+        found = facts.find(dataset.classes)
+        fresh = [name for name, place in zip(dataset.classes, found, strict=True) if place is None]
+        new = iter(range(len(facts.known), len(facts.known) + len(fresh)))
+        places = [next(new) if place is None else place for place in found]
+        labels = torch.tensor(places)[dataset.train.labels]
+        rows, checksums = find_new(dataset.train, labels, self.taught, facts.names + fresh, lesson)
+        if not len(rows):
+            raise UserError(f"all {len(labels)} pictures were taught before; there is nothing new to learn")
+        lesson.warnings += former_names(fresh, facts, reads_names=method.implements("check_names"))
+        learnt = torch.bincount(labels[rows], minlength=max(places) + 1).tolist()
+        for name, place in zip(dataset.classes, places, strict=True):
+            if learnt[place]:
+                (lesson.again if place < len(facts.known) else lesson.new)[name] = learnt[place]
+        if lesson.again and not method.implements("learn_again"):
+            raise method.cannot("learn_again")
+        return dataset.train.subset(rows, labels[rows]), checksums
 
     def teach(self, dataset: Dataset, lesson: Lesson, hold_out: bool) -> None:
         """Learn the new pictures of a dataset; what was learnt, its evaluation and warnings go into `lesson`."""

@@ -12,11 +12,9 @@ from torch import Tensor
 
 from clipcil.classifier.scoring import Calibration, Evaluation
 from clipcil.classifier.state import Facts, TaughtPictures
-from clipcil.data.dataset import Dataset
 from clipcil.data.names import same_name
 from clipcil.data.pictures import Picture, PictureSet, contents
 from clipcil.errors import UserError
-from clipcil.methods.base import Method
 from clipcil.storage import open_regular
 from clipcil.training.trainer import Callback
 
@@ -63,36 +61,7 @@ class Lesson:
         return self.evaluation.accuracy
 
 
-def plan_lesson(
-    dataset: Dataset, facts: Facts, taught: TaughtPictures, kind: type[Method], lesson: Lesson
-) -> tuple[PictureSet, Tensor]:
-    """The pictures of a dataset that are new to a model, labelled with the model's class indices, and their checksums.
-
-    The lesson's `new`, `again`, `repeated` and `warnings` are filled in.
-    """
-    counts = torch.bincount(dataset.train.labels, minlength=len(dataset.classes)).tolist()
-    for name, pictures in zip(dataset.classes, counts, strict=True):
-        if not pictures:
-            raise UserError(f"no picture of class '{name}' can be read")
-    found = facts.find(dataset.classes)
-    fresh = [name for name, place in zip(dataset.classes, found, strict=True) if place is None]
-    new = iter(range(len(facts.known), len(facts.known) + len(fresh)))
-    places = [next(new) if place is None else place for place in found]
-    labels = torch.tensor(places)[dataset.train.labels]
-    rows, checksums = _find_new(dataset.train, labels, taught, facts.names + fresh, lesson)
-    if not len(rows):
-        raise UserError(f"all {len(labels)} pictures were taught before; there is nothing new to learn")
-    lesson.warnings += _old_names(fresh, facts, reads_names=kind.implements("check_names"))
-    learnt = torch.bincount(labels[rows], minlength=max(places) + 1).tolist()
-    for name, place in zip(dataset.classes, places, strict=True):
-        if learnt[place]:
-            (lesson.again if place < len(facts.known) else lesson.new)[name] = learnt[place]
-    if lesson.again and not kind.implements("learn_again"):
-        raise kind.cannot("learn_again")
-    return dataset.train.subset(rows, labels[rows]), checksums
-
-
-def _find_new(
+def find_new(
     pictures: PictureSet, labels: Tensor, taught: TaughtPictures, names: Sequence[str], lesson: Lesson
 ) -> tuple[Tensor, Tensor]:
     """Rows and checksums of the pictures that were not taught before as the same class, nor twice in this lesson."""
@@ -135,7 +104,7 @@ def checksum(picture: Picture) -> int:
     return int.from_bytes(digest.digest(), "little", signed=True)
 
 
-def _old_names(names: Sequence[str], facts: Facts, reads_names: bool) -> list[str]:
+def former_names(names: Sequence[str], facts: Facts, reads_names: bool) -> list[str]:
     """A line for each new class that has the former name of a renamed class, which keeps its text."""
     why = "; if not, expect confusion: CLIP reads one text for both" if reads_names else ""
     before = {same_name(known.text): known.name for known in facts.known}

@@ -181,7 +181,7 @@ def fill(module: nn.Module, tensors: Mapping[str, Tensor], source: str) -> None:
     try:
         module.load_state_dict(ready, assign=True)
     except RuntimeError as error:
-        raise UserError(f"weights of {source}: {first_line(error, 300)} Wrong config, or half a file?") from error
+        raise UserError(f"weights of {source}: {first_line(error)} Wrong config, or half a file?") from error
 
 
 def read_safetensors(path: Path) -> dict[str, Tensor]:

@@ -116,15 +116,11 @@ class TaskStream:
 
 
 def _by_task(pictures: PictureSet, order: Sequence[int], bounds: Sequence[int]) -> list[PictureSet]:
-    place = torch.empty(len(order), dtype=torch.int64)
-    place[torch.tensor(list(order))] = torch.arange(len(order))
-    labels = place[pictures.labels]
-    tasks = []
-    for first, last in pairwise(bounds):
-        keep = torch.nonzero((labels >= first) & (labels < last)).flatten()
-        keep = keep[torch.argsort(labels[keep], stable=True)]
-        tasks.append(pictures.subset(keep, labels[keep]))
-    return tasks
+    """The pictures of each task, sorted by their labels, which are places in `order`."""
+    labels = torch.tensor(list(order)).argsort()[pictures.labels]
+    rows = labels.argsort(stable=True)
+    cuts = torch.searchsorted(labels[rows], torch.tensor(bounds))[1:-1]
+    return [pictures.subset(part, labels[part]) for part in rows.tensor_split(cuts)]
 
 
 def class_order(spec: str, classes: list[str]) -> list[int]:

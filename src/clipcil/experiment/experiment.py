@@ -1,12 +1,10 @@
 """An experiment: a method learns a dataset task by task and is evaluated after each task."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from clipcil.clip import CLIP, load_clip
 from clipcil.clip.loading import backbone_name
@@ -127,12 +125,12 @@ class Experiment:
         self.reset()
 
     @classmethod
-    def of(cls, spec: RunSpec, config: Any, cache: LoadCache | None = None) -> Experiment:
+    def of(cls, spec: RunSpec, config: Any, cache: LoadCache | None = None) -> Self:
         """The experiment with these options and this config of its method."""
         return cls(settings=config, cache=cache, **vars(spec))
 
     @classmethod
-    def resume(cls, folder: str | Path, given: Mapping[str, Any] | None = None) -> Experiment:
+    def resume(cls, folder: str | Path, given: Mapping[str, Any] | None = None) -> Self:
         """The experiment whose run is in `folder`, to be continued with `run(folder)`.
 
         Args:

@@ -169,9 +169,7 @@ class PlainDisplay(Display):
         cells = [f"{count}/{len(results.sizes)}", str(sum(results.sizes[:count]))]
         cells += [*(f"{number:.2f}" for number in numbers), f"{seconds:.1f}"]
         for line in [cells] if self._has_header else [HEADER, cells]:
-            self.console.print(
-                "  ".join(cell.rjust(max(8, len(name))) for cell, name in zip(line, HEADER, strict=True))
-            )
+            self.console.print("  ".join(cell.rjust(8) for cell in line))
         self._has_header = True
 
 
