@@ -1,6 +1,6 @@
 """The contract can fail: each of these methods breaks one promise, and `check_method` says which."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -101,13 +101,6 @@ class Rereading(Means):
         self.first = getattr(self, "first", task.pictures)
         self.first.features.mean()
         super().learn_task(task)
-
-
-@pytest.fixture(autouse=True)
-def torch_as_it_was() -> Iterator[None]:
-    yield
-    torch.set_default_dtype(torch.float32)
-    torch.set_grad_enabled(True)
 
 
 @pytest.mark.parametrize(

@@ -17,10 +17,7 @@ from clipcil.experiment.results import Results
 from clipcil.memory.gaussians import AffineMap, GaussianMemory
 from clipcil.methods.dmc import DMCOT
 from clipcil.report.compare import group_runs
-from clipcil.report.runs import find_runs
-from support.lessons import refused
-
-NUMBERS = ("last", "average", "last_weighted", "average_weighted", "forgetting", "backward_transfer")
+from clipcil.report.runs import NUMBERS, find_runs
 
 
 @pytest.mark.parametrize(
@@ -132,8 +129,3 @@ def test_folds_by_seed_and_a_report_that_says_so(tmp_path: Path, capsys: pytest.
     assert "1 held-out training pictures per class" in page and "100 held-out training pictures" in page
     held_out = next(group for group in group_runs(runs) if len(group.runs) == 2)
     assert held_out.paper_result() is None, "the paper's numbers are of test pictures"
-
-
-@pytest.mark.parametrize("count", ["6", "0"])
-def test_a_wrong_number_is_named(count: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    assert count in refused(capsys, "run", "simplecil", "--hold-out", count, "--out", str(tmp_path / "run"))

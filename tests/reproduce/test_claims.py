@@ -17,7 +17,7 @@ from clipcil.report.answers import read_predictions
 from clipcil.report.runs import find_runs
 from reproduce.__main__ import main as reproduce
 from reproduce.claims import markdown, markdown_table
-from reproduce.judge import Judged, decide, judge_claims, outdated, paper_difference, read_claims
+from reproduce.judge import ClaimResult, decide, judge_claims, outdated, paper_difference, read_claims
 from reproduce.keep import keep
 from support.finished_runs import write_run
 
@@ -45,7 +45,7 @@ def change(folder: Path, part: str, **values: object) -> None:
     (folder / "results.json").write_text(json.dumps(found))
 
 
-def of(judged: list[Judged], says: str) -> Judged:
+def of(judged: list[ClaimResult], says: str) -> ClaimResult:
     return next(each for each in judged if each.claim.says.startswith(says))
 
 

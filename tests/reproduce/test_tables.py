@@ -5,7 +5,7 @@ from pathlib import Path
 
 from clipcil.report.runs import find_runs
 from reproduce import tables
-from reproduce.judge import Claim, Judged, Part, Verdict
+from reproduce.judge import Claim, ClaimResult, Part, Verdict
 
 ROOT = Path(__file__).resolve().parents[2]
 MARKED = ("README.md", "docs/beyond.md", "docs/baselines.md", "docs/speed.md")
@@ -39,8 +39,8 @@ def test_the_evidence_names_no_folder_of_a_machine() -> None:
 def test_a_cell_of_the_claims_names_the_tasks_where_verdicts_differ_or_one_is_missing() -> None:
     both = Claim("A beats B", "A", ("B",), tasks=(10, 20))
 
-    def judged(tasks: int, verdict: Verdict) -> Judged:
-        return Judged(both, ("emoji", tasks, "mini", ""), (Part("B", None, None, (), None, False, verdict),))
+    def judged(tasks: int, verdict: Verdict) -> ClaimResult:
+        return ClaimResult(both, ("emoji", tasks, "mini", ""), (Part("B", None, None, (), None, False, verdict),))
 
     ten, twenty = judged(10, "holds"), judged(20, "holds")
     assert tables._verdict(both, [ten, twenty]) == "holds"
