@@ -17,9 +17,7 @@ def run(quick: bool) -> list[Row]:
         with tempfile.TemporaryDirectory() as folder:
             results = Experiment.of(spec, method_settings(spec, settings), shared).run(Path(folder) / "run")
         ((data, _),) = shared.datasets.values()
-        theirs = sum(
-            sum(record.total) for record in results.records
-        )  # every test picture seen so far, after every task
+        theirs = sum(sum(record.total) for record in results.records)  # every one so far, after every task
         encoded, train, test = shared.readers[spec.backbone].passed, len(data.train), len(data.test)
         ours = encoded - train
         step, each = f"test pictures through the tower, {method}, 10 tasks", f"{ours / test:.2f} a picture"

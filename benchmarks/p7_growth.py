@@ -159,13 +159,9 @@ def run(quick: bool) -> list[Row]:
     rows.append(Row("P7", step, "", times, result, "no classes·d³", many / few < 2, note=note, details=details))
     per_class = {mark: sizes[mark] / (mark * CLASSES) for mark in marks}
     level = per_class[last] / per_class[early]
-    kilobytes, result = (
-        _list(f"{value / 1e3:.0f} kB" for value in per_class.values()),
-        f"{level:.2f}× from task {early}",
-    )
-    rows.append(
-        Row("P7", "bytes of state per class", "", kilobytes, result, "flat", level < 1.2, details={"bytes": sizes})
-    )
+    kilobytes = _list(f"{value / 1e3:.0f} kB" for value in per_class.values())
+    result, details = f"{level:.2f}× from task {early}", {"bytes": sizes}
+    rows.append(Row("P7", "bytes of state per class", "", kilobytes, result, "flat", level < 1.2, details=details))
     return rows
 
 

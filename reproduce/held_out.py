@@ -51,16 +51,10 @@ class Fold:
         self.sizes, self.classes = clip.vision.level_sizes, len(data.classes)
         starts = [sum(self.sizes[:depth]) for depth in range(len(self.sizes) + 1)]
         self.columns = [slice(first, last) for first, last in pairwise(starts)]
-        labels = self.train.labels
-        counts = torch.bincount(labels, minlength=self.classes)
-        seen = torch.zeros(self.classes, dtype=torch.int64)
         share = max(1, LOOKED_AT // self.classes)
-        chosen = []
-        for row, label in enumerate(labels.tolist()):  # the first pictures of each class that has two or more
-            seen[label] += 1
-            if seen[label] <= share and counts[label] > 1:
-                chosen.append(row)
-        self.left_out_rows = torch.tensor(chosen)
+        by_class = [torch.nonzero(self.train.labels == label).flatten() for label in range(self.classes)]
+        chosen = [rows[:share] for rows in by_class if len(rows) > 1]  # the first of each class that has two or more
+        self.left_out_rows = torch.cat(chosen).sort().values
 
     def rows(self, depths: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Unit features of these depths side by side, of the pictures to learn and of those held out; centred."""

@@ -70,7 +70,7 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Judged:
+class ClaimResult:
     """A claim on one stream of tasks."""
 
     claim: Claim
@@ -86,7 +86,7 @@ class Judged:
         return "holds" if said == {"holds"} else "not measured" if said <= {"not measured"} else "cannot be told"
 
 
-def judge_claims(runs: Sequence[RunRecord]) -> list[Judged]:
+def judge_claims(runs: Sequence[RunRecord]) -> list[ClaimResult]:
     """Judge each claim of the paper on each stream that it is about and that has rows of the table `claims`.
 
     Where a preset has the value of a row, such as β = 1.5 on CUB-200, that row is the same run as the one it would be
@@ -102,7 +102,7 @@ def judge_claims(runs: Sequence[RunRecord]) -> list[Judged]:
                 better = own.get(claim.better)
                 others = [rows[label] for label in claim.worse if better is None or own.get(label) is not better]
                 parts = [_part(claim, stream, rows[claim.better], worse, own, bootstrap) for worse in others]
-                found.append(Judged(claim, stream, tuple(parts)))
+                found.append(ClaimResult(claim, stream, tuple(parts)))
     return sorted(found, key=lambda each: read_claims().index(each.claim))
 
 

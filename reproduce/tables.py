@@ -16,7 +16,7 @@ from clipcil.report.runs import RunRecord, find_runs
 from clipcil.storage import read_text, write_text
 from reproduce import beyond, held_out
 from reproduce.claims import DASH, markdown, markdown_table, stream_namer
-from reproduce.judge import Claim, Judged, find_rows, judge_claims, read_claims
+from reproduce.judge import Claim, ClaimResult, find_rows, judge_claims, read_claims
 from reproduce.keep import NOTES
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -37,8 +37,11 @@ def methods_table(runs: Sequence[RunRecord]) -> str:
 
 
 def ablations_table(runs: Sequence[RunRecord]) -> str:
-    """The same for the parts of DMC and DMC-OT, on the streams where one of the parts was measured."""
-    rows = [row for row in read_table("claims").rows if row.method.startswith("dmc")]
+    """The same for the parts of DMC and DMC-OT, on the streams where one of the parts was measured.
+
+    Rows such as `M = 2` are left out: the claims compare them.
+    """
+    rows = [row for row in read_table("claims").rows if row.method.startswith("dmc") and " = " not in row.label]
     groups = group_runs(runs)
     parts = {stream for stream, _ in find_rows([row for row in rows if row.label not in ("DMC", "DMC-OT")], groups)}
     return _accuracies(rows, [group for group in groups if group.stream in parts])
@@ -86,7 +89,7 @@ def claims_table(runs: Sequence[RunRecord]) -> str:
     return markdown_table(["claim of the paper", *columns], lines)
 
 
-def _verdict(claim: Claim, judged: Sequence[Judged]) -> str:
+def _verdict(claim: Claim, judged: Sequence[ClaimResult]) -> str:
     """One cell: the verdict, with the number of tasks where it is not that of every number the claim is judged with."""
     said = {each.stream[1]: each.verdict for each in judged}
     if len({*said.values()}) == 1 and {*said} == {*claim.tasks}:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from clipcil.clip import CLIP
 from clipcil.data.reader import Pictures
 from clipcil.data.tasks import TaskStream
-from clipcil.prompts.templates import fill
+from clipcil.prompts.templates import raw_sentences
 
 
 @dataclass
@@ -41,8 +41,7 @@ class Features:
         opened = [*map(stream._reader.open, stream._train), *map(stream.test, range(len(stream)))]
         parts = [Part(pictures.features, pictures.pooled, pictures.labels, pictures) for pictures in opened]
         train, test = parts[: len(stream)], parts[len(stream) :]
-        texts = clip.encode_texts([fill(template, name) for name in stream.names for template in templates])
-        sentences = texts.reshape(len(stream.names), len(templates), -1)
+        sentences = raw_sentences(clip, stream.names, templates)
         return cls(clip, train, test, stream.sizes, stream.names, sentences)
 
     def seen(self, task: int) -> int:

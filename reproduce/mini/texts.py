@@ -172,9 +172,9 @@ def tokens(tokenizer: Path) -> list[str]:
 def _wordnet_names(wordnet: WordNet, rng: random.Random) -> list[str]:
     """Usual names of visible things: no Latin, no names of single persons or places, the plainer words first."""
     plain = set()
-    for number in wordnet.visible:
-        for name in wordnet.synsets[number].names[:3]:
-            if name.islower() and len(name.split()) <= 3 and wordnet.senses.get(name.lower(), [None])[0] is not None:
+    for synset in wordnet.synsets.values():
+        for name in synset.names[:3] if synset.kind in VISIBLE else ():
+            if name.islower() and len(name.split()) <= 3 and name in wordnet.senses:
                 plain.add(name)
     ranked = sorted(plain, key=lambda name: (-wordnet.usage.get(name, 0), len(name.split()), rng.random()))
     return ranked[:WORDNET_NAMES]

@@ -201,7 +201,8 @@ def train(
     if whole:
         _wake(tower)
     else:
-        mixed = _mixed(tower, lessons, rows)
+        flat = lessons.patches[rows].flatten(0, 1)
+        mixed = torch.cat([pooled_patches(tower, part.float()) for part in flat.split(512)]).unflatten(0, (-1, 2))
         some = torch.randperm(len(rows), generator=draw)[:8192]
         align(tower, mixed[some, 0], place(lessons, rows[some]))
     tower.requires_grad_(False)
@@ -220,12 +221,6 @@ def train(
 
     fit(tower, rate, 0.99 if whole else 0.998, steps, save, drawn, weights)
     tower.requires_grad_(True)
-
-
-def _mixed(tower: VisionTower, lessons: Lessons, rows: Tensor) -> Tensor:
-    """(N, 2, width): `pooled_patches` of every view."""
-    flat = lessons.patches[rows].flatten(0, 1)
-    return torch.cat([pooled_patches(tower, part.float()) for part in flat.split(512)]).unflatten(0, (-1, 2))
 
 
 def _wake(tower: VisionTower) -> None:

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 
 ANIMAL, ARTIFACT, BODY, FOOD, OBJECT, PERSON, PHENOMENON, PLANT = 5, 6, 8, 13, 17, 18, 19, 20
@@ -51,7 +50,12 @@ class WordNet:
         """The meaning that shares most names with `names`."""
         wanted = {name.lower().strip() for name in names}
         found = {sense for name in wanted for sense in self.senses.get(name, [])}
-        return max(sorted(found), key=lambda sense: self._shared(sense, wanted), default=None)
+
+        def shared(sense: int) -> tuple[int, bool]:
+            synset = self.synsets[sense]
+            return len(wanted & {name.lower() for name in synset.names}), synset.kind in VISIBLE
+
+        return max(sorted(found), key=shared, default=None)
 
     def path(self, number: int) -> list[Synset]:
         """The more general meanings, nearest first, up to "entity"."""
@@ -60,14 +64,6 @@ class WordNet:
             number = above[0]
             found.append(self.synsets[number])
         return found
-
-    def _shared(self, sense: int, wanted: set[str]) -> tuple[int, bool]:
-        synset = self.synsets[sense]
-        return len(wanted & {name.lower() for name in synset.names}), synset.kind in VISIBLE
-
-    @cached_property
-    def visible(self) -> list[int]:
-        return [number for number, synset in self.synsets.items() if synset.kind in VISIBLE]
 
 
 def _lines(file: Path) -> Iterable[str]:
