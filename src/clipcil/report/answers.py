@@ -50,8 +50,8 @@ def read_predictions(folder: Path) -> list[TestAnswer]:
     path = folder / "predictions.csv"
     try:
         if (evidence := find_evidence(folder)) is not None:
-            columns = (_kept(*evidence)[name].to_pylist() for name in ("task", "row", "true", "guess"))
-            rows = zip(*columns, strict=True)
+            kept = _kept(*evidence)
+            rows = zip(*(kept[name].to_pylist() for name in ("task", "row", "true", "guess")), strict=True)
             return [TestAnswer(task, row, true, true if guess is None else guess) for task, row, true, guess in rows]
         lines = csv.DictReader(io.StringIO(read_text(path), newline=""))
         columns = ("task", "row", "class", "predicted")
