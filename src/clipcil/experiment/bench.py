@@ -206,14 +206,11 @@ def _add_to_log(path: Path, outcome: RunOutcome) -> None:
     else:
         line |= {"tasks": result.tasks, **{key: getattr(result, key) for key in NUMBERS}}
         line |= {"seconds": round(result.seconds, 3), "after": result.after}
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with open_log(path) as file:
-            # A process killed while it wrote left half a line: do not lengthen it.
-            torn = file.seek(0, os.SEEK_END) and os.pread(file.fileno(), 1, file.tell() - 1) != b"\n"
-            file.write(b"\n" * bool(torn) + json.dumps(line).encode() + b"\n")
-    except OSError as error:
-        raise UserError(f"cannot write {path}: {error.strerror or error}") from error
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open_log(path) as file:
+        # A process killed while it wrote left half a line: do not lengthen it.
+        torn = file.seek(0, os.SEEK_END) and os.pread(file.fileno(), 1, file.tell() - 1) != b"\n"
+        file.write(b"\n" * bool(torn) + json.dumps(line).encode() + b"\n")
 
 
 def read_log(path: Path) -> list[dict[str, Any]]:
