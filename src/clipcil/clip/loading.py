@@ -124,7 +124,7 @@ def _from_file(path: Path, name: str) -> CLIP:
     with torch.device("meta"):  # no time spent on random weights
         clip = CLIP(replace(config, text=text), tokenizer, preprocess, name)
     ours = {key.partition(".")[2]: key for key in clip.state_dict()}  # without "vision." or "text." before them
-    fill(clip, {ours.get(key, key): value for key, value in tensors.items()}, f"'{name}'")
+    set_weights(clip, {ours.get(key, key): value for key, value in tensors.items()}, f"'{name}'")
     clip.vision.inner = preprocess.trunk.inner_sizes if preprocess.trunk is not None else ()
     return clip.freeze()
 
@@ -139,7 +139,7 @@ def _preprocess(folder: Path, config: VisionConfig) -> Preprocess:
         return Preprocess(steps)
     with torch.device("meta"):
         steps, trunk = _read(folder / "trunk.json", lambda spec: (Steps.from_trunk(spec), Trunk(spec)))
-    fill(trunk, read_safetensors(folder / "trunk.safetensors"), str(folder / "trunk.safetensors"))
+    set_weights(trunk, read_safetensors(folder / "trunk.safetensors"), str(folder / "trunk.safetensors"))
     preprocess = Preprocess(steps, trunk.eval().requires_grad_(False))
     places = preprocess.shape[-1]
     if (trunk.channels, places) != (config.channels, side):
@@ -167,7 +167,7 @@ def _errors_name(source: object) -> Iterator[None]:
         raise UserError(f"{source} is damaged ({found}); copy it again") from error
 
 
-def fill(module: nn.Module, tensors: Mapping[str, Tensor], source: str) -> None:
+def set_weights(module: nn.Module, tensors: Mapping[str, Tensor], source: str) -> None:
     """Put `tensors`, which must be all of its own and finite, into `module` (on any device) as float32."""
     ready = {}
     for name, tensor in tensors.items():
