@@ -1,4 +1,4 @@
-"""The registry of methods: those in this folder, and those of other installed packages."""
+"""The registry of methods: the files of this folder, and plugins from other installed packages."""
 
 import importlib
 import pkgutil
@@ -27,7 +27,7 @@ def register(kind: type[Method]) -> type[Method]:
 
 
 def methods() -> dict[str, type[Method]]:
-    """All methods by name: those of clipcil, and those of other packages by their entry point `clipcil.methods`.
+    """All methods by name: clipcil's own, and plugins with the entry point `clipcil.methods`.
 
     Returns:
         Classes by name; `clipcil.Experiment` takes either.
