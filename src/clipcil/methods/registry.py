@@ -27,7 +27,7 @@ def register(kind: type[Method]) -> type[Method]:
 
 
 def methods() -> dict[str, type[Method]]:
-    """All methods by name: clipcil's own, and plugins with the entry point `clipcil.methods`.
+    """All methods by name: those of clipcil, and those of other packages by their entry point `clipcil.methods`.
 
     Returns:
         Classes by name; `clipcil.Experiment` takes either.
