@@ -43,7 +43,7 @@ class Exported(nn.Module):
 
     def forward(self, pictures: Tensor) -> tuple[Tensor, Tensor]:
         """(B, 3, height, width) → logits (B, C), features (B, dim)."""
-        # The trunk's own forward cuts the batch into pieces that suit a CPU's cache: how many, a graph cannot hold.
+        # The trunk's own forward splits the batch to suit a CPU's cache; a graph cannot hold a varying number of parts.
         pixels = pictures if self.trunk is None else self.trunk.whole(pictures)
         batch = TensorBatch(self.method.clip, pixels)
         return self.method.logits(batch), batch.features
@@ -99,7 +99,7 @@ def _trace(network: nn.Module, example: Tensor, form: Format) -> bytes:
         raise UserError("ONNX needs an extra: pip install 'clipcil[onnx]'; --format pt2 needs nothing more")
     shapes = ({0: torch.export.Dim("batch", min=1, max=65536)},)
     before = logging.root.manager.disable
-    logging.disable(logging.CRITICAL)  # the tracer logs a traceback for every step that it cannot take, and raises it
+    logging.disable(logging.CRITICAL)  # the tracer logs the traceback of every error that it raises
     try:
         program: Any = torch.export.export(network, (example,), dynamic_shapes=shapes)
         if form == "pt2":
