@@ -3,9 +3,9 @@
     pip install '.[fuzz]'
     python tools/fuzz.py pictures --seconds 600
 
-A reader must accept an input or refuse it with a `UserError`; the server must answer with a status below 500. Any other
-exception, 30 seconds or 3 GB for one input end the search, which leaves the input as `crash-…` in the folder for new
-inputs. Copied to `tests/fuzz/TARGET/`, where the search starts, it is read by every run of the tests.
+A reader must accept an input or refuse it with a `UserError`; the server must answer with a status below 500. Anything
+else, 30 seconds or 3 GB for one input end the search, which leaves the input as `crash-…` in the folder that it names.
+Copied to `tests/fuzz/TARGET/`, where the search starts, it is read by every run of the tests.
 """
 
 import argparse
