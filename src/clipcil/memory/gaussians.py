@@ -114,10 +114,12 @@ class GaussianMemory(SizedByState):
         """Mean (d,) and dense covariance (d, d) of a class in the current space, float64."""
         summary = self._transported(index)
         cov = (1 - self.shrinkages[index]) * (summary.rows.T @ summary.rows)
-        space, isotropic = int(self.space_of[index]), torch.eye(len(cov)).to(cov)
-        if space < len(self.matrices):
-            isotropic = self.matrices[space] @ self.matrices[space].T
-        return summary.mean.clone(), cov + self.noises[index] * isotropic
+        space = int(self.space_of[index])
+        if space == len(self.matrices):
+            cov.diagonal().add_(self.noises[index])
+            return summary.mean.clone(), cov
+        matrix = self.matrices[space]
+        return summary.mean, cov + self.noises[index] * (matrix @ matrix.T)
 
     @torch.no_grad()
     def means(self) -> Tensor:
