@@ -95,15 +95,16 @@ class Staging:
         """The entry of a picture."""
         return self._items.get(id)
 
-    def remove(self, id: str | None = None, name: str | None = None) -> None:
-        """Remove the picture `id`, or all pictures of the class `name`, and delete the files."""
+    def remove(self, id: str | None = None, name: str | None = None) -> bool:
+        """Remove the picture `id`, or all pictures of the class `name`, with their files; whether there were any."""
         with self._lock:
             key = same_name(name) if name else None
             removed = [item for item in self._items.values() if item.id == id or item.key == key]
             for item in removed:
                 del self._items[item.id]
-            self.revision += 1
+            self.revision += bool(removed)
         discard(removed)
+        return bool(removed)
 
     def follow(self, before: Sequence[KnownClass], after: Sequence[KnownClass]) -> None:
         """Rename the classes of waiting pictures where a change of the model only renamed its classes."""
