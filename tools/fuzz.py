@@ -14,7 +14,6 @@ import hashlib
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -92,9 +91,7 @@ def server() -> Any:
     return build_app(Service(served, staging, limits), 0, None)
 
 
-TARGETS: dict[str, Callable[[bytes, Path], None]] = {
-    each.__name__: each for each in (pictures, model, tokenizer, tensors, multipart)
-}
+TARGETS = {each.__name__: each for each in (pictures, model, tokenizer, tensors, multipart)}
 
 
 def read(target: str, data: bytes) -> None:
