@@ -32,7 +32,7 @@ Format = Literal["pt2", "onnx"]
 CLASSES, VECTORS_FILE = "classes.json", "classifier.safetensors"
 
 
-class Exported(nn.Module):
+class ExportedNetwork(nn.Module):
     """Trunk, tower and classifier of a model in one."""
 
     def __init__(self, model: Classifier) -> None:
@@ -57,7 +57,7 @@ def export(model: Classifier, out: Path, form: Format = "pt2") -> Path:
     if not model.classes:
         raise UserError("the model has learnt nothing yet; teach it first")
     claim_export(out)
-    network = Exported(model).eval().cpu().requires_grad_(False)
+    network = ExportedNetwork(model).eval().cpu().requires_grad_(False)
     steps = model.learner.clip.preprocess.steps
     with torch.no_grad():
         files = {f"model.{form}": _trace(network, torch.zeros(2, 3, *steps.crop), form)}

@@ -21,7 +21,7 @@ from clipcil.classifier.small_pictures import MOST_SMALL_PICTURES, SmallPictures
 from clipcil.classifier.state import Facts
 from clipcil.errors import UserError
 from clipcil.serve.answers import LessonResult, LessonState, Limits, accuracy, explain
-from clipcil.serve.staging import Staging, Waiting, by_class, discard
+from clipcil.serve.staging import StagedPicture, Staging, by_class, discard
 
 MOST_CLASSES = 100
 """Classes named for one picture."""
@@ -177,7 +177,7 @@ class Lessons:
         if self._thread is not None:
             self._thread.join()
 
-    def _run(self, taken: list[Waiting]) -> None:
+    def _run(self, taken: list[StagedPicture]) -> None:
         try:
             result = self._teach(taken)
         except BaseException as error:
@@ -194,7 +194,7 @@ class Lessons:
         finally:
             self._served.revision += 1  # it has other small pictures
 
-    def _teach(self, taken: list[Waiting]) -> LessonResult:
+    def _teach(self, taken: list[StagedPicture]) -> LessonResult:
         classes, before = by_class(item for item in taken if item.broken is None), self._served.model
         source = {name: [item.file for item in items] for name, items in classes.items()}
         try:
@@ -236,7 +236,7 @@ class Lessons:
             self.state = self.state.model_copy(update=news)
 
 
-def _with_titles(lines: list[str], taken: list[Waiting]) -> list[str]:
+def _with_titles(lines: list[str], taken: list[StagedPicture]) -> list[str]:
     """The lines with titles of pictures in place of their paths in the staging folder, which are private."""
     for item in taken:
         lines = [line.replace(str(item.file), item.title or "a picture") for line in lines]
