@@ -10,6 +10,7 @@ Copied to `tests/fuzz/TARGET/`, where the search starts, it is read by every run
 
 import argparse
 import asyncio
+import atexit
 import hashlib
 import shutil
 import sys
@@ -85,6 +86,7 @@ def server() -> Any:
     from clipcil.serve.staging import Staging
 
     folder = Path(tempfile.mkdtemp(prefix="clipcil-fuzz-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
     limits = Limits(waiting_pictures=2)
     staging = Staging(folder, limits)
     served = ServedModel(folder / "model", "simplecil", None, "cpu", staging)
