@@ -269,7 +269,7 @@ class Classifier:
         return replace(evaluate_answers(answers, known), unreadable=unreadable)
 
     def score(self, source: Source) -> float:
-        """The accuracy on pictures of known classes: the share whose likeliest class is the true one."""
+        """The accuracy on pictures of known classes; those that it calls "none of these" are wrong."""
         accuracy = self.test(source).accuracy
         if accuracy is None:
             raise UserError("none of these pictures can be read and is of a class that the model knows")

@@ -158,10 +158,10 @@ def _over_picture(heat: Tensor, steps: Steps, size: tuple[int, int], shown: tupl
         across, down = steps.exact[1] / size[0], steps.exact[0] / size[1]
     wide = max(1, round(steps.crop[1] / across * shown[0] / size[0]))
     high = max(1, round(steps.crop[0] / down * shown[1] / size[1]))
-    seen = Image.fromarray(heat.cpu().float().numpy()).resize((wide, high), Image.Resampling.BILINEAR)
+    seen = Image.fromarray(heat.cpu().float().numpy()).resize((wide, high), Image.Resampling.BICUBIC)
     canvas = Image.new("F", shown)
     canvas.paste(seen, ((shown[0] - wide) // 2, (shown[1] - high) // 2))
-    return np.asarray(canvas)
+    return np.asarray(canvas).clip(0, 1)
 
 
 @torch.no_grad()
