@@ -5,8 +5,8 @@ Files are bounded in bytes, pictures in pixels and parts, backbones in the sizes
 
 MOST_TEXT = 64 * 2**20
 """Bytes of a JSON, CSV or text file; the values in it can take 20 times as much memory."""
-MOST_DESCRIPTIONS = 512 * 2**20
-"""Bytes of the user's own file of descriptions; those of 200 classes take about 20 MiB."""
+MOST_OWN_TEXT = 512 * 2**20
+"""Bytes of the user's own lists of pictures and descriptions; those of 200 classes take about 20 MiB."""
 MOST_TOML = 8 * 2**20
 """Bytes of a TOML file: 50,000 classes. The parser is written in Python and slow."""
 MOST_POINTS = 10**7
