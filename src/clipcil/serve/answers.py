@@ -51,7 +51,7 @@ class Limits:
 
     def body(self, path: str) -> int:
         """Maximum bytes of a request to `path`."""
-        if path in ("/api/predict", "/api/waiting"):
+        if path in ("/api/predict", "/api/explain", "/api/waiting"):
             return self.request_bytes
         return self.model_bytes if path == "/api/model/upload" else self.small_bytes
 
@@ -133,6 +133,16 @@ class Predictions(BaseModel):
     predictions: list[PredictionAnswer]
 
 
+class ExplanationAnswer(BaseModel):
+    """Why a picture is called what it is called."""
+
+    name: str
+    similar: str | None
+    """Address of the most similar kept picture of the class; None where no small pictures are kept."""
+    heatmap: str
+    """The picture under a heat map of what speaks for the class, as a data URL."""
+
+
 class WaitingPicture(BaseModel, from_attributes=True):
     """A picture that waits to be taught; `broken` says why it cannot be read."""
 
@@ -164,6 +174,8 @@ class LessonResult(BaseModel):
     held_out: int
     left_one_out: bool
     accuracy: float | None
+    accuracy_if_forced: float | None
+    """The accuracy without "none of these"."""
     interval: list[float]
     confused: list[Confusion]
     warnings: list[str]
@@ -221,6 +233,8 @@ class ModelFacts(BaseModel):
     method: str
     classes: list[ClassFacts]
     lessons: list[LessonFacts]
+    lesson: str | None
+    """Id of the lesson that made the model what it is; None after any other change."""
     accuracy: float | None
     held_out: int
     threshold: float | None
