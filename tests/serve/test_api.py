@@ -136,10 +136,10 @@ def test_rename_and_forget(server: Server, emoji: dict[str, list[bytes]], fresh_
     assert server.classes == ["red fox", "owl", "rocket"]
 
 
-def test_undo_goes_back_one_lesson_and_forgetting_leaves_nothing_to_go_back_to(
-    server: Server, emoji: dict[str, list[bytes]]
-) -> None:
-    assert server.model["previous"] is None, "the forgotten class would lie in it"
+def test_undo_goes_back_one_change(server: Server, emoji: dict[str, list[bytes]]) -> None:
+    for expected in (["red fox", "owl", "rocket", "tiger"], ["red fox", "owl", "rocket"]):  # the forgotten one and back
+        assert server.call("POST", "/api/undo").status_code == 200
+        assert server.classes == expected
     result = server.teach({"tiger": [*emoji["owl"][:3], *emoji["tiger"]]})["result"]
     assert result["warnings"] and not any("/" in line for line in result["warnings"]), "a picture goes by its title"
     model = server.model
@@ -221,6 +221,8 @@ def test_small_pictures_follow_the_model(server: Server, emoji: dict[str, list[b
     assert counts() == {"lion": 6, "banana": 6}, "a lesson that is brought back brings them along"
     server.call("DELETE", "/api/classes", name="banana")
     server.call("DELETE", "/api/classes", name="lion")
+    assert len(list(small.iterdir())) == 1, "those of the lion, for an undo"
+    server.call("PATCH", "/api/classes", {"name": "big rocket"}, name="rocket")
     assert not list(small.iterdir())
     server.call("PATCH", "/api/settings", {"keep_small_pictures": False})
     assert not small.exists()

@@ -265,8 +265,8 @@ def rename_class(service: Used, name: Name, body: Annotated[answers.ClassName, a
 
 @router.delete("/classes")
 def forget_class(service: Used, name: Name) -> answers.Empty:
-    """Forget the class `name`, with everything that is kept of it; this cannot be undone."""
-    with service.served.change(keep_previous=False) as model:  # the previous model would still contain the class
+    """Forget the class `name`. The folder keeps it, for an undo, until the next change; then nothing of it is left."""
+    with service.served.change() as model:
         model.forget(name)
     return answers.Empty()
 

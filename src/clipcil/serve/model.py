@@ -50,16 +50,16 @@ class ServedModel:
         return load_or_new(self.folder, method=method, backbone=self._backbone, device=self._device)
 
     @contextmanager
-    def change(self, start: Path | None = None, keep_previous: bool = True) -> Iterator[Classifier]:
+    def change(self, start: Path | None = None) -> Iterator[Classifier]:
         """A copy of the model, or of the one in the folder `start`, to change. If the block succeeds, the copy is
-        written and answers from then on, and `undo` restores the model before it where `keep_previous` is set."""
+        written and answers from then on, and `undo` restores the model before it."""
         with self._changing():
             if start is None:
                 model = self.copy()
             else:  # an uploaded model never chooses the backbone that is loaded
                 model = load(start, backbone=self._backbone or self.model.facts().backbone, device=self._device)
             yield model
-            model.write(self.folder, keep_previous=keep_previous)
+            model.write(self.folder, keep_previous=True)
             self.model = model
 
     def undo(self) -> None:

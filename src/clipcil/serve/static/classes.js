@@ -162,8 +162,7 @@ async function rename(name) {
 
 async function forget(name) {
   const sure = await ask({
-    title: `Forget ${name}?`, text: "The model loses this class and all that was learnt of it.", yes: "Forget", danger: true,
-    twice: { title: "Really forget it?", text: `The pictures of ${name} are not kept here. To bring the class back you would have to teach it again.`, yes: `Yes, forget ${name}` },
+    title: `Forget ${name}?`, text: "The model loses this class and all that was learnt of it. “Undo the last change” brings it back, until the next change.", yes: "Forget", danger: true,
   });
   if (sure && await attempt(() => call("DELETE", "/api/classes", null, { name }))) tell(`${name} is forgotten`);
 }
