@@ -82,6 +82,8 @@ def _dispatch(words: list[str]) -> None:
         raise UserError("an argument contains a NUL byte")
     if words and not words[0].startswith("-") and words[0] not in COMMANDS:
         raise UserError(f"there is no command '{words[0]}'{nearest(words[0], COMMANDS)}")
+    if words[:1] and words[0] in COMMANDS and sys.stderr.isatty() and not {"--help", "-h", "--quiet"} & {*words}:
+        print(f"clipcil {words[0]}: loading PyTorch, which takes a few seconds …", file=sys.stderr, flush=True)
     app = App(
         name="clipcil",
         help=DESCRIPTION,

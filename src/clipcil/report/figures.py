@@ -194,14 +194,14 @@ def seconds(standings: Sequence[Standing], theme: Theme) -> Figure:
 
 
 def _phases(group: Group) -> dict[str, float]:
-    """Seconds of the parts of learning (from 2 % of the whole on), of the rest of learning, and of the other phases."""
+    """Seconds of the parts of learning (from 2 % of the whole on), of learning beside them, and of the other phases."""
     total: dict[str, float] = {}
     for run in group.runs:
         for name, value in run.timing.seconds.items():
             total[name] = total.get(name, 0.0) + value / len(group.runs)
     whole = sum(total.get(name, 0.0) for name in WHOLE)
     inner = {name: value for name, value in total.items() if name not in WHOLE and value > 0.02 * whole}
-    rest = {"rest of learning": max(0.0, total.get("learning", 0.0) - sum(inner.values()))}
+    rest = {"other learning": max(0.0, total.get("learning", 0.0) - sum(inner.values()))}
     return {**inner, **rest, **{name: total[name] for name in WHOLE if name in total and name != "learning"}}
 
 
