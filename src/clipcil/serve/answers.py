@@ -51,8 +51,10 @@ class Limits:
 
     def body(self, path: str) -> int:
         """Maximum bytes of a request to `path`."""
-        if path in ("/api/predict", "/api/explain", "/api/waiting"):
+        if path in ("/api/predict", "/api/waiting"):
             return self.request_bytes
+        if path == "/api/explain":
+            return self.picture_bytes
         return self.model_bytes if path == "/api/model/upload" else self.small_bytes
 
     def check(self, picture: bytes) -> None:

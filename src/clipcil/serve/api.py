@@ -154,7 +154,6 @@ async def predict(
 async def explain(service: Used, request: Request) -> answers.ExplanationAnswer:
     """Why a picture (the body) is called what it is called: a heat map, and the most similar kept picture."""
     picture, served = await request.body(), service.served
-    service.limits.check(picture)
     async with service.explaining:
         found = await asyncio.to_thread(served.need().explain, picture)
     kept = served.small.of(found.name)
