@@ -23,6 +23,7 @@ def test_requests_made_from_the_document(tmp_path: Path, emoji: dict[str, list[b
         token = f"Authorization: {server.client.headers['Authorization']}"
         tool, address = Path(sys.executable).with_name("schemathesis"), f"{server.client.base_url}/api/openapi.json"
         words = [str(tool), "run", address, "-H", token, "--exclude-path-regex", "events|upload"]
-        words += ["--exclude-checks", "positive_data_acceptance,allow_header_conformance", "--max-examples", "5"]
+        words += ["--exclude-checks", "positive_data_acceptance,allow_header_conformance"]
+        words += ["--max-examples", "5", "--request-timeout", "120"]
         done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=900, check=False)
         assert done.returncode == 0, done.stdout
