@@ -21,7 +21,7 @@ from clipcil.data.pictures import PictureSet
 from clipcil.data.tasks import Task
 from clipcil.errors import UserError
 from clipcil.experiment.experiment import Experiment, LoadCache
-from clipcil.experiment.spec import RunSpec, read_preset
+from clipcil.experiment.spec import read_preset
 from clipcil.methods.simplecil import SimpleCIL
 from clipcil.training.device import usual_torch
 from support.lessons import plain, write_tree
