@@ -73,6 +73,26 @@ def test_learning_shows_what_it_does(tmp_path: Path, capsys: Capture) -> None:
     assert clipcil.load(place).classes == ["banana", "bee"]
 
 
+def test_mistakes_are_corrected_by_a_list(own: str, tmp_path: Path, capsys: Capture) -> None:
+    tests = write_tree(tmp_path / "new", {**pictures(["ant"], test=True), "bus": pictures(["bus"], test=True)["bus"]})
+    page = tmp_path / "mistakes.html"
+    assert f"clipcil learn {own} fixes.csv" in said(capsys, "test", own, tests, "--page", page)
+    offered = re.findall(r'data-picture="([^"]+)"( checked)?>', page.read_text())
+    assert (str(tests / "bus" / "0.png"), "") in offered  # an unknown class is not learnt unless it is ticked
+    (tmp_path / "fixes").mkdir()
+    fixes = tmp_path / "fixes" / "fixes.csv"
+    fixes.write_text(f'picture,class\n"{tests / "bus" / "0.png"}","bus"\n../new/bus/1.png,bus\n')
+    assert "would" not in said(capsys, "learn", own, fixes, "--dry-run")
+    said(capsys, "learn", own, tmp_path / "fixes")
+    assert clipcil.load(own).classes == ["airplane", "ant", "bus"]
+    assert "nothing new" in said(capsys, "learn", own, fixes, code=2)
+    for wrong, why in (("a,b\n1,2\n", "columns picture and class"), ("picture,class\n", "names no picture")):
+        fixes.write_text(wrong)
+        assert why in said(capsys, "learn", own, fixes, code=2)
+    (tmp_path / "fixes" / "cat").mkdir()  # beside class folders a list is a file like any other
+    assert "cat" in said(capsys, "learn", own, tmp_path / "fixes", code=2)
+
+
 def test_testing(model: Path, asked: Path, tmp_path: Path, capsys: Capture) -> None:
     unknown = {"ants": pictures(["bus"], test=True)["bus"]}
     strange = write_tree(tmp_path / "new", {**pictures(["ant"], test=True), **unknown})

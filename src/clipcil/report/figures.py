@@ -87,7 +87,7 @@ def accuracy(standings: Sequence[Standing], theme: Theme) -> Figure:
             for task, value, wide in zip(across, mean, std, strict=True):
                 more = f" ± {wide:.1f}" if len(values) > 1 else ""
                 canvas.tip(task, value, f"{group.label}, after task {task}: {value:.1f} %{more}")
-        axes.set(xlabel="tasks learnt", ylabel="A_k: mean over tasks of the accuracy on each, %")
+        axes.set(xlabel="tasks learnt", ylabel="A_k: mean of the tasks' accuracies, %")
         axes.set_xticks(across if len(across) <= 12 else across[:: -(-len(across) // 10)])
         low, high = axes.get_ylim()
         axes.set_ylim(max(0, low), min(100.5, high))
