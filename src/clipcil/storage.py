@@ -85,10 +85,10 @@ def _new_file(folder: Path) -> Path:
             return path
 
 
-def write_bytes(path: Path, data: bytes) -> None:
-    """Replace `path` by a file of these bytes."""
-    with whole_file(path) as part:
-        part.write_bytes(data)
+def write_bytes(path: Path, *parts: bytes | memoryview) -> None:
+    """Replace `path` by a file of these bytes, one part after another."""
+    with whole_file(path) as half, half.open("wb") as file:
+        file.writelines(parts)
 
 
 def write_text(path: Path, text: str) -> None:
