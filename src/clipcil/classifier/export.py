@@ -43,8 +43,8 @@ class Exported(nn.Module):
 
     def forward(self, pictures: Tensor) -> tuple[Tensor, Tensor]:
         """(B, 3, height, width) → logits (B, C), features (B, dim)."""
-        # The trunk's own forward cuts the batch into pieces that suit a CPU's cache: how many, a graph cannot hold.
-        pixels = pictures if self.trunk is None else self.trunk.whole(pictures)
+        # `Preprocess.finish` cuts the batch into pieces that suit a CPU's cache: how many, a graph cannot hold.
+        pixels = pictures if self.trunk is None else self.trunk(pictures)
         batch = TensorBatch(self.method.clip, pixels)
         return self.method.logits(batch), batch.features
 
