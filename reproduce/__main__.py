@@ -16,6 +16,7 @@ from clipcil.errors import UserError
 from clipcil.report.runs import find_runs
 from clipcil.storage import write_text
 from reproduce.claims import markdown, print_claims
+from reproduce.judge import judge_claims
 from reproduce.keep import EVIDENCE, keep
 from reproduce.tables import ROOT, update
 
@@ -39,9 +40,10 @@ def main(words: Sequence[str] | None = None) -> int:
     try:
         if options.command == "claims":
             runs = find_runs(options.runs or [EVIDENCE / "claims"])
-            print_claims(runs)
+            judged = judge_claims(runs)
+            print_claims(runs, judged)
             if options.out is not None:
-                write_text(options.out, markdown(runs))
+                write_text(options.out, markdown(runs, judged))
         elif options.command == "keep":
             print(f"{keep(options.runs, options.part, options.evidence)} runs added to the evidence")
         else:

@@ -6,6 +6,7 @@ A table stands between the lines `<!-- results:NAME -->` and `<!-- /results -->`
 
 import re
 from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
 
 from benchmarks.harness import speed_table
@@ -22,6 +23,18 @@ from reproduce.keep import NOTES
 ROOT = Path(__file__).resolve().parents[1]
 EVIDENCE, CLAIMS = "reproduce/evidence", "reproduce/evidence/claims"
 MARKED = re.compile(r"<!-- results:(\w+)(?: ([\w/-]+))? -->\n.*?<!-- /results -->", re.DOTALL)
+
+
+@cache
+def runs_in(folder: Path) -> list[RunRecord]:
+    """The runs of a part of the evidence, read once for all tables."""
+    return find_runs([folder])
+
+
+@cache
+def judged_in(folder: Path) -> list[ClaimResult]:
+    """The claims judged by these runs."""
+    return judge_claims(runs_in(folder))
 
 
 def methods_table(runs: Sequence[RunRecord]) -> str:
@@ -73,12 +86,12 @@ def _orders(found: dict[tuple[Stream, str], Group], stream: Stream) -> str:
     return f"; {low}–{high} orders" if low < high else f"; {low} order{'s' * (low > 1)}"
 
 
-def claims_table(runs: Sequence[RunRecord]) -> str:
+def claims_table(judged: Sequence[ClaimResult]) -> str:
     """Each claim with its verdict on each dataset and number of training pictures.
 
     A claim that is judged with several numbers of tasks has one verdict where they agree.
     """
-    judged = [each for each in judge_claims(runs) if each.verdict != "not measured"]
+    judged = [each for each in judged if each.verdict != "not measured"]
     name = stream_namer(sorted({each.stream for each in judged}))
     column = {each.stream: name(each.stream).replace(f", {each.stream[1]} tasks", "") for each in judged}
     columns = list(dict.fromkeys(column[stream] for stream in sorted(column)))
@@ -111,11 +124,11 @@ def choice_table(runs: Sequence[RunRecord]) -> str:
 
 
 TABLES: dict[str, Callable[[Path], str]] = {
-    "methods": lambda folder: methods_table(find_runs([folder])),
-    "ablations": lambda folder: ablations_table(find_runs([folder])),
-    "claims": lambda folder: claims_table(find_runs([folder])),
-    "beyond": lambda folder: beyond.table(beyond.collect(find_runs([folder])), "strata"),
-    "choice": lambda folder: choice_table(find_runs([folder])),
+    "methods": lambda folder: methods_table(runs_in(folder)),
+    "ablations": lambda folder: ablations_table(runs_in(folder)),
+    "claims": lambda folder: claims_table(judged_in(folder)),
+    "beyond": lambda folder: beyond.table(beyond.collect(runs_in(folder)), "strata"),
+    "choice": lambda folder: choice_table(runs_in(folder)),
     "heads": lambda folder: held_out.combined(held_out.read_kept(folder), "heads"),
     "novelty": lambda folder: held_out.combined(held_out.read_kept(folder), "novelty"),
     "speed": speed_table,
@@ -141,7 +154,7 @@ def pages(root: Path) -> dict[Path, str]:
     marked = [root / "README.md", *(root / "docs" / f"{name}.md" for name in ("baselines", "beyond", "speed"))]
     return {
         **{path: updated(read_text(path), root) for path in marked},
-        root / "docs" / "claims.md": markdown(find_runs([root / CLAIMS]), note),
+        root / "docs" / "claims.md": markdown(runs_in(root / CLAIMS), judged_in(root / CLAIMS), note),
     }
 
 

@@ -15,6 +15,7 @@ import stat
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -286,7 +287,35 @@ def _check_plain(value: Any, depth: int = 0) -> None:
         raise ValueError(f"it holds a {type(value).__name__}, which is not used here")
 
 
+def walk(root: Path) -> Iterator[tuple[Path, list[str]]]:
+    """Every folder from `root` down and the names of its files, both sorted; links to folders are not followed.
+
+    `os.walk` of Python 3.11 calls itself for each level, so that a deep folder exceeds the recursion limit.
+    """
+    waiting = [root]
+    while waiting:
+        folder = waiting.pop()
+        for _, inside, files in islice(os.walk(folder), 1):
+            waiting += [path for name in sorted(inside, reverse=True) if not (path := folder / name).is_symlink()]
+            yield folder, sorted(files)
+
+
 def sha256(path: Path) -> str:
     """The SHA-256 of a file, in hexadecimal."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def digest(path: Path) -> str:
+    """A digest of the bytes of a file, or of the names, sizes and times of the files in a folder; empty where there is
+    neither."""
+    with suppress(OSError, ValueError):
+        if path.is_file():
+            return sha256(path)
+        if path.is_dir():
+            found = hashlib.sha256()
+            for file in (place / name for place, names in walk(path) for name in names):
+                status = file.lstat()
+                found.update(f"{str(file)!r} {status.st_size} {status.st_mtime_ns}".encode())
+            return found.hexdigest()
+    return ""

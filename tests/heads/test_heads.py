@@ -74,14 +74,6 @@ def test_tasks_one_after_another_equal_all_at_once() -> None:
     assert split(torch.cat(parts).float()).mean(1).abs().max() < 1e-4  # centred
 
 
-def test_averaged_head_of_one_task_ranks_as_the_pooled_one() -> None:
-    """With a single task there is nothing to average; the scores differ by what all classes share."""
-    parts = groups([9, 9, 9, 9])
-    tests = torch.cat(groups([5, 5, 5, 5], seed=3))
-    found = learnt([parts], averaged=True)(tests)
-    torch.testing.assert_close(found - found.mean(1, keepdim=True), learnt([parts])(tests), atol=1e-5, rtol=1e-5)
-
-
 @pytest.mark.parametrize("copies", [1, 3, 7])
 @pytest.mark.parametrize("averaged", [False, True])
 def test_a_task_of_copies_of_one_picture_harms_no_other_class(averaged: bool, copies: int) -> None:

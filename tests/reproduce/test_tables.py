@@ -22,7 +22,7 @@ def test_the_readme_and_the_claims_are_what_results_says() -> None:
 
 
 def test_a_changed_result_changes_the_table() -> None:
-    runs = find_runs([ROOT / tables.CLAIMS])
+    runs = tables.runs_in(ROOT / tables.CLAIMS)
     before = tables.methods_table(runs)
     assert tables.updated("a\n<!-- results:methods -->\nold\n<!-- /results -->\nb", ROOT) == (
         f"a\n<!-- results:methods -->\n\n{before}\n\n<!-- /results -->\nb"

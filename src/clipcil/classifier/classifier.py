@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 
 from clipcil.classifier.folder import MODEL, hold_model, read_model, write_model
-from clipcil.classifier.learner import Learner
+from clipcil.classifier.learner import Learner, held_out_scores
 from clipcil.classifier.lesson import Lesson, Progress
 from clipcil.classifier.predict import PictureScores, Prediction, most_likely, stream_scores
 from clipcil.classifier.scoring import Answer, Calibration, Evaluation, evaluate_answers, probabilities
@@ -109,7 +109,7 @@ class Classifier:
     @property
     def class_facts(self) -> list[KnownClass]:
         """For each class: when it was learnt, from how many pictures, and its accuracy after the last lesson."""
-        return copy.deepcopy(self.learner.facts.known)
+        return self.facts().known
 
     @property
     def history(self) -> list[LessonRecord]:
@@ -187,7 +187,8 @@ class Classifier:
 
     def held_out_evaluation(self) -> Evaluation:
         """Evaluate the current model on the pictures kept for evaluation, of all lessons."""
-        return self.learner.evaluate()
+        held = self.learner.held
+        return self.learner.evaluate(held_out_scores(self.learner.method, held), held.labels)
 
     @overload
     def predict(self, pictures: str | bytes | Path | Image.Image, top: int = 5) -> Prediction: ...
@@ -297,11 +298,6 @@ class Classifier:
         check_names("the model", [new])
         with self._changing():
             self.learner.facts.known[index].name = clean_name(new)
-
-    @property
-    def can_undo(self) -> bool:
-        """Whether there is a change to undo."""
-        return self._previous is not None
 
     def undo(self) -> None:
         """Undo the last change: a lesson, a forgotten class or a new name. Only one change can be undone."""

@@ -131,6 +131,7 @@ def summarise(folder: Path) -> dict[str, Any]:
         raise UserError(f"{why}; {RESTORE_ADVICE}") from error
     right, measured = facts.right
     same, how = ("method", "backbone", "fingerprint", "seed", "lessons"), facts.calibration
+    names = {"text": "taught_as", "held_out": "measured_on"}
     return {
         **{key: getattr(facts, key) for key in same},
         "tasks": len(facts.sizes),
@@ -144,17 +145,7 @@ def summarise(folder: Path) -> dict[str, Any]:
         "false_alarms": how.false_alarms,
         "held_out": how.pictures,
         "classes": [
-            {
-                "name": each.name,
-                "taught_as": each.text,
-                "learnt": each.learnt,
-                "newest": each.newest,
-                "pictures": each.pictures,
-                "measured_on": each.held_out,
-                "right": each.right,
-                "task": task + 1,
-                "moved": shift,
-            }
+            {names.get(key, key): value for key, value in asdict(each).items()} | {"task": task + 1, "moved": shift}
             for each, task, shift in known
         ],
     }

@@ -184,10 +184,6 @@ class Evaluation:
         """The 95% interval of the accuracy for pictures like these."""
         return wilson_interval(self.right, self.pictures)
 
-    def of(self, name: str) -> ClassResult:
-        """The result of one class."""
-        return next((result for result in self.classes if result.name == name), ClassResult(name, 0, 0))
-
 
 def evaluate_answers(answers: Iterable[Answer], names: Sequence[str]) -> Evaluation:
     """Count answers.

@@ -182,8 +182,9 @@ def fill(module: nn.Module, tensors: Mapping[str, Tensor], source: str) -> None:
         ready[name] = tensor.detach().to(torch.float32).contiguous()
     try:
         module.load_state_dict(ready, assign=True)
-    except RuntimeError as error:
-        raise UserError(f"weights of {source}: {first_line(error)} Wrong config, or half a file?") from error
+    except RuntimeError as error:  # torch lists the faults below a heading; one with two shapes is long
+        wrong = str(error).partition("\n")[2].strip().partition("\n")[0][:300]
+        raise UserError(f"weights of {source}: {wrong} Wrong config, or half a file?") from error
 
 
 def read_safetensors(path: Path) -> dict[str, Tensor]:

@@ -8,7 +8,7 @@ import threading
 import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import cache, cached_property
 from importlib.util import find_spec
 from pathlib import Path
@@ -176,22 +176,23 @@ def _decode(picture: Picture, called: str, turn: ExitStack) -> Image.Image:
 
 
 def _finish(image: Image.Image, called: str, turn: ExitStack) -> Image.Image:
-    """An opened picture, of which no more than the header may have been read."""
-    _check_limits(image, called)
-    if image.width * image.height > LARGE:
-        turn.enter_context(_turn)
-    image.load()
-    return _to_rgb(_upright(image))
-
-
-def _check_limits(image: Image.Image, called: str) -> None:
-    """Refuse a picture that must not be decoded: the one place for limits that need its header only."""
+    """An opened picture as upright RGB. Its limits are checked first, by the header alone."""
     pixels = image.width * image.height
     if not pixels:
         raise BrokenPictureError(f"{called} has no pixels; replace or remove it")
     if pixels > MAX_PIXELS:
         size = f"{image.width}×{image.height}"
         raise BrokenPictureError(f"{called}: {size} pixels is too large to decode safely; make it smaller")
+    if pixels > LARGE:
+        turn.enter_context(_turn)
+    image.load()
+    with suppress(Exception):  # a damaged tag is no reason to refuse a whole picture
+        image = ImageOps.exif_transpose(image)
+    if image.mode == "F" or image.mode.startswith("I"):
+        image = _eight_bits(image)
+    if image.mode == "La":  # PIL turns it into nothing else
+        image = image.convert("LA")
+    return _on_white(image) if image.has_transparency_data else image.convert("RGB")  # a palette can have it too
 
 
 @cache
@@ -203,23 +204,6 @@ def readable_formats() -> list[str]:
 
         pillow_heif.register_heif_opener()
     return [name for name in FORMATS if name in Image.OPEN]
-
-
-def _upright(image: Image.Image) -> Image.Image:
-    try:
-        return ImageOps.exif_transpose(image)
-    except Exception:  # a damaged tag is no reason to refuse a whole picture
-        return image
-
-
-def _to_rgb(image: Image.Image) -> Image.Image:
-    if image.mode == "F" or image.mode.startswith("I"):
-        image = _eight_bits(image)
-    if image.mode == "La":  # PIL turns it into nothing else
-        image = image.convert("LA")
-    if image.has_transparency_data:  # a palette can have it too
-        return _on_white(image)
-    return image.convert("RGB")
 
 
 def _on_white(image: Image.Image) -> Image.Image:

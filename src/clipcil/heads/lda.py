@@ -290,26 +290,22 @@ class RunningHead(nn.Module):
         old = self.centres[: len(self.centres) - len(groups)]
         self.centres = torch.cat([old, new])
         task = Statistics(new, torch.tensor(len(deviations)), deviations.T @ deviations)
-        if self.averaged:
-            weight, bias = self._average(old, task)
-        else:
+        if not self.averaged:
             self.scatter, self.count = self.scatter + task.scatter, self.count + task.counts
             weight, bias = Statistics(self.centres, self.count, self.scatter).fit(densities=False)
+        else:
+            known, seen = len(old), len(self.centres)
+            if task.spread:
+                fresh = torch.linalg.inv(task.covariance(len(task.scatter)))
+                if bool(self.inverse.any()):
+                    apart = old.mean(0) - new.mean(0)
+                    rank_one = known * (seen - known) / seen**3 * torch.outer(apart, apart)
+                    fresh = known / seen * self.inverse + (seen - known) / seen * fresh + rank_one
+                self.inverse = fresh
+            weight = self.centres @ self.inverse if bool(self.inverse.any()) else self.centres
+            bias = -math.log(seen) - 0.5 * (weight * self.centres).sum(1)
         self.weight, self.bias = weight.to(self.weight), bias.to(self.bias)
 
     def forward(self, features: Tensor) -> Tensor:
         """(B, d) → (B, C) discriminant scores."""
         return (features.to(self.weight) @ self.weight.T + self.bias).to(features.dtype)
-
-    def _average(self, old: Tensor, task: Statistics) -> tuple[Tensor, Tensor]:
-        """Average the inverse covariance of a task into Ω; weight (C, d) and bias (C,) of all classes."""
-        known, seen = len(old), len(self.centres)
-        if task.spread:
-            fresh = torch.linalg.inv(task.covariance(len(task.scatter)))
-            if bool(self.inverse.any()):
-                apart = old.mean(0) - task.means.mean(0)
-                rank_one = known * (seen - known) / seen**3 * torch.outer(apart, apart)
-                fresh = known / seen * self.inverse + (seen - known) / seen * fresh + rank_one
-            self.inverse = fresh
-        weight = self.centres @ self.inverse if bool(self.inverse.any()) else self.centres
-        return weight, -math.log(seen) - 0.5 * (weight * self.centres).sum(1)

@@ -192,10 +192,9 @@ class Method(nn.Module, ABC):
 
     def learn(self, task: Task) -> None:
         """Learn a task: grow and `learn_task` for new classes, `learn_again` for a task without new classes."""
-        if task.names:
-            self.grow(task.names)
         self.train()
         if task.names:
+            self.grow(task.names)
             self.learn_task(task)
         else:
             self.learn_again(task)

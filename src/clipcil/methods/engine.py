@@ -133,20 +133,18 @@ class ENGINE(Method):
             self._known = read_descriptions(self.config.descriptions)
         require_pairs(self._known, self.names, self.config.descriptions)
         while len(self._described) < len(self.sizes):  # after a resume: those of earlier tasks, in the same batches
-            self._described.append(self.encode_task(self._known, len(self._described)))
+            task = len(self._described)
+            old, seen = sum(self.sizes[:task]), sum(self.sizes[: task + 1])
+            places = [(a, b) for a, b in product(range(seen), repeat=2) if max(a, b) >= old]
+            names = [(self.names[a], self.names[b]) for a, b in places]
+            vectors, owners = encode_descriptions(self.clip, self._known, names)
+            self._described.append((vectors, torch.tensor(places, device=vectors.device)[owners]))
         vectors, pairs = self._described[-1]
-        places, owners = torch.unique(pairs, dim=0, return_inverse=True)
-        self.pair_texts[places[:, 0], places[:, 1]] = average_by_owner(vectors, owners, len(places)).to(self.pair_texts)
+        unique, owners = torch.unique(pairs, dim=0, return_inverse=True)
+        self.pair_texts[unique[:, 0], unique[:, 1]] = average_by_owner(vectors, owners, len(unique)).to(self.pair_texts)
         every = normalize(torch.cat([vectors for vectors, _ in self._described]), dim=-1)
         subject = torch.cat([pairs[:, 0] for _, pairs in self._described])
         return [every[subject == label] for label in range(self.seen)]
-
-    def encode_task(self, known: Table, task: int) -> tuple[Tensor, Tensor]:
-        """Raw sentences (S, dim) of all pairs that a task brings, and the two classes (S, 2) of each."""
-        old, seen = sum(self.sizes[:task]), sum(self.sizes[: task + 1])
-        places = [(a, b) for a, b in product(range(seen), repeat=2) if max(a, b) >= old]
-        vectors, owners = encode_descriptions(self.clip, known, [(self.names[a], self.names[b]) for a, b in places])
-        return vectors, torch.tensor(places, device=vectors.device)[owners]
 
     @torch.no_grad()
     def noisy_views(self, pictures: Pictures) -> Tensor:

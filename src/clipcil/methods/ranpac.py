@@ -157,7 +157,7 @@ class RanPACAdapted(RanPAC):
     def learn_task(self, task: Task) -> None:
         if not self.old:
             self.adapt(task)
-        super().learn_task(task)
+        self.learn_again(task)
 
     def adapt(self, task: Task) -> None:
         """Adapt the tower by the cross-entropy of a cosine classifier with a learnt temperature."""

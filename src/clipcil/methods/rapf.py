@@ -102,7 +102,8 @@ class RAPF(Method):
         mean max(0, m − cos(A x, t_i) + cos(A x, t_j)) over draws x of old classes i with a new class j near them."""
         features, labels, how, old = pictures.features, pictures.labels, self.config.adapter, self.old
         steps = -(-len(pictures) // how.batch_size)
-        pairs = hard_pairs(self.texts, old, self.config.threshold)
+        apart = torch.cdist(self.texts[:old], self.texts[old:], compute_mode="donot_use_mm_for_euclid_dist")
+        pairs = torch.nonzero(apart < self.config.threshold).cpu() + torch.tensor([0, old])  # old, new: (P, 2)
         paired = pairs[:, 0].repeat_interleave(self.config.pair_each)  # the old class of every draw for a hard pair
         own, rival = (self.texts[column.to(self.texts.device)] for column in pairs.T)  # (P, dim) each
         wanted = round(self.config.replay_epoch / (steps * self.config.replay_each))
@@ -137,13 +138,6 @@ class RAPF(Method):
         if self.config.widen:
             samples = samples + widening(self.spreads[classes.to(self.spreads.device)], samples.shape[1])
         return samples
-
-
-def hard_pairs(texts: Tensor, old: int, threshold: float) -> Tensor:
-    """(P, 2) int64 on the host: every (old class, new class) with ‖t_i − t_j‖₂ < τ; texts (C, dim) of unit length."""
-    distances = torch.cdist(texts[:old], texts[old:], compute_mode="donot_use_mm_for_euclid_dist")
-    pairs = torch.nonzero(distances < threshold).cpu()
-    return pairs + torch.tensor([0, old])
 
 
 def spread(covariance: Tensor) -> Tensor:

@@ -6,7 +6,6 @@ Evidence is many finished runs in two parquet files, `runs.parquet` and `predict
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterable
 from functools import cached_property
 from pathlib import Path
@@ -17,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from clipcil.data.names import ANYTHING
 from clipcil.errors import UserError
 from clipcil.settings import Count, Text, typed
-from clipcil.storage import MissingFileError, read_json
+from clipcil.storage import MissingFileError, read_json, walk
 
 RUNS, PREDICTIONS = "runs.parquet", "predictions.parquet"
 AS_JSON = ("per_class", "drift", "config", "timing")
@@ -208,7 +207,7 @@ def find_runs(places: Iterable[Path]) -> list[RunRecord]:
         elif not place.is_dir():
             raise UserError(f"{place} is not a folder; name run folders, or the folder of a bench")
         else:
-            below = (Path(folder) for folder, _, files in os.walk(place) if "results.json" in files)
+            below = (folder for folder, files in walk(place) if "results.json" in files)
             runs = [read_run(folder) for folder in ([place] if (place / "results.json").is_file() else sorted(below))]
         if not runs:
             raise UserError(f"{place} holds no finished run (there is no results.json in it or below)")

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from clipcil.errors import UserError
 from clipcil.intervals import Interval
-from clipcil.report.answers import read_predictions
+from clipcil.report.answers import read_outcomes
 from clipcil.report.runs import RunRecord
 
 DRAWS = 2000
@@ -117,10 +117,10 @@ def students(freedom: int, draws: int) -> NDArray[np.float64]:
 def _measured(run: RunRecord) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.bool_]]:
     """Rows of the test pictures in rising order, the weight of each in A_B (1/(tasks · pictures of its task)), and
     whether it was right."""
-    found = sorted(read_predictions(run.folder), key=lambda each: each.row)
-    _, task, sizes = np.unique([each.task for each in found], return_inverse=True, return_counts=True)
-    weight = 1.0 / (len(sizes) * sizes[task])
-    return np.array([each.row for each in found]), weight, np.array([each.right for each in found])
+    tasks, rows, right = read_outcomes(run.folder)
+    order = np.argsort(rows, kind="stable")
+    _, task, sizes = np.unique(tasks[order], return_inverse=True, return_counts=True)
+    return rows[order], 1.0 / (len(sizes) * sizes[task]), right[order]
 
 
 def order_means(values: Sequence[tuple[str, float]]) -> list[float]:
