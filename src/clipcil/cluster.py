@@ -15,11 +15,9 @@ def need_ray() -> Any:
 
 
 def connect(address: str | None = None, **local: Any) -> Any:
-    """Connect to a Ray cluster, unless this process is connected already; returns the module `ray`.
+    """Connect to the Ray cluster at `address` (or `auto`), unless this process is connected; returns the module `ray`.
 
-    Args:
-        address: Address of the cluster, or `auto`. Without one a Ray is started here and ends with the process.
-        local: Options of `ray.init` for the Ray that is started here, such as num_cpus.
+    Without an address, Ray is started here with the options `local` of `ray.init`, and ends with the process.
     """
     ray = need_ray()
     if not ray.is_initialized():

@@ -67,10 +67,7 @@ def options(kind: type[T]) -> type[T]:
 def typed(value: Any, kind: Any, where: str = "") -> Any:
     """`value`, which JSON or TOML gave, as an instance of `kind`, without conversions between types.
 
-    Args:
-        value: The value.
-        kind: Any type that pydantic knows: scalars, lists, dataclasses, TypedDicts, models.
-        where: Name of the value in errors.
+    `kind` is any type that pydantic knows; `where` names the value in errors.
 
     Example:
         >>> typed([1, 2], list[Count])

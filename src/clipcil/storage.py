@@ -129,9 +129,15 @@ def _encoded(path: Path, text: Callable[[], str]) -> bytes:
         raise UserError(f"cannot write {path}: {error}") from error
 
 
-def open_log(path: Path) -> BinaryIO:
+@contextmanager
+def open_log(path: Path) -> Iterator[BinaryIO]:
     """Open a file for adding lines; it is created where it is missing. A link in its place is refused."""
-    return os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666), "ab+")
+    flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        with os.fdopen(os.open(path, flags, 0o666), "ab+") as file:
+            yield file
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {error.strerror or error}") from error
 
 
 def refuse_links(*paths: Path) -> None:

@@ -100,11 +100,12 @@ def write_model(folder: Path, state: ModelState, *, keep_previous: bool = False)
 def restore_previous(folder: Path) -> Facts:
     """Bring back the model before the last change; doing it again brings back what was undone. The caller
     holds the lock."""
-    facts = read_previous(folder)
-    if facts is None:
+    try:
+        facts = read_model(folder, PREVIOUS)
+    except MissingFileError as error:
         raise UserError(
             f"nothing can be undone: {folder} keeps no model before the first lesson, nor after a class was forgotten"
-        )
+        ) from error
     _read_weights(folder, facts)
     files = {MODEL: read_bytes(folder / PREVIOUS), PREVIOUS: read_bytes(folder / MODEL), CARD: _card(facts)}
     _replace(folder, files, keep_previous=True)
@@ -178,14 +179,6 @@ def read_model(folder: Path, name: str = MODEL) -> Facts:
         raise UserError(f"{path} {error}") from error
     except UserError as error:
         raise UserError(f"{path} is damaged ({str(error).removeprefix(f'{path} ')}); {RESTORE_ADVICE}") from error
-
-
-def read_previous(folder: Path) -> Facts | None:
-    """The model before the last change, if it was kept."""
-    try:
-        return read_model(folder, PREVIOUS)
-    except MissingFileError:
-        return None
 
 
 def _read_weights(folder: Path, facts: Facts) -> ModelState:

@@ -124,7 +124,7 @@ def _from_file(path: Path, name: str) -> CLIP:
     with torch.device("meta"):  # no time spent on random weights
         clip = CLIP(replace(config, text=text), tokenizer, preprocess, name)
     ours = {key.partition(".")[2]: key for key in clip.state_dict()}  # without "vision." or "text." before them
-    fill(clip, {ours.get(key, key): value for key, value in tensors.items()}, f"'{name}'")
+    set_weights(clip, {ours.get(key, key): value for key, value in tensors.items()}, f"'{name}'")
     clip.freeze()
     if preprocess.rest is not None:  # added after the fingerprint is made: that of the preprocessing covers the trunk
         clip.vision.start, clip.vision.inner = preprocess.rest, preprocess.rest.inner_sizes
@@ -141,7 +141,7 @@ def _preprocess(folder: Path, config: VisionConfig) -> Preprocess:
         return Preprocess(steps)
     with torch.device("meta"):
         steps, trunk = _read(folder / "trunk.json", lambda spec: (Steps.from_trunk(spec), Trunk(spec)))
-    fill(trunk, read_safetensors(folder / "trunk.safetensors"), str(folder / "trunk.safetensors"))
+    set_weights(trunk, read_safetensors(folder / "trunk.safetensors"), str(folder / "trunk.safetensors"))
     preprocess = Preprocess(steps, trunk.eval().requires_grad_(False))
     places = trunk.output_shape(steps.crop[0])[-1]
     if (trunk.channels, places) != (config.channels, side):
@@ -169,7 +169,7 @@ def _errors_name(source: object) -> Iterator[None]:
         raise UserError(f"{source} is damaged ({found}); copy it again") from error
 
 
-def fill(module: nn.Module, tensors: Mapping[str, Tensor], source: str) -> None:
+def set_weights(module: nn.Module, tensors: Mapping[str, Tensor], source: str) -> None:
     """Put `tensors`, which must be all of its own and finite, into `module` (on any device) as float32."""
     ready = {}
     for name, tensor in tensors.items():

@@ -45,9 +45,9 @@ class Tokenizer:
                 return cls(Backend.from_file(str(whole)), context, _fingerprint(whole))
             if vocab.is_file() and merges.is_file():
                 return cls(_openai_bpe(vocab, merges), context, _fingerprint(vocab, merges))
-        except UserError:
+        except (UserError, KeyboardInterrupt):
             raise
-        except Exception as error:  # the library raises bare Exception for a file it cannot read
+        except BaseException as error:  # the library raises bare Exception for a file it cannot read, or panics
             raise UserError(f"cannot read the tokenizer in {folder}: {first_line(error)}; copy it again") from error
         raise UserError(f"no tokenizer in {folder}: put {FILES} of the backbone there")
 

@@ -145,14 +145,12 @@ Opener = Callable[[Path | None, Any], Dataset]
 
 @dataclass(frozen=True)
 class Entry:
-    """A registered dataset."""
+    """A registered dataset; its fields are the arguments of `register`."""
 
     open: Opener
     summary: str
     needs: str
-    """The files it needs, in a few words."""
     options: type
-    """The frozen dataclass of its options, with a docstring under each field."""
 
 
 REGISTRY: dict[str, Entry] = {}

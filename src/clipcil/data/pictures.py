@@ -30,7 +30,7 @@ FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM", "JPEG2000", "AVIF
 """Allowed formats of picture files, whatever their ending. Not all that PIL can open: some start other programs."""
 MAX_PIXELS = 100_000_000
 """A picture that claims more pixels than this is refused before it is decoded (a decompression bomb)."""
-LARGE = 8_000_000
+LARGE_PICTURE = 8_000_000
 """Pixels above which a picture is decoded while no other such picture is."""
 STRIP = 2**20
 """Pixels converted at a time where a conversion needs many bytes for each."""
@@ -146,8 +146,8 @@ def decode(picture: Picture, called: str) -> Image.Image:
 def decode_and(picture: Picture, called: str, then: Callable[[Image.Image], T]) -> T:
     """`then(decode(picture, called))`, for a function that makes something small of the picture.
 
-    Pictures of more than `LARGE` pixels take turns until theirs is made, so that threads that decode at the same time
-    need the memory of one of them: up to 20 bytes per pixel (greys of 16 bits).
+    Pictures of more than `LARGE_PICTURE` pixels are decoded one at a time, until `then` is done, so that all threads
+    together need the memory of one: up to 20 bytes per pixel (greys of 16 bits).
     """
     with ExitStack() as turn:
         return then(_decode(picture, called, turn))
@@ -183,7 +183,7 @@ def _finish(image: Image.Image, called: str, turn: ExitStack) -> Image.Image:
     if pixels > MAX_PIXELS:
         size = f"{image.width}×{image.height}"
         raise BrokenPictureError(f"{called}: {size} pixels is too large to decode safely; make it smaller")
-    if pixels > LARGE:
+    if pixels > LARGE_PICTURE:
         turn.enter_context(_turn)
     image.load()
     with suppress(Exception):  # a damaged tag is no reason to refuse a whole picture

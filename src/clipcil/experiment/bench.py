@@ -63,16 +63,10 @@ def run_grid(
     tell: Callable[[str], None] = lambda line: None,
     make_display: Callable[[], Display] = Display,
 ) -> list[RunOutcome]:
-    """Do every run that is not done yet; a run that was stopped continues from its checkpoint.
+    """Do every run that is not done yet, and return how each of `planned` ended, in the same order.
 
-    Args:
-        planned: The runs; those with the same folder are one run.
-        grid: Its folder, where each run that ends adds a line to `results.jsonl`, and how runs are done.
-        tell: Called with a line for each run that ends.
-        make_display: Makes the display of a run, where runs are done in this process.
-
-    Returns:
-        How each of `planned` ended, in the same order.
+    A run that was stopped continues from its checkpoint. Each run that ends adds a line to `results.jsonl`, and `tell`
+    is called with a line for it. `make_display` makes the display of a run that is done in this process.
     """
     runs, known, log = distinct(planned), FinishedRuns(grid.kept), grid.out / RESULTS
     logged = {line.get("run") for line in read_log(log) if line.get("status") == "done"}
@@ -164,7 +158,7 @@ class FinishedRuns:
         return None if inputs(planned.spec, planned.config) else kept  # kept runs have no digests
 
     def state(self, planned: PlannedRun) -> str:
-        """How far a run is, in a word or two."""
+        """How far a run is, as a word for a table."""
         if planned.problem:
             return "cannot be run"
         if self.find(planned) is not None:
@@ -206,14 +200,11 @@ def _add_to_log(path: Path, outcome: RunOutcome) -> None:
     else:
         line |= {"tasks": result.tasks, **{key: getattr(result, key) for key in NUMBERS}}
         line |= {"seconds": round(result.seconds, 3), "after": result.after}
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with open_log(path) as file:
-            # A process killed while it wrote left half a line: do not lengthen it.
-            torn = file.seek(0, os.SEEK_END) and os.pread(file.fileno(), 1, file.tell() - 1) != b"\n"
-            file.write(b"\n" * bool(torn) + json.dumps(line).encode() + b"\n")
-    except OSError as error:
-        raise UserError(f"cannot write {path}: {error.strerror or error}") from error
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open_log(path) as file:
+        # A process killed while it wrote left half a line: do not lengthen it.
+        torn = file.seek(0, os.SEEK_END) and os.pread(file.fileno(), 1, file.tell() - 1) != b"\n"
+        file.write(b"\n" * bool(torn) + json.dumps(line).encode() + b"\n")
 
 
 def read_log(path: Path) -> list[dict[str, Any]]:
@@ -302,8 +293,7 @@ def in_processes(
 
 
 def _begin() -> None:
-    """A worker process begins: it leaves Ctrl-C, which all processes of a terminal receive, to its parent, and ends
-    with it."""
+    """Prepare a worker process: it ignores Ctrl-C, which its parent handles, and ends when its parent ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent = multiprocessing.parent_process()
     assert parent is not None

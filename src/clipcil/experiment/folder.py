@@ -133,8 +133,7 @@ class RunFolder:
             "threads": threads,
             "backbone": clip.pinned,
             "fingerprint": clip.fingerprint,
-            # Until this run has ended, the digests are those of the results that are there.
-            "inputs": self._inputs if before.inputs is None else before.inputs,
+            "inputs": before.inputs,  # those of the results that are there, until this run has ended
         }
         write_json(self.folder / "environment.json", self._environment)
         if before.threads not in (None, threads):
@@ -170,10 +169,7 @@ class RunFolder:
         timing = {"seconds": seconds, "peak_megabytes": peak_megabytes()}
         write_json(self.folder / "timing.json", {**timing, "finished": datetime.date.today().isoformat()})
         write_json(self.folder / "results.json", results.as_dict())  # its presence says that the run is complete
-        # Input files may have changed since the run began: before its first checkpoint, or in files that no checkpoint
-        # depends on. A file that is gone now was there when the run began.
-        self._environment["inputs"] = {**self._environment["inputs"], **self._inputs}
-        write_json(self.folder / "environment.json", self._environment)
+        write_json(self.folder / "environment.json", {**self._environment, "inputs": self._inputs})
 
 
 @contextmanager

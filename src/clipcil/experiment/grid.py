@@ -181,11 +181,9 @@ def _key(word: str) -> str:
 
 def has_setting(config: Any, key: str) -> bool:
     """Whether the dataclass instance has the (dotted) setting."""
-    for name in key.split("."):
-        if not dataclasses.is_dataclass(config) or name not in {field.name for field in dataclasses.fields(config)}:
-            return False
-        config = getattr(config, name)
-    return True
+    name, _, rest = key.partition(".")
+    known = dataclasses.is_dataclass(config) and name in {field.name for field in dataclasses.fields(config)}
+    return known and (not rest or has_setting(getattr(config, name), rest))
 
 
 def data_roots(words: Sequence[str], data: Iterable[str]) -> dict[str, Path | None]:

@@ -38,7 +38,7 @@ class Statistics(NamedTuple):
         return cls(means, counts, (apart.T @ apart).double())
 
     @property
-    def spread(self) -> bool:
+    def has_spread(self) -> bool:
         """Whether the scatter is more than rounding, which is all that copies of pictures have."""
         return float(self.scatter.trace()) > NO_SPREAD * float(self.means.square().sum())
 
@@ -50,7 +50,7 @@ class Statistics(NamedTuple):
         """
         identity = torch.eye(len(self.scatter)).to(self.scatter)
         ridge = float(self.scatter.trace()) / max(1.0, float(self.counts.sum()) - 1)
-        return (self.scatter + ridge * identity) / divisor if self.spread else identity
+        return (self.scatter + ridge * identity) / divisor if self.has_spread else identity
 
     def fit(self, densities: bool = True) -> tuple[Tensor, Tensor]:
         """Linear discriminant analysis with equal priors.
@@ -69,7 +69,7 @@ class Statistics(NamedTuple):
         count, dim = float(self.counts.sum()), len(self.scatter)
         weight = torch.cholesky_solve(self.means.T, torch.linalg.cholesky(self.covariance(dim))).T
         bias = -0.5 * (weight * self.means).sum(1)
-        factor = count / dim if densities and self.spread else 1.0
+        factor = count / dim if densities and self.has_spread else 1.0
         return (weight - weight.mean(0)) * factor, (bias - bias.mean()) * factor
 
     @torch.no_grad()
@@ -295,7 +295,7 @@ class RunningHead(nn.Module):
             weight, bias = Statistics(self.centres, self.count, self.scatter).fit(densities=False)
         else:
             known, seen = len(old), len(self.centres)
-            if task.spread:
+            if task.has_spread:
                 fresh = torch.linalg.inv(task.covariance(len(task.scatter)))
                 if bool(self.inverse.any()):
                     apart = old.mean(0) - new.mean(0)

@@ -29,10 +29,6 @@ class Budget:
         """m: pictures of each class when `classes` have been seen; ⌊total / classes⌋ where the total is fixed."""
         return self.pictures if self.per == "class" else self.pictures // max(1, classes)
 
-    def in_all(self, classes: int) -> int:
-        """The most pictures there may be when `classes` have been seen."""
-        return self.pictures * classes if self.per == "class" else self.pictures
-
 
 class ExemplarMemory(SizedByState):
     """Features of the pictures kept, class after class, each class in the order in which herding chose them.

@@ -190,7 +190,7 @@ class GaussianMemory(SizedByState):
             self.origin_means = self.rows = self.offsets = self.rows.new_zeros(0, dim)
             self.matrices = self.matrices.new_zeros(0, dim, dim)
         neighbours = self._level_of_neighbours(summaries)
-        shapes = [(s.shrinkage, s.shrinkage * s.level) if s.spread else (1.0, neighbours) for s in summaries]
+        shapes = [(s.shrinkage, s.shrinkage * s.level) if s.has_spread else (1.0, neighbours) for s in summaries]
         same = (task, len(self.matrices))
         numbers = [
             [float(rho), float(noise), len(s.rows), s.count, *same]
@@ -209,7 +209,7 @@ class GaussianMemory(SizedByState):
 
     def _level_of_neighbours(self, summaries: Sequence[Summary]) -> Tensor:
         """Average variance per dimension: of the new classes, else of the stored ones, else the floor."""
-        levels = [summary.level for summary in summaries if summary.spread]
+        levels = [summary.level for summary in summaries if summary.has_spread]
         if levels:
             return torch.stack(levels).mean()
         owner = torch.arange(len(self), device=self.rows.device).repeat_interleave(self.ranks)

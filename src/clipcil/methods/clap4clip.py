@@ -202,8 +202,8 @@ class CLAP4CLIP(Method):
         texts = torch.split(self.sentences.mean(1), self.sizes)
         for text, (adapter, part), spread in list(zip(texts, self.by_task(hidden), spreads, strict=True))[first:]:
             mean = adapter.mean(part)
-            kl = 0.5 * (spread.square() + mean.square() - 1 - 2 * spread.log()).sum(-1).mean()  # to N(0, I)
             language = language_loss(text, mean, spread, self.config.samples)
+            kl = 0.5 * (spread.square() + mean.square() - 1 - 2 * spread.log()).sum(-1).mean()  # to N(0, I)
             value = value + self.config.kl * kl + self.config.language * language
         return value
 

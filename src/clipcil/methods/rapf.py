@@ -85,7 +85,7 @@ class RAPF(Method):
         with self.trainer.phase("statistics"), torch.no_grad():
             self.memory.add(self.by_new_class(task.pictures.features.double(), task.pictures.labels))
             for label in self.new_labels:
-                self.spreads[label] = spread(self.memory.moments(label)[1])
+                self.spreads[label] = average_entries(self.memory.moments(label)[1])
         if self.old:
             with self.trainer.phase("fusion"), torch.no_grad():
                 self.adapter.weight.copy_(fuse(before, self.adapter.weight, self.config.fusion))
@@ -140,7 +140,7 @@ class RAPF(Method):
         return samples
 
 
-def spread(covariance: Tensor) -> Tensor:
+def average_entries(covariance: Tensor) -> Tensor:
     """(2,): mean of the diagonal, and of all other entries, of a covariance (d, d)."""
     dim, trace = len(covariance), covariance.trace()
     return torch.stack([trace / dim, (covariance.sum() - trace) / max(1, dim * (dim - 1))])

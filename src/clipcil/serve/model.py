@@ -13,7 +13,7 @@ from typing import Any
 from fastapi import HTTPException
 
 from clipcil.classifier.classifier import Classifier
-from clipcil.classifier.folder import read_previous, restore_previous
+from clipcil.classifier.folder import PREVIOUS, read_model, restore_previous
 from clipcil.classifier.lesson import LessonStoppedError
 from clipcil.classifier.load import load, load_or_new
 from clipcil.classifier.predict import Prediction
@@ -27,7 +27,6 @@ MOST_CLASSES = 100
 """Classes named for one picture."""
 MOST_PAIRS = 20
 """Confused pairs of classes in the result of a lesson, the most frequent first."""
-
 
 Job = tuple[bytes, "asyncio.Future[Prediction]"]
 
@@ -85,7 +84,7 @@ class ServedModel:
     def previous(self) -> Facts | None:
         """The model before the last change, if it is kept and undamaged."""
         try:
-            return read_previous(self.folder)
+            return read_model(self.folder, PREVIOUS)
         except UserError:
             return None
 
@@ -126,17 +125,14 @@ class Predictor:
         """Answer the pictures that have waited longest."""
         jobs = [self._waiting.popleft() for _ in range(min(len(self._waiting), self._limits.batch))]
         try:
-            found = await asyncio.to_thread(self._score, [picture for picture, _ in jobs])
+            scored = self._served.need().predict_stream((picture for picture, _ in jobs), MOST_CLASSES)
+            found = await asyncio.to_thread(lambda: [prediction for _, prediction in scored])
         except Exception as error:
             for _, answer in jobs:
                 answer.set_exception(error)
         else:
             for (_, answer), prediction in zip(jobs, found, strict=True):
                 answer.set_result(prediction)
-
-    def _score(self, pictures: list[bytes]) -> list[Prediction]:
-        found = self._served.need().predict_stream(pictures, MOST_CLASSES)
-        return [prediction for _, prediction in found]
 
 
 class Lessons:
