@@ -337,7 +337,7 @@ class Experiment:
             order = class_order(spec.order, dataset.classes)
             tasks = None if spec.tasks == TASKS else spec.tasks  # the default adapts to fewer classes
             sizes = task_sizes(len(order), tasks, spec.increment, spec.base)
-            self._stream = TaskStream(dataset, reader, order, sizes)
+            self._stream = TaskStream(dataset, reader, order, sizes, joint=self._kind.bound == "upper")
         reader.on_progress = self.display.progress
         self._method = method
 
