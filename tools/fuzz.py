@@ -3,18 +3,18 @@
     pip install '.[fuzz]'
     python tools/fuzz.py pictures --seconds 600
 
-A reader must accept an input or refuse it with a `UserError`; the server must answer with a status below 500. Any other
-exception, 30 seconds or 3 GB for one input end the search, which leaves the input as `crash-…` in the folder for new
-inputs. Copied to `tests/fuzz/TARGET/`, where the search starts, it is read by every run of the tests.
+A reader must accept an input or refuse it with a `UserError`; the server must answer with a status below 500. Anything
+else, 30 seconds or 3 GB for one input end the search, which leaves the input as `crash-…` in the folder that it names.
+Copied to `tests/fuzz/TARGET/`, where the search starts, it is read by every run of the tests.
 """
 
 import argparse
 import asyncio
+import atexit
 import hashlib
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -86,15 +86,14 @@ def server() -> Any:
     from clipcil.serve.staging import Staging
 
     folder = Path(tempfile.mkdtemp(prefix="clipcil-fuzz-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
     limits = Limits(waiting_pictures=2)
     staging = Staging(folder, limits)
     served = ServedModel(folder / "model", "simplecil", None, "cpu", staging)
     return build_app(Service(served, staging, limits), 0, None)
 
 
-TARGETS: dict[str, Callable[[bytes, Path], None]] = {
-    each.__name__: each for each in (pictures, model, tokenizer, tensors, multipart)
-}
+TARGETS = {each.__name__: each for each in (pictures, model, tokenizer, tensors, multipart)}
 
 
 def read(target: str, data: bytes) -> None:

@@ -101,21 +101,6 @@ def test_probabilities_that_would_be_zero_are_left_out(capsys: Capture) -> None:
     assert capsys.readouterr().out == "a.png: cat 97%, lynx 3%\nb.png: cat 0%\n"
 
 
-@pytest.mark.parametrize(
-    ("method", "kept", "told"),
-    [
-        ("simplecil", (0, 0), "no picture; keeps class means"),
-        ("dmc", (0, 0), "no picture; keeps class Gaussians"),
-        ("dmc", (2, 1), "1 small picture"),
-        ("zero-shot", (0, 0), "no picture and no features"),
-        ("l2p", (3, 0), "features of 3 pictures"),
-    ],
-)
-def test_it_is_said_what_a_model_gives_away(method: str, kept: tuple[int, int], told: str) -> None:
-    counts = {"exemplars_kept": 0, "features_kept": kept[0], "pictures_kept": kept[1]}
-    assert told in text.kept({"method": method, **counts})
-
-
 def test_one_class_and_a_folder_with_a_dot_and_a_blank(
     capsys: Capture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -129,7 +129,7 @@ def read_part(part: Part) -> Iterator[tuple[str, Any]]:
                 elif isinstance(value, dict):
                     yield str(value.get("path") or name), value["bytes"] or b""
                 else:
-                    yield name, value or b""  # a row without a picture gets its line, as one that cannot be read
+                    yield name, value or b""  # a row without a picture becomes an answer with an error
                 row += 1
 
 

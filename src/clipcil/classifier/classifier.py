@@ -302,7 +302,7 @@ class Classifier:
     def undo(self) -> None:
         """Undo the last change: a lesson, a forgotten class or a new name. Only one change can be undone."""
         if self._previous is None:
-            raise UserError("there is no change to take back; the model before the last change is kept until the next")
+            raise UserError("there is no change to undo; only the last change can be undone, and only once")
         self.learner.restore(self._previous)
         self._previous = None
 

@@ -46,10 +46,10 @@ It distinguishes only these classes. It was not evaluated for use on people, or 
 
 @contextmanager
 def hold_model(folder: Path) -> Iterator[None]:
-    """Hold the folder of a model, or one that is to become one, for one writer.
+    """Lock the folder of a model, existing or new, for one writer.
 
-    A folder that holds other things and no model is refused untouched. In the folder of a model, what a killed process
-    left behind is deleted: half-written files, and weights that no model names.
+    A folder that holds other things and no model is refused untouched. Half-written files, and weights that no model
+    names, are deleted: a killed process left them.
     """
     refuse_other_folders(folder)
     with run_lock(folder):

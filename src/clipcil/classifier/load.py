@@ -1,4 +1,4 @@
-"""Loading a model from its folder, and what can be told of it without its backbone."""
+"""Loading a model from its folder, and a summary of it that needs no backbone."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -75,7 +75,7 @@ def load(
 
 
 def _check(model: Classifier, folder: Path) -> None:
-    """Weights that load may still be wrong: check that a picture gets finite scores and a finite novelty."""
+    """Refuse weights that can be loaded but do not give a picture finite scores and a finite novelty."""
     method, fault = model.learner.method, ""
     try:
         pixels = torch.zeros(1, *method.clip.preprocess.shape, device=method.device)

@@ -1,6 +1,6 @@
 """Sources of training pictures: a folder of class folders, a mapping of names to pictures, or a dataset.
 
-Folders whose class folders are at the wrong level are refused, with what was probably meant.
+A folder whose class folders are at the wrong level is refused, with a guess at what was meant.
 """
 
 import os

@@ -10,7 +10,7 @@ from torch import Tensor
 
 import clipcil
 from clipcil.classifier.scoring import Calibration
-from clipcil.data.names import check_template, need_text, same_name
+from clipcil.data.names import Template, need_text, same_name
 from clipcil.errors import UserError, nearest
 from clipcil.settings import Count, Text, typed
 
@@ -29,7 +29,6 @@ class KnownClass:
     """A class the model knows."""
 
     name: Name
-    """Its name."""
     text: Name
     """The name it was taught under: the text inside its prompt. Renaming changes `name` alone, so no score moves."""
     learnt: Day
@@ -83,7 +82,7 @@ class Facts:
     fingerprint: Text = ""
     """Of the backbone's weights and of its preprocessing."""
     seed: Annotated[int, Field(ge=0, le=2**63 - 1)]
-    templates: Annotated[tuple[Text, ...], Field(min_length=1, max_length=1000)]
+    templates: Annotated[tuple[Template, ...], Field(min_length=1, max_length=1000)]
     lessons: Annotated[int, Field(ge=0, le=1_000_000)] = 0
     """How often it was taught; the seed of a lesson follows from it."""
     sizes: list[Annotated[int, Field(ge=1, le=1_000_000)]] = field(default_factory=list)
@@ -145,8 +144,6 @@ def parse_facts(table: dict[str, Any]) -> Facts:
         raise UserError(f"'sizes' count {sum(facts.sizes)} classes, but there are {len(facts.known)}")
     if not WEIGHTS.fullmatch(facts.weights):
         raise UserError(f"'weights' is '{facts.weights[:60]}', which is not the name of a weights file")
-    for template in facts.templates:
-        check_template(template)
     return facts
 
 

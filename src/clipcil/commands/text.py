@@ -29,15 +29,6 @@ SMALLEST = 0.005
 """Probabilities below this would be printed as 0 %; only the likeliest class is named all the same."""
 STAGES = {"preprocess": "reading pictures", "encode": "encoding pictures", "check": "checking pictures"}
 """Labels of stages on the progress bar."""
-CLOSING = {
-    "forget": ("{model} has forgotten '{name}'",),
-    "rename": ("'{old}' of {model} is called '{new}' now",),
-    "undo": ("{model} is again as it was after {lessons}: it knows {classes}",),
-    "export": ("written: {file}, classes.json beside it",),
-    "report": ("{page}: the model in {model}",),
-    "predict": ("{pictures} pictures in {parts} parts, {errors} cannot be read", "answers in {out}"),
-}
-"""The last lines of commands about models."""
 
 
 def say(*lines: str) -> None:
@@ -47,11 +38,6 @@ def say(*lines: str) -> None:
             width = max(20, shutil.get_terminal_size().columns)
             line = textwrap.fill(line, width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
         print(line, flush=True)
-
-
-def done(command: str, **values: object) -> None:
-    """Print the last lines of a command."""
-    say(*(line.format(**values) for line in CLOSING[command]))
 
 
 def print_table(
@@ -203,12 +189,12 @@ def test_table(found: Evaluation) -> dict[str, Any]:
         "confused": [vars(one) for one in found.confused],
         "mistakes": [
             {
-                "picture": str(each.picture),
-                "true": each.true,
-                "guess": each.guess,
-                "probability": round(each.probability, 6),
+                "picture": str(one.picture),
+                "true": one.true,
+                "guess": one.guess,
+                "probability": round(one.probability, 6),
             }
-            for each in found.mistakes
+            for one in found.mistakes
         ],
     }
 

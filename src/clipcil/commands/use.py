@@ -94,7 +94,8 @@ def predict(
                 backbone=backbone,
                 on_progress=on_progress,
             )
-        text.done("predict", **counts, out=out)
+        told = "{pictures} pictures in {parts} parts, {errors} cannot be read".format(**counts)
+        text.say(told, f"answers in {out}")
         return
     _refuse(with_ray, "is for --on ray")
     if json and csv:
@@ -238,4 +239,4 @@ def export(
 
     folder = out if out is not None else model.resolve().with_name(f"{model.resolve().name}-export")
     classifier = load(model, backbone=backbone, allow_download=allow_download)
-    text.done("export", file=write(classifier, folder, format))
+    text.say(f"written: {write(classifier, folder, format)}, classes.json beside it")

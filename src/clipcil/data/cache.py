@@ -29,9 +29,9 @@ CHECKSUM = 4
 
 
 def pixels_key(preprocess: Preprocess) -> str:
-    """What preprocessed pixels depend on beside the picture: the preprocessing, and the version of Pillow.
+    """The part of a cache key that names the preprocessing and the version of Pillow.
 
-    Its releases update the libraries that decode JPEG, WebP and AVIF, whose pixels may then differ.
+    Releases of Pillow update the libraries that decode JPEG, WebP and AVIF, whose pixels may then differ.
     """
     return f"{preprocess.key}-pillow{PIL.__version__}"
 

@@ -44,7 +44,7 @@ _in_memory = tuple(threading.Lock() for _ in range(64))
 """Locks for pictures in memory, shared out by `id`. A caller may give one `Image` several times, and PIL loads its
 pixels and its EXIF tags when they are first asked for: two threads that do so at once get a broken picture."""
 
-# PIL warns about harmless metadata; what matters raises. Once for all: filters cannot be set within a thread.
+# PIL warns about harmless metadata; real damage raises. Set once, here: filters cannot be set within a thread.
 warnings.filterwarnings("ignore", module=r"PIL\.")
 
 
@@ -288,8 +288,7 @@ def contents(image: Image.Image) -> bytes:
 def identity_of_files(paths: Sequence[Path], root: Path | None = None) -> str:
     """Fingerprint of a list of files by place, size and time of change; no file is read.
 
-    The folder itself is part of it: archives made on purpose to be reproducible give all files one time of change, and
-    two folders of such pictures must not be confused.
+    The folder is part of it: reproducible archives give all files the same time, and two such folders must differ.
     """
     digest = hashlib.sha256()
     base = root.resolve() if root is not None else None

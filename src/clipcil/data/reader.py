@@ -27,7 +27,7 @@ from clipcil.errors import UserError
 from clipcil.tensor_store import TensorStore, content_key
 
 MOST_FEATURE_BYTES = 2 * 2**30
-"""Bytes of features that runs share in memory; larger ones are dropped before the next run."""
+"""Maximum bytes of features that runs share in memory; above it all are dropped before the next run."""
 TOWER_BATCH = 128
 """Pictures per tower pass. Always whole blocks at fixed places, so that features have the same bits however and
 whenever they are asked for (a resumed run asks in another order than the run it continues)."""

@@ -1,4 +1,4 @@
-"""Doing the runs of a grid: finished runs are reused, stopped ones continued, and a failed one stops nothing.
+"""Run a grid: finished runs are reused, stopped runs are continued, and the others go on when a run fails.
 
 Runs are done in this process, in several processes of this machine, or as tasks of a Ray cluster.
 """
@@ -33,7 +33,7 @@ from clipcil.experiment.spec import Grid
 from clipcil.report.compare import Group, Line, group_runs
 from clipcil.report.runs import NUMBERS, RunRecord, find_runs
 from clipcil.settings import typed
-from clipcil.storage import InUseError, MissingFileError, open_log, parse_json, read_bytes, write_text
+from clipcil.storage import InUseError, MissingFileError, need_writable, open_log, parse_json, read_bytes, write_text
 from clipcil.tensor_store import STAGES_GIB, TensorStore
 from clipcil.training.cpu import prepare_process
 
@@ -70,6 +70,7 @@ def run_grid(
     """
     runs, known, log = distinct(planned), FinishedRuns(grid.kept), grid.out / RESULTS
     logged = {line.get("run") for line in read_log(log) if line.get("status") == "done"}
+    need_writable(log)
     outcomes: dict[Path, RunOutcome] = {}
 
     def end(run: PlannedRun, error: str, result: RunRecord | None, state: str = "done") -> None:
@@ -200,7 +201,6 @@ def _add_to_log(path: Path, outcome: RunOutcome) -> None:
     else:
         line |= {"tasks": result.tasks, **{key: getattr(result, key) for key in NUMBERS}}
         line |= {"seconds": round(result.seconds, 3), "after": result.after}
-    path.parent.mkdir(parents=True, exist_ok=True)
     with open_log(path) as file:
         # A process killed while it wrote left half a line: do not lengthen it.
         torn = file.seek(0, os.SEEK_END) and os.pread(file.fileno(), 1, file.tell() - 1) != b"\n"
@@ -311,7 +311,6 @@ def on_ray(todo: Sequence[PlannedRun], grid: Grid) -> Generator[tuple[PlannedRun
         return
     begun = need_ray().is_initialized()
     ray = connect(grid.address)
-    grid.out.mkdir(parents=True, exist_ok=True)
     mark = grid.out.absolute() / f".shared-{uuid.uuid4().hex}"
     mark.touch()
     waiting: dict[Any, PlannedRun] = {}

@@ -211,7 +211,7 @@ class Experiment:
 
     def __iter__(self) -> Iterator[Task]:
         """The tasks that are not learnt yet. A task's pictures cannot be read once the next task is asked for."""
-        self._check_whole()
+        self._check_uninterrupted()
 
         def hand_out() -> Iterator[Task]:
             for task in self.stream.tasks(len(self.method.sizes)):
@@ -236,7 +236,7 @@ class Experiment:
         Raises:
             UserError: It is not the next task, or it has ended, or it is of another experiment.
         """
-        self._check_whole()
+        self._check_uninterrupted()
         method = self.method
         learnt = len(method.sizes)
         if task.index != learnt:
@@ -262,7 +262,7 @@ class Experiment:
         Raises:
             UserError: Nothing is learnt yet, or learning was interrupted.
         """
-        self._check_whole()
+        self._check_uninterrupted()
         method, newest = self.method, len(self.method.sizes) - 1
         if newest < 0:
             raise UserError("no task is learnt yet; learn one before evaluating")
@@ -305,7 +305,7 @@ class Experiment:
         stream = self.stream
         return Results(self.table, stream.names, stream.sizes, list(self.records), list(self.drift), notes)
 
-    def _check_whole(self) -> None:
+    def _check_uninterrupted(self) -> None:
         if self._interrupted is not None:
             raise UserError(
                 f"learning task {self._interrupted + 1} was interrupted, so its state is incomplete;"

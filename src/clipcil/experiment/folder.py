@@ -110,11 +110,11 @@ class RunFolder:
                 progress: Progress = typed(facts, Progress, "checkpoint")
                 if difference := first_difference(progress.belongs, self._identity):
                     raise UserError(
-                        f"{path} belongs to another run ({difference}); put the right file back or start anew"
+                        f"{path} belongs to another run ({difference}); put the right file back or start a new run"
                     )
                 tasks = progress.tasks
                 if not int(key.removeprefix("task-")) == tasks == len(progress.records) == len(progress.drift):
-                    raise UserError(f"{path} is not the checkpoint after task {tasks}; start anew")
+                    raise UserError(f"{path} is not the checkpoint after task {tasks}; start a new run")
                 return tensors, progress
         return None
 
@@ -201,7 +201,7 @@ def restore(experiment: Experiment, tensors: dict[str, Tensor], progress: Progre
         try:
             set_random_state(tensors)
         except (RuntimeError, LookupError, TypeError) as error:
-            raise UserError(f"the checkpoint after task {progress.tasks} has no random state; start anew") from error
+            raise UserError(f"the checkpoint of task {progress.tasks} has no random state; start a new run") from error
     experiment.records, experiment.drift, experiment.timer.seconds = progress.records, progress.drift, progress.seconds
 
 

@@ -191,7 +191,7 @@ class LiveDisplay(PlainDisplay):
 
     def show(self, what: str, done: int, total: int) -> None:
         if not done:
-            self._bars.reset(self._bar)  # its time begins anew
+            self._bars.reset(self._bar)  # the time shown starts again at 0
         self._bars.update(self._bar, description=what, completed=done, total=total or None)
 
     def row(self, results: Results, seconds: float) -> None:

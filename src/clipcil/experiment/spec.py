@@ -208,7 +208,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     table = read_toml(path)
     for part in ("run", "method"):
         if not isinstance(table.get(part), dict):
-            raise UserError(f"{path} is damaged: it has no table [{part}]; put the right one back or start anew")
+            raise UserError(f"{path} is damaged: it has no table [{part}]; put the right one back or start a new run")
     for key, called, known in (("data", "dataset", datasets()), ("method", "method", methods())):
         if isinstance(name := table["run"].get(key), str) and name not in known:
             raise UserError(

@@ -249,8 +249,8 @@ class RunningHead(nn.Module):
         w_c = Ω μ_c,   b_c = log(1/C) − ½ μ_cᵀ Ω μ_c
 
     k classes before the task and C with it; m and m_new the means of their class means; S the scatter of the task's n
-    pictures. Its scores are not centred, so they are float64. A task without spread leaves Ω as it is, which is ours; Ω
-    is the identity for the scores until there is some spread.
+    pictures. Its scores are not centred, so they are float64. Ours: a task without spread does not change Ω, and until
+    the first task with spread the scores take the identity for Ω.
 
     Args:
         dim: d.

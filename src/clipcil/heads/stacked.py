@@ -88,7 +88,7 @@ def fit_ridge(
 
 
 def mix(scores: Sequence[Tensor], labels: Tensor) -> Tensor:
-    """(G,) weights ≥ 0 of G tables of left-out scores (R, C): those whose sum makes the labels likeliest.
+    """Weights (G,) ≥ 0 of G tables of left-out scores (R, C) whose weighted sum makes the labels likeliest.
 
     Stacked generalisation (Wolpert 1992; Breiman 1996). The cross-entropy is convex in the weights; they are also the
     temperature, so the mixed logits can be read as probabilities. A head that does not help gets a weight near zero.
@@ -129,8 +129,10 @@ def class_sums(rows: Tensor, labels: Tensor, classes: int) -> Tensor:
 
 
 def likeliest(left_out: Callable[[float], Tensor], choices: Sequence[float], labels: Tensor) -> tuple[float, Tensor]:
-    """The choice whose left-out scores (R, C), at their best temperature, make the labels (R,) likeliest; and these
-    scores. Without any label the middle choice is taken."""
+    """The choice whose scores (R, C), at their best temperature, make the labels (R,) likeliest, and its scores.
+
+    Without labels it is the middle choice.
+    """
     if not len(labels):
         middle = choices[len(choices) // 2]
         return middle, left_out(middle)

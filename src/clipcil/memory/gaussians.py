@@ -76,13 +76,9 @@ class GaussianMemory(SizedByState):
         matrix, offset = map.matrix.to(self.matrices), map.offset.to(self.offsets)
         if not len(self):
             return
-        old = len(self.matrices)
-        total = old + bool((self.space_of == old).any())
-        matrices = matrix.new_empty(total, *matrix.shape)
-        torch.matmul(matrix, self.matrices, out=matrices[:old])
-        matrices[old:] = matrix
-        self.offsets = torch.cat([self.offsets @ matrix.T + offset, offset.expand(total - old, -1)])
-        self.matrices = matrices
+        new = int((self.space_of == len(self.matrices)).any())  # 0 or 1: whether the current space has classes
+        self.offsets = torch.cat([self.offsets @ matrix.T + offset, offset.expand(new, -1)])
+        self.matrices = torch.cat([matrix @ self.matrices, matrix.expand(new, -1, -1)])
         self._sampler = None
 
     @torch.no_grad()
@@ -118,10 +114,12 @@ class GaussianMemory(SizedByState):
         """Mean (d,) and dense covariance (d, d) of a class in the current space, float64."""
         summary = self._transported(index)
         cov = (1 - self.shrinkages[index]) * (summary.rows.T @ summary.rows)
-        space, isotropic = int(self.space_of[index]), torch.eye(len(cov)).to(cov)
-        if space < len(self.matrices):
-            isotropic = self.matrices[space] @ self.matrices[space].T
-        return summary.mean.clone(), cov + self.noises[index] * isotropic
+        space = int(self.space_of[index])
+        if space == len(self.matrices):
+            cov.diagonal().add_(self.noises[index])
+            return summary.mean.clone(), cov
+        matrix = self.matrices[space]
+        return summary.mean, cov + self.noises[index] * (matrix @ matrix.T)
 
     @torch.no_grad()
     def means(self) -> Tensor:

@@ -62,7 +62,7 @@ class FeatureRows(SizedByState):
     """Up to `limit` features of each class, every one a few unit vectors of `sizes` numbers side by side.
 
     A vector is kept as int8 codes and the length of one step: x ≈ step · code, step = max|x|/127. A class with more
-    than `limit` pictures keeps those whose codes have the lowest hashes, which is a uniform sample that does not depend
+    than `limit` pictures keeps the pictures whose codes have the lowest hashes: a uniform sample that does not depend
     on the order of arrival. So the memory is a function of the set of pictures alone: learning them in two lessons
     leaves the same bits as learning them at once, and a class that is removed leaves no trace.
     """

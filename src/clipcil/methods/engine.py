@@ -39,7 +39,7 @@ NOISY_BLOCK = 128
 
 @options
 class ENGINEConfig:
-    """The defaults are those of the authors' code for CIFAR-100."""
+    """Defaults: the authors' code for CIFAR-100."""
 
     adapters: Training = Training(
         epochs=10, lr=0.05, batch_size=64, optimizer="sgd", weight_decay=0.05, schedule="cosine-epoch"
@@ -132,7 +132,7 @@ class ENGINE(Method):
         if self._known is None:  # read once: the file may be moved while a run goes on
             self._known = read_descriptions(self.config.descriptions)
         require_pairs(self._known, self.names, self.config.descriptions)
-        while len(self._described) < len(self.sizes):  # after a resume: those of earlier tasks, in the same batches
+        while len(self._described) < len(self.sizes):  # after a resume: earlier tasks too, in the same batches
             task = len(self._described)
             old, seen = sum(self.sizes[:task]), sum(self.sizes[: task + 1])
             places = [(a, b) for a, b in product(range(seen), repeat=2) if max(a, b) >= old]
@@ -174,7 +174,7 @@ class ENGINE(Method):
             texts = normalize(text(self.sentences[:, 0]), dim=-1)  # (C, dim)
             targets = torch.cat([labels[rows], replayed])
             value = clip_loss(scale * adapted @ texts.T, targets)
-            if len(pool) and self.config.text_weight:  # a description for each target, those of replayed classes too
+            if len(pool) and self.config.text_weight:  # a description for each target, replayed classes too
                 drawn = (torch.rand(len(targets), device=device) * sizes[targets]).long() + starts[targets]
                 value = value + self.config.text_weight * info_nce(texts[targets], pool[drawn])
             if views is not None:

@@ -36,7 +36,7 @@ IN_CACHE = 2**17
 
 @options
 class PROOFConfig:
-    """The authors' values for CIFAR-100; those for other datasets are in the presets."""
+    """Defaults: the authors' values for CIFAR-100. Values for other datasets are in the presets."""
 
     train: Training = Training(
         epochs=5, lr=1e-3, batch_size=64, optimizer="sgd", weight_decay=0.05, schedule="cosine-epoch"

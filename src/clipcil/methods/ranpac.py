@@ -115,11 +115,11 @@ class RanPAC(Method):
         return torch.relu(pooled @ self.directions)
 
     def choose_penalty(self, features: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Choose λ by the squared error on a held-out part of this task, fitted to its other part only.
+        """Choose λ by the squared error on a held-out part of this task, fitted to the rest of the task.
 
-        Also returned is the factor that makes the labels of the held-out part likeliest, which is ours: the paper has
-        no probabilities. A picture is held out only if its class has another one to fit to; otherwise the largest λ
-        would always win. Where no picture can be held out, both stay as they are.
+        The second number is ours, because the paper has no probabilities: the factor of the scores that makes the
+        labels of the held-out part likeliest. A picture is held out only if its class has another one to fit to, or the
+        largest λ would always win. Where no picture can be held out, λ and factor do not change.
 
         One eigenvalue problem serves all λ: of the pictures' inner products K = ΦΦᵀ = U diag(e) Uᵀ, because
         Φ'(ΦᵀΦ + λ I)⁻¹Φᵀ Y = Φ'Φᵀ U (UᵀY / (e + λ)).

@@ -30,7 +30,7 @@ from clipcil.training.trainer import Training
 
 @options
 class RAPFConfig:
-    """The defaults are those of the authors' code for CIFAR-100 (β = 2)."""
+    """Defaults: the authors' code for CIFAR-100 (β = 2)."""
 
     adapter: Training = Training(
         epochs=15, lr=1e-3, batch_size=100, optimizer="adam", weight_decay=0, schedule="multistep", milestones=(4, 10)
@@ -111,7 +111,7 @@ class RAPF(Method):
         drawn: list[tuple[Tensor, Tensor]] = []
 
         def draw() -> None:
-            """What is replayed in one epoch: drawn at once, which is faster than step by step."""
+            """Draw the replayed features of an epoch at once, which is faster than step by step."""
             if old:
                 turns = torch.randperm(old)[torch.arange(steps * each_step) % old].view(steps, each_step)
                 classes = turns.repeat_interleave(self.config.replay_each, dim=1)  # (steps, R)

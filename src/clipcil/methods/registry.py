@@ -1,4 +1,4 @@
-"""The registry of methods: those in this folder, and those of other installed packages."""
+"""The registry of methods: the files of this folder, and plugins from other installed packages."""
 
 import importlib
 import pkgutil

@@ -80,7 +80,7 @@ def serve_model(
         page += f"/?token={token}" if token else ""
         print(f"{printable(folder)} is served at {page} (Ctrl-C ends it)", flush=True)
         if token:
-            print("others can reach this server: with the address and its token they can teach and use it", flush=True)
+            print("whoever has this address with its token can teach and use the model", flush=True)
         if open_page:
             threading.Timer(0.5, webbrowser.open, [page]).start()
         try:
@@ -115,7 +115,7 @@ def build_app(service: Service, port: int, token: str | None) -> ASGIApp:
         docs_url=None,
         redoc_url=None,
         generate_unique_id_function=lambda route: route.name,
-        dependencies=[Depends(HTTPBearer(auto_error=False, description="The token, on other addresses than loopback"))],
+        dependencies=[Depends(HTTPBearer(auto_error=False, description="The token; not needed on loopback"))],
         responses={"default": {"model": Error, "description": "Refused or failed, with the reason in one line"}},
         exception_handlers=handlers,
     )
