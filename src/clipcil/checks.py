@@ -236,7 +236,7 @@ def check_method(
     Raises:
         AssertionError: If a check fails; the message says which.
 
-    Example:
+    Examples:
         >>> import clipcil
         >>> clipcil.checks.check_method(clipcil.methods()["simplecil"])
     """

@@ -32,7 +32,7 @@ def wilson_interval(right: int, total: int) -> tuple[float, float]:
 
     It stays inside 0…1 and is reliable for few pictures: (p + z²/2n ± z √(p(1−p)/n + z²/4n²)) / (1 + z²/n).
 
-    Example:
+    Examples:
         >>> [round(bound, 3) for bound in wilson_interval(8, 10)]
         [0.49, 0.943]
     """

@@ -37,7 +37,7 @@ def options(kind: type[T]) -> type[T]:
 
     Every field has a default and a docstring below it. Numbers and truth values may be given as words.
 
-    Example:
+    Examples:
         >>> @options
         ... class Mine:
         ...     rank: Annotated[int, Field(ge=1)] = 8
@@ -69,7 +69,7 @@ def typed(value: Any, kind: Any, where: str = "") -> Any:
 
     `kind` is any type that pydantic knows; `where` names the value in errors.
 
-    Example:
+    Examples:
         >>> typed([1, 2], list[Count])
         [1, 2]
         >>> typed({"x": -1}, dict[str, Count])

@@ -44,7 +44,7 @@ class Classifier:
             `clipcil methods METHOD` lists them.
         state: A saved model, which decides method, seed and settings; used by `load`.
 
-    Example:
+    Examples:
         >>> import clipcil
         >>> from PIL import Image
         >>> def plain(*colours): return [Image.new("RGB", (64, 64), colour) for colour in colours]

@@ -39,7 +39,7 @@ def load(
     Raises:
         UserError: There is no model, it is damaged, or it was taught with another backbone.
 
-    Example:
+    Examples:
         >>> import clipcil, tempfile
         >>> from PIL import Image
         >>> model = clipcil.Classifier("simplecil")

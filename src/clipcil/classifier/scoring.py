@@ -192,7 +192,7 @@ def evaluate_answers(answers: Iterable[Answer], names: Sequence[str]) -> Evaluat
         answers: One for each picture; `true` is a class of `names`, or another name for a class the model never saw.
         names: Classes that the model knows, in its order.
 
-    Example:
+    Examples:
         >>> found = evaluate_answers([Answer("cat", "cat", 0.9), Answer("cat", "dog", 0.6)], ["cat", "dog"])
         >>> found.accuracy, found.confused
         (0.5, [Confusion(true='cat', guess='dog', pictures=1)])

@@ -67,7 +67,7 @@ def load_clip(name: str | Path = "mini") -> CLIP:
     Raises:
         UserError: There is no such backbone, or its files are damaged.
 
-    Example:
+    Examples:
         >>> import clipcil
         >>> clip = clipcil.load_clip("mini")
         >>> clip.encode_texts(["a photo of a cat.", "a photo of a dog."]).shape

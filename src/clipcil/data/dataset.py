@@ -28,7 +28,7 @@ CHECK_BATCH = 1024
 class Dataset:
     """Training and test pictures of named classes. `clipcil.Experiment` takes one as `data`.
 
-    Example:
+    Examples:
         >>> import clipcil
         >>> from PIL import Image
         >>> def plain(*colours): return [Image.new("RGB", (64, 64), colour) for colour in colours]
@@ -185,7 +185,7 @@ def datasets() -> dict[str, Entry]:
     Returns:
         Entries by name, each with a summary and the files it needs.
 
-    Example:
+    Examples:
         >>> import clipcil
         >>> clipcil.datasets()["emoji"].needs
         'nothing'

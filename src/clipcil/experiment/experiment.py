@@ -61,7 +61,7 @@ class Experiment:
     Raises:
         UserError: A name or value is wrong; the message names it and the nearest one.
 
-    Example:
+    Examples:
         >>> import clipcil
         >>> experiment = clipcil.Experiment("simplecil", data="emoji", tasks=20, seed=0)
         >>> for task in experiment:

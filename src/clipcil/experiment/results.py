@@ -28,7 +28,7 @@ class Results:
 
     In a notebook it shows the accuracy matrix.
 
-    Example:
+    Examples:
         >>> import clipcil
         >>> experiment = clipcil.Experiment("simplecil", data="emoji", tasks=10)
         >>> for task in experiment:

@@ -135,7 +135,7 @@ def fit_rows(
         left_out_rows: (R,) indices of the rows to compute leave-one-out scores of; their classes have two rows or more.
         ridges: Candidates of r, as shares of tr(S)/D. The one with the likeliest left-out pictures is chosen.
 
-    Example:
+    Examples:
         >>> import torch
         >>> rows, labels = torch.tensor([[0.0], [1.0], [5.0], [6.0]]), torch.tensor([0, 0, 1, 1])
         >>> head = fit_rows(rows, labels, 2, torch.arange(4))
@@ -230,7 +230,7 @@ class Background(NamedTuple):
 def relative_distance(scores: Tensor, bias: Tensor, background: Tensor) -> Tensor:
     """(B,): the novelty score by a discriminant's scores (B, C) and bias (C,), and Q (C, C) of its `Background`.
 
-    Example:
+    Examples:
         >>> import torch
         >>> relative_distance(torch.tensor([[0.0, 2.0]]), torch.zeros(2), torch.zeros(2, 2))
         tensor([-4.])

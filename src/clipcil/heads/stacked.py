@@ -47,7 +47,7 @@ def fit_ridge(
         penalties: Candidates of r, as shares of the average eigenvalue. The one with the likeliest left-out pictures is
             taken.
 
-    Example:
+    Examples:
         >>> import torch
         >>> rows, labels = torch.tensor([[0.0], [1.0], [5.0], [6.0]]), torch.tensor([0, 0, 1, 1])
         >>> fit_ridge(rows, labels, 2, torch.arange(4)).weight.shape
@@ -93,7 +93,7 @@ def mix(scores: Sequence[Tensor], labels: Tensor) -> Tensor:
     Stacked generalisation (Wolpert 1992; Breiman 1996). The cross-entropy is convex in the weights; they are also the
     temperature, so the mixed logits can be read as probabilities. A head that does not help gets a weight near zero.
 
-    Example:
+    Examples:
         >>> import torch
         >>> good, noise, labels = torch.eye(4), torch.zeros(4, 4), torch.tensor([0, 1, 2, 0])
         >>> mix([good, noise], labels)[0] > 0.1

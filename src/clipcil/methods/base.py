@@ -37,7 +37,7 @@ class Method(nn.Module, ABC):
     a frozen backbone is not part of a checkpoint. A method that fine-tunes the tower sets `tunes_tower`, is given its
     own copy of the tower, and registers it as a module in `build`.
 
-    Example:
+    Examples:
         >>> import torch, clipcil
         >>> from torch.nn.functional import normalize
         >>> class Means(clipcil.Method):

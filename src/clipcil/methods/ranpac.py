@@ -9,7 +9,7 @@ in `ranpac-adapted` the tower is adapted to the first task, and then frozen.
 To choose λ, the paper's code holds out the last fifth of a task in the order of its loader; here the pictures are
 shuffled.
 
-Example:
+Examples:
     >>> import clipcil
     >>> experiment = clipcil.Experiment("ranpac", data="emoji", tasks=10, projections=500)
     >>> for task in experiment:

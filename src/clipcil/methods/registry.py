@@ -32,7 +32,7 @@ def methods() -> dict[str, type[Method]]:
     Returns:
         Classes by name; `clipcil.Experiment` takes either.
 
-    Example:
+    Examples:
         >>> import clipcil
         >>> clipcil.methods()["dmc-ot"].title
         'DMC-OT'

@@ -107,7 +107,7 @@ class Pair(NamedTuple):
 def confused_pairs(predictions: Sequence[TestAnswer], most: int = 12) -> list[Pair]:
     """The pairs of classes confused most often, the largest share first.
 
-    Example:
+    Examples:
         >>> wrong, right = TestAnswer(1, 0, "cat", "dog"), TestAnswer(1, 1, "cat", "cat")
         >>> confused_pairs([wrong, right])
         [Pair(true='cat', guess='dog', times=1, share=50.0)]

@@ -126,7 +126,7 @@ def _measured(run: RunRecord) -> tuple[NDArray[np.int64], NDArray[np.float64], N
 def order_means(values: Sequence[tuple[str, float]]) -> list[float]:
     """The mean of each class order, over its seeds.
 
-    Example:
+    Examples:
         >>> order_means([("seed:1", 1.0), ("seed:1", 3.0), ("seed:2", 5.0)])
         [2.0, 5.0]
     """
