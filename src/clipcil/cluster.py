@@ -3,15 +3,12 @@
 from typing import Any
 
 from clipcil.errors import UserError, first_line
+from clipcil.plugins import need_extra
 
 
 def need_ray() -> Any:
     """The module `ray`; a missing one is a `UserError` that says how to install it."""
-    try:
-        import ray
-    except ImportError as error:
-        raise UserError("this needs Ray; install it with: pip install 'clipcil[ray]'") from error
-    return ray
+    return need_extra("ray")
 
 
 def connect(address: str | None = None, **local: Any) -> Any:

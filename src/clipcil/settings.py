@@ -171,6 +171,21 @@ def nested(values: Mapping[str, Any]) -> dict[str, Any]:
     return result
 
 
+def flat(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The reverse of `nested`.
+
+    >>> flat({"stage1": {"lr": 1e-4}, "beta": 0.1})
+    {'stage1.lr': 0.0001, 'beta': 0.1}
+    """
+    result: dict[str, Any] = {}
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            result |= {f"{key}.{name}": each for name, each in flat(value).items()}
+        else:
+            result[key] = value
+    return result
+
+
 def merge(*layers: Mapping[str, Any]) -> dict[str, Any]:
     """Tables merged, later ones taking precedence; nested tables are merged key by key."""
     result: dict[str, Any] = {}

@@ -25,18 +25,11 @@ from platformdirs import user_cache_path
 from pydantic_core import from_json
 
 from clipcil.errors import UserError, first_line, printable
+from clipcil.limits import DEEPEST, MOST_POINTS, MOST_TEXT, MOST_TOML
 
 LOCK = ".lock"
 TEMPORARY = ".tmp"
 """Folder of half-written files, inside the folder that they are written for."""
-MOST_TEXT = 256 * 2**20
-"""Maximum bytes of a JSON or CSV file; the descriptions of 200 classes take about 20 MiB."""
-MOST_TOML = 8 * 2**20
-"""Maximum bytes of a TOML file: 50,000 classes. The parser is written in Python and slow."""
-MOST_TENSORS = 32 * 2**30
-"""Maximum bytes of a safetensors file; it is read into memory unchanged, so this bounds the memory too."""
-DEEPEST = 32
-"""Maximum depth of nested tables and lists."""
 
 
 class MissingFileError(UserError):
@@ -263,6 +256,8 @@ def parse_json(text: str | bytes, called: str) -> Any:
 def read_toml(path: Path, *, links: bool = False) -> dict[str, Any]:
     """The table in a TOML file; its numbers are finite."""
     text = read_text(path, MOST_TOML, links=links)
+    if sum(line.count(".") ** 2 for line in text.split("\n")) > MOST_POINTS:
+        raise UserError(f"{path} cannot be read as TOML (it has keys of thousands of parts)")
     table: dict[str, Any] = _parse(lambda: tomllib.loads(text), str(path), "TOML")
     return table
 

@@ -171,7 +171,7 @@ def test_the_default_measures_by_leaving_one_out_where_a_class_has_two_pictures(
 def test_counting_answers() -> None:
     answers = [
         Answer("cat", "cat", 0.9),
-        Answer("cat", "cat", 0.3, unknown=True),  # right, but also a false alarm
+        Answer("cat", "cat", 0.3, unknown=True),  # a false alarm; right if it had to answer
         Answer("cat", "dog", 0.6),
         Answer("dog", "cat", 0.8),
         Answer("dog", "cat", 0.7, unknown=True),
@@ -179,10 +179,11 @@ def test_counting_answers() -> None:
         Answer("yak", "dog", 0.2, unknown=True),
     ]
     found = evaluate_answers(answers, ["dog", "cat", "owl"])
-    assert (found.pictures, found.right, found.false_alarms, found.unknown_pictures, found.missed) == (5, 2, 2, 2, 1)
-    assert [(c.name, c.pictures, c.right) for c in found.classes] == [("dog", 2, 0), ("cat", 3, 2)]
-    assert [(c.true, c.guess, c.pictures) for c in found.confused] == [("dog", "cat", 2), ("cat", "dog", 1)]
-    assert [answer.probability for answer in found.mistakes] == [0.95, 0.8, 0.7, 0.6]
+    assert (found.pictures, found.right, found.false_alarms, found.unknown_pictures, found.missed) == (5, 1, 2, 2, 1)
+    assert (found.accuracy, found.accuracy_if_forced, found.recognised) == (0.2, 0.4, 0.5)
+    assert [(c.name, c.pictures, c.right) for c in found.classes] == [("dog", 2, 0), ("cat", 3, 1)]
+    assert [(c.true, c.guess, c.pictures) for c in found.confused] == [("cat", "dog", 1), ("dog", "cat", 1)]
+    assert [answer.probability for answer in found.mistakes] == [0.95, 0.8, 0.6, 0.7, 0.3]  # none of these: last
     assert Evaluation().accuracy is None
 
 

@@ -76,7 +76,7 @@ def test_testing(model: Path, asked: Path, tmp_path: Path, capsys: Capture) -> N
     strange = write_tree(tmp_path / "new", {**pictures(["ant"], test=True), **unknown})
     page = tmp_path / "mistakes.html"
     shown = said(capsys, "test", model, strange, "--page", page)
-    assert "over 1 of 2 classes" in shown and "unknown classes: 2 pictures" in shown
+    assert "over 1 of 2 classes" in shown and "of 2 pictures of unknown classes 0.0% recognised" in shown
     assert "data:image/jpeg" in page.read_text()  # no threshold, so both unknown pictures are mistakes
     told = json.loads(said(capsys, "test", model, asked, "--json", code=1))
     assert told["pictures"] == 4 and len(told["unreadable"]) == 1 and "bad.png" in told["unreadable"][0]

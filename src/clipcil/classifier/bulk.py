@@ -26,6 +26,7 @@ from clipcil.cluster import connect
 from clipcil.data.datasets.parquet import ROWS_AT_ONCE, holds_pictures, open_parquet
 from clipcil.data.sources import list_files, no_pictures
 from clipcil.errors import UserError, printable
+from clipcil.limits import MOST_OWN_TEXT
 from clipcil.settings import typed
 from clipcil.storage import read_json, read_text, run_lock, sha256, whole_file, write_json
 
@@ -194,7 +195,7 @@ def _paths(source: Path) -> list[str]:
     if source.is_dir():
         paths = [str(file.resolve()) for file in list_files(source)]
     elif source.is_file():
-        paths = [line.strip() for line in read_text(source, links=True).splitlines() if line.strip()]
+        paths = [line.strip() for line in read_text(source, MOST_OWN_TEXT, links=True).splitlines() if line.strip()]
     else:
         raise UserError(f"{source} is not there; give a folder of pictures, parquet files, or a list of paths")
     if not paths:

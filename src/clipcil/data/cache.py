@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from clipcil.clip.preprocess import Preprocess
-from clipcil.data.pictures import PictureSet, decode_and, decoding_pool
+from clipcil.data.pictures import PictureSet, decoding_pool
 from clipcil.errors import UserError
 
 TRUNK_BATCH = 32
@@ -94,7 +94,7 @@ class PixelStore:
         made: dict[int, np.ndarray] = {}
 
         def prepare(place: int) -> Tensor:
-            return decode_and(pictures.pictures[place], pictures.describe_place(place), self.preprocess.picture)
+            return pictures.decode_and(place, self.preprocess.picture)
 
         chunks = [places[start : start + TRUNK_BATCH] for start in range(0, len(places), TRUNK_BATCH)]
         with decoding_pool() as pool:

@@ -128,6 +128,9 @@ def fit_rows(
 
         score_c(x) = −½ ‖x − μ_c‖²_A + const(x),    A = (n − C) (S + r I)⁻¹,    S = Σ_i z_i z_iᵀ,  z_i = x_i − μ_{y_i}
 
+    With fewer rows than dimensions the same solution comes from an N×N matrix: S, the means and the rows lie in the
+    span of the rows, and A is the same there.
+
     Args:
         rows: (N, D) features; every class has at least one.
         labels: (N,) int64.
@@ -142,11 +145,15 @@ def fit_rows(
         >>> (head.left_out.argmax(1) == labels).all().item()
         True
     """
-    means, counts, scatter = Statistics.of(rows, labels, classes)
-    level = scatter.trace() / len(scatter)
+    few = len(rows) < rows.shape[1]
+    span = torch.linalg.qr(rows.double().T).Q if few else None  # (D, N)
+    means, counts, scatter = Statistics.of(rows if span is None else rows.double() @ span, labels, classes)
+    level = scatter.trace() / rows.shape[1]
     if not level > 0:  # one picture a class: the nearest mean
         scatter, level = torch.eye(len(scatter)).to(scatter), scatter.new_ones(())
     values, basis = torch.linalg.eigh(scatter)
+    if span is not None:
+        means, basis = means @ span.T, span @ basis
     values, inputs, own = values.clamp(min=0), rows[left_out_rows].double(), labels[left_out_rows]
     x, m = inputs @ basis, means @ basis
     freedom = max(1, len(rows) - classes)

@@ -116,7 +116,6 @@ class ENGINE(Method):
             self.head.add(self.by_new_class(pooled, labels))
             self.classifier = ensemble(normalize(summed(self.text_adapters)(self.sentences), dim=-1))
 
-    @torch.no_grad()
     def logits(self, batch: Batch) -> Tensor:
         rest = cosines = normalize(summed(self.image_adapters)(batch.features), dim=-1) @ self.classifier.T  # (B, C)
         if self.config.descriptions is not None and self.seen > 1:
