@@ -127,10 +127,7 @@ def _from_file(path: Path, name: str) -> CLIP:
         clip = CLIP(replace(config, text=text), tokenizer, preprocess, name)
     ours = {key.partition(".")[2]: key for key in clip.state_dict()}  # without "vision." or "text." before them
     set_weights(clip, {ours.get(key, key): value for key, value in tensors.items()}, f"'{name}'")
-    clip.freeze()
-    if preprocess.rest is not None:  # added after the fingerprint is made: that of the preprocessing covers the trunk
-        clip.vision.start, clip.vision.inner = preprocess.rest, preprocess.rest.inner_sizes
-    return clip
+    return clip.freeze()
 
 
 def _preprocess(folder: Path, config: VisionConfig) -> Preprocess:
