@@ -49,5 +49,6 @@ MOST_TOKENIZER = 32 * 2**20
 """Bytes of a file of a tokenizer; CLIP's has 2 MiB."""
 MOST_TOKENS = 10**6
 """Tokens of a vocabulary, and other sizes in the config of a backbone."""
-MOST_COLUMNS = 2**14
-"""Random features of a method; some methods keep a square matrix of them."""
+MOST_NEW_NUMBERS = 2**28
+"""Numbers in the tensors that a method makes when it is loaded, besides four for each that is stored: the sizes are in
+its settings."""

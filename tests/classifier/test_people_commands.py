@@ -4,6 +4,8 @@ import csv
 import io
 import json
 import re
+import subprocess
+import sys
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -160,9 +162,67 @@ def test_show_rename_undo_forget(own: str, capsys: Capture) -> None:
     for names in (["airplane", "ant"], ["airplane", "fire ant"]):
         said(capsys, "undo", own)
         assert clipcil.load(own).classes == names, "a new name can be undone, and restored"
-    said(capsys, "forget", own, "fire ant")
+    for words, classes in (("forget", ["airplane"]), ("undo", ["airplane", "fire ant"])):
+        said(capsys, words, own, *(["fire ant", "--yes"] if words == "forget" else []))
+        assert clipcil.load(own).classes == classes
+    said(capsys, "forget", own, "fire ant", "--yes", "--for-good")
+    assert clipcil.load(own).classes == ["airplane"] and "for good" in said(capsys, "undo", own, code=2)
+
+
+def test_forgetting_asks_on_a_terminal_and_is_refused_elsewhere(
+    own: str, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "--yes" in said(capsys, "forget", own, "ANT", code=2)
+    terminal = io.StringIO("\nn\nYes\n")
+    terminal.isatty = lambda: True  # type: ignore[method-assign]
+    monkeypatch.setattr("sys.stdin", terminal)
+    for _ in range(2):
+        shown = said(capsys, "forget", own, "ANT")
+        assert "'ant'" in shown and "5 pictures" in shown and "nothing was changed" in shown
+    assert clipcil.load(own).classes == ["airplane", "ant"]
+    said(capsys, "forget", own, "ANT")
     assert clipcil.load(own).classes == ["airplane"]
-    assert "after a class was forgotten" in said(capsys, "undo", own, code=2)
+    said(capsys, "undo", own)
+    assert "nothing was changed" in said(capsys, "forget", own, "ant"), "the end of the input is no answer"
+
+
+def test_a_quiet_lesson_prints_its_result_alone(tmp_path: Path, capsys: Capture) -> None:
+    week = write_tree(tmp_path / "week", pictures(["bee", "banana"]))
+    (week / "bee" / "bad.png").write_bytes(b"no picture")
+    (line,) = said(capsys, "learn", tmp_path / "m", week, "--quiet", "--skip-broken").splitlines()
+    assert "2 new classes" in line and "accuracy" in line
+
+
+def test_numbers_of_folders_are_no_part_of_a_class_except_in_models_that_know_them(
+    tmp_path: Path, capsys: Capture
+) -> None:
+    bee, ant = pictures(["bee", "ant"]).values()
+    week = write_tree(tmp_path / "week", {"001.Honey_bee": bee[:4], "2.ant": ant[:4]})
+    said(capsys, "learn", tmp_path / "m", week, "--method", "simplecil", "--quiet")
+    assert clipcil.load(tmp_path / "m").classes == ["Honey bee", "ant"]
+    old = clipcil.Classifier("simplecil")
+    old.learn({"001.Honey bee": bee[:4], "2.ant": ant[:4]})
+    old.save(tmp_path / "old")
+    write_tree(tmp_path / "more", {"001.Honey_bee": bee[4:], "2.ant": ant[4:]})
+    assert "2 known classes" in said(capsys, "learn", tmp_path / "old", tmp_path / "more")
+    assert clipcil.load(tmp_path / "old").classes == ["001.Honey bee", "2.ant"]
+
+
+def test_a_command_says_what_it_does_before_anything_heavy_is_imported() -> None:
+    code = (
+        "import io, sys\n"
+        "class Terminal(io.StringIO):\n"
+        "    isatty = lambda self: True\n"
+        "    def write(self, text):\n"
+        "        print(text.strip(), 'torch' in sys.modules) if text.strip() else None\n"
+        "sys.stderr = Terminal()\n"
+        "from clipcil.cli import main\n"
+        "main(['show', 'nowhere'])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    first, second = done.stdout.splitlines()
+    assert first.startswith("clipcil show: loading") and first.endswith("False")
+    assert "nowhere" in second and second.endswith("True") and done.returncode == 2
 
 
 def test_small_pictures_of_the_page_follow_the_commands(own: str, capsys: Capture) -> None:
@@ -171,7 +231,10 @@ def test_small_pictures_of_the_page_follow_the_commands(own: str, capsys: Captur
     small.add("ant", [b"a small picture"] * 3)
     said(capsys, "rename", own, "ant", "fire ant")
     assert len(small.of("fire ant")) == 3
-    said(capsys, "forget", own, "fire ant")
+    said(capsys, "forget", own, "fire ant", "--yes")
+    assert small.count == 3, "they are kept for undo"
+    said(capsys, "undo", own)
+    said(capsys, "forget", own, "fire ant", "--yes", "--for-good")
     assert small.count == 0 and not list(small.folder.iterdir()), "nothing of a forgotten class is left in the folder"
 
 

@@ -21,7 +21,7 @@ from clipcil.data.pictures import PictureSet
 from clipcil.data.tasks import Task
 from clipcil.errors import UserError
 from clipcil.experiment.experiment import Experiment, LoadCache
-from clipcil.experiment.spec import RunSpec, read_preset
+from clipcil.experiment.spec import read_preset
 from clipcil.methods.simplecil import SimpleCIL
 from clipcil.training.device import usual_torch
 from support.lessons import plain, write_tree
@@ -168,9 +168,10 @@ def test_a_path_is_a_folder_also_where_a_dataset_is_called_like_it(
 def test_the_default_number_of_tasks_is_ten_or_that_of_fewer_classes_and_auto_is_a_device(
     colours: Dataset, mini: CLIP
 ) -> None:
-    assert RunSpec(tasks=10) == RunSpec() and RunSpec(increment=5).tasks is None
     experiment = Experiment("simplecil", data=colours, backbone=mini)
-    assert experiment.table["run"]["tasks"] == 10 and experiment.stream.sizes == [1] * 3
+    assert "tasks" not in experiment.table["run"] and experiment.stream.sizes == [1] * 3
+    with pytest.raises(UserError, match="tasks is 10; it must lie between 1 and the 3 classes"):
+        Experiment("simplecil", data=colours, backbone=mini, tasks=10).stream  # noqa: B018
     assert experiment.table["run"]["device"] == ("cuda" if torch.cuda.is_available() else "cpu")
 
 

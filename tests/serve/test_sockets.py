@@ -45,7 +45,7 @@ def read(client: socket.socket) -> bytes:
 
 
 POST = ("POST /api/predict HTTP/1.1", "Host: localhost")
-CLAIM = ("Content-Type: image/png", "Content-Length: 200000000")
+CLAIM = ("Content-Type: image/png", "Content-Length: 268000000")
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ def test_headers_that_contradict_each_other(server: Server, headers: tuple[str, 
     ("headers", "start"),
     [
         ((*POST, "Transfer-Encoding: chunked", "", "no size", ""), b"HTTP/1.1 400 "),
-        ((*POST, "Content-Length: 0", "", "no request", "", ""), b"HTTP/1.1 200 "),
+        ((*POST, "Content-Length: 1", "", "xno request", "", ""), b"HTTP/1.1 200 "),
         (("no request", "", ""), b"HTTP/1.1 400 "),
     ],
 )

@@ -104,7 +104,7 @@ def restore_previous(folder: Path) -> Facts:
         facts = read_model(folder, PREVIOUS)
     except MissingFileError as error:
         raise UserError(
-            f"nothing can be undone: {folder} keeps no model before the first lesson, nor after a class was forgotten"
+            f"nothing can be undone: {folder} keeps no model of before the first lesson or before forgetting for good"
         ) from error
     _read_weights(folder, facts)
     files = {MODEL: read_bytes(folder / PREVIOUS), PREVIOUS: read_bytes(folder / MODEL), CARD: _card(facts)}

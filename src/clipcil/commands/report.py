@@ -32,7 +32,7 @@ def report(
     Args:
         runs: Folders of runs, or folders that hold them, such as that of a bench; or one taught model.
         out: File to write. Default: report.html in the folder given, or here if several are; for a model, MODEL.html.
-        allow_download: Download a dataset that a run names and that is not here, to show its pictures.
+        allow_download: Allow downloading the dataset that a run names, to show its pictures.
     """
     from clipcil.classifier.folder import MODEL
     from clipcil.classifier.load import load

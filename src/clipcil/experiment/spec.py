@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from clipcil.methods.base import Method
 
 TASKS = 10
-"""Number of tasks where neither tasks nor increment is given."""
+"""Number of tasks where neither tasks nor increment is given and there are as many classes."""
 PROCESSES = ("devices", "nodes")
 """Options that do not determine the result."""
 PER_RUN = {"method", "data", "data_root", "data_options", "seed", "code", *PROCESSES}
@@ -74,12 +74,6 @@ class RunSpec:
     """Machines that work on the run together, started by torchrun or Slurm; the run folder is on storage they share."""
     code: tuple[str, ...] | None = None
     """The files that define the method or the dataset, with the digests of their contents; filled in."""
-
-    @field_validator("tasks")
-    @classmethod
-    def _fill_tasks(cls, tasks: int | None, info: ValidationInfo) -> int | None:
-        """Giving the default number of tasks and leaving it out are the same setting."""
-        return TASKS if tasks is None and info.data.get("increment") is None else tasks
 
     def __post_init__(self) -> None:
         if self.tasks is not None and self.increment is not None:
@@ -233,6 +227,21 @@ def read_config(folder: Path) -> dict[str, Any]:
                 " Python, make the same Experiment again and call run(folder), which continues"
             )
     return table
+
+
+def read_tables(path: Path) -> dict[str, dict[str, Any]]:
+    """The tables `run` and `method` of a TOML file of the user's own; each may be missing."""
+    table = {"run": {}, "method": {}} | read_toml(path, links=True)
+    for key, value in table.items():
+        if key not in ("run", "method") or not isinstance(value, dict):
+            raise UserError(f"{path} has '{key}' outside of its tables; it may have [run] and [method]")
+    return table
+
+
+def over(kept: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """The options that are `given` over those of a file; the number of tasks and the increment replace each other."""
+    other = {"tasks": "increment", "increment": "tasks"}
+    return merge({key: value for key, value in kept.items() if other.get(key) not in given}, given)
 
 
 def check_same(folder: Path, found: dict[str, Any], asked: dict[str, Any]) -> None:

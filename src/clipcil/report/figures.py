@@ -89,7 +89,7 @@ def accuracy(standings: Sequence[Standing], theme: Theme) -> Figure:
             for task, value, wide in zip(across, mean, std, strict=True):
                 more = f" ± {wide:.1f}" if len(values) > 1 else ""
                 canvas.tip(task, value, f"{group.label}, after task {task}: {value:.1f} %{more}")
-        axes.set(xlabel="tasks learnt", ylabel="accuracy over all classes seen, %")
+        axes.set(xlabel="tasks learnt", ylabel="A_k: mean over tasks of the accuracy on each, %")
         axes.set_xticks(across if len(across) <= 12 else across[:: -(-len(across) // 10)])
         low, high = axes.get_ylim()
         axes.set_ylim(max(0, low), min(100.5, high))
@@ -196,14 +196,14 @@ def seconds(standings: Sequence[Standing], theme: Theme) -> Figure:
 
 
 def _phases(group: Group) -> dict[str, float]:
-    """Seconds of the parts of learning (from 2 % of the whole on), of the rest of learning, and of the other phases."""
+    """Seconds of the parts of learning (from 2 % of the whole on), of learning beside them, and of the other phases."""
     total: dict[str, float] = {}
     for run in group.runs:
         for name, value in run.timing.seconds.items():
             total[name] = total.get(name, 0.0) + value / len(group.runs)
     whole = sum(total.get(name, 0.0) for name in WHOLE)
     inner = {name: value for name, value in total.items() if name not in WHOLE and value > 0.02 * whole}
-    rest = {"rest of learning": max(0.0, total.get("learning", 0.0) - sum(inner.values()))}
+    rest = {"other learning": max(0.0, total.get("learning", 0.0) - sum(inner.values()))}
     return {**inner, **rest, **{name: total[name] for name in WHOLE if name in total and name != "learning"}}
 
 

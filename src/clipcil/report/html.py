@@ -22,7 +22,12 @@ def environment() -> Environment:
     made.filters["data_url"] = lambda content, kind: f"data:{kind};base64,{base64.b64encode(content).decode('ascii')}"
     made.filters["json"] = lambda value: json.dumps(value, ensure_ascii=False)
     made.filters["signed"] = signed
-    made.globals |= {"inks": INKS, "interval": wilson_interval, "A_B": Markup("A<sub>B</sub>")}
+    made.globals |= {
+        "inks": INKS,
+        "interval": wilson_interval,
+        "A_B": Markup("A<sub>B</sub>"),
+        "A_k": Markup("A<sub>k</sub>"),
+    }
     return made
 
 

@@ -119,6 +119,7 @@ def build_app(service: Service, port: int, token: str | None) -> ASGIApp:
     handlers: dict[int | type[Exception], Any] = {OSError: _explain_disk, Exception: _explain}
     for expected in (HTTPException, RequestValidationError, UserError, ClientDisconnect):
         handlers[expected] = _explain  # without this the terminal would report it
+    failed = {"application/json": {"schema": Error.model_json_schema()}}  # also where the answer is a picture
     app = FastAPI(
         title="clipcil serve",
         version=clipcil.__version__,
@@ -128,7 +129,7 @@ def build_app(service: Service, port: int, token: str | None) -> ASGIApp:
         redoc_url=None,
         generate_unique_id_function=lambda route: route.name,
         dependencies=[Depends(HTTPBearer(auto_error=False, description="The token; not needed on loopback"))],
-        responses={"default": {"model": Error, "description": "Refused or failed, with the reason in one line"}},
+        responses={"default": {"description": "Refused or failed, with the reason in one line", "content": failed}},
         exception_handlers=handlers,
     )
     app.state.service = service

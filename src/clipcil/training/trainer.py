@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import torch
@@ -80,7 +81,23 @@ class Training:
 
 
 class Callback:
-    """Receives the progress of training. Every event does nothing here; a subclass overrides those it needs."""
+    """Receives the progress of training. Every event does nothing here; a subclass overrides those it needs.
+
+    A run that is continued tells its callbacks every `step` and `end_task` before it again.
+
+    Examples:
+        >>> import clipcil, tempfile
+        >>> class Curve(clipcil.Callback):
+        ...     def end_task(self, results):
+        ...         print(f"after task {len(results.after)}: {results.last > 50}")
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     results = clipcil.Experiment("simplecil", tasks=2).run(f"{folder}/run", callbacks=[Curve()])
+        after task 1: True
+        after task 2: True
+    """
+
+    def begin_run(self, experiment: Any, folder: Path) -> None:
+        """The run of a `clipcil.Experiment` in a folder begins, or is continued."""
 
     def begin_stage(self, stage: str, epochs: int, steps: int) -> None:
         """A stage of `epochs` epochs of `steps` steps each begins."""
@@ -94,6 +111,12 @@ class Callback:
     def phase(self, name: str) -> AbstractContextManager[None]:
         """The block is part of phase `name`, such as "evaluation"."""
         return nullcontext()
+
+    def end_task(self, results: Any) -> None:
+        """A task is learnt and evaluated; `results` are the `clipcil.Results` after all tasks so far."""
+
+    def end_run(self) -> None:
+        """The run has ended or failed."""
 
 
 class Trainer:
