@@ -17,6 +17,7 @@ from clipcil.classifier.small_pictures import SmallPictures
 from clipcil.cli import COMMANDS, main
 from clipcil.commands import text
 from clipcil.commands.folders import watch
+from clipcil.data.pictures import thumbnail
 from support.errors import one_line
 from support.lessons import pictures, refused, write_tree
 
@@ -71,6 +72,43 @@ def test_learning_shows_what_it_does(tmp_path: Path, capsys: Capture) -> None:
     assert "nothing new" in said(capsys, "learn", place, tmp_path / "next", code=2)
     assert "2 classes" in said(capsys, "undo", place)
     assert clipcil.load(place).classes == ["banana", "bee"]
+
+
+def test_mistakes_are_corrected_by_a_list(own: str, tmp_path: Path, capsys: Capture) -> None:
+    tests = write_tree(tmp_path / "new", {**pictures(["ant"], test=True), "bus": pictures(["bus"], test=True)["bus"]})
+    page = tmp_path / "mistakes.html"
+    assert f"clipcil learn {own} fixes.csv" in said(capsys, "test", own, tests, "--page", page)
+    offered = re.findall(r'data-picture="([^"]+)"( checked)?>', page.read_text())
+    assert (str(tests / "bus" / "0.png"), "") in offered  # an unknown class is not learnt unless it is ticked
+    (tmp_path / "fixes").mkdir()
+    fixes = tmp_path / "fixes" / "fixes.csv"
+    fixes.write_text(f'picture,class\n"{tests / "bus" / "0.png"}","bus"\n../new/bus/1.png,bus\n')
+    assert "would" not in said(capsys, "learn", own, fixes, "--dry-run")
+    said(capsys, "learn", own, tmp_path / "fixes")
+    assert clipcil.load(own).classes == ["airplane", "ant", "bus"]
+    assert "nothing new" in said(capsys, "learn", own, fixes, code=2)
+    for wrong, why in (("a,b\n1,2\n", "columns picture and class"), ("picture,class\n", "names no picture")):
+        fixes.write_text(wrong)
+        assert why in said(capsys, "learn", own, fixes, code=2)
+    (tmp_path / "fixes" / "cat").mkdir()  # beside class folders a list is a file like any other
+    assert "cat" in said(capsys, "learn", own, tmp_path / "fixes", code=2)
+
+
+def test_the_page_of_a_model_has_its_curve_its_confusions_its_pictures_and_the_next_command(
+    own: str, tmp_path: Path, capsys: Capture
+) -> None:
+    page = tmp_path / "model.html"
+    said(capsys, "report", own, "--out", page)
+    assert 'id="answers"' in page.read_text() and 'id="lessons"' not in page.read_text()  # one lesson is no curve
+    assert f"clipcil serve {own}" in page.read_text() and 'class="small"' not in page.read_text()
+    said(capsys, "learn", own, write_tree(tmp_path / "week2", pictures(["bee", "bus"])))
+    small = SmallPictures(Path(own))
+    small.switch(True)
+    small.add("bee", [thumbnail(pictures(["bee"])["bee"][0], 96)])
+    said(capsys, "report", own, "--out", page)
+    written = page.read_text()
+    assert 'id="lessons"' in written and written.count('class="small"') == 1
+    assert f"clipcil test {own} FOLDER --page" in written and f"clipcil predict {own} PICTURE" in written
 
 
 def test_testing(model: Path, asked: Path, tmp_path: Path, capsys: Capture) -> None:
@@ -243,7 +281,7 @@ def test_a_page_shows_no_markup_of_a_stranger(own: str, tmp_path: Path, capsys: 
     toml.write_text(toml.read_text().replace('name = "ant"', 'name = "<img src=x>"'))
     said(capsys, "report", own, "--out", tmp_path / "page.html")
     for page in ((tmp_path / "page.html").read_text(), clipcil.load(own)._repr_html_()):
-        assert "<img src" not in page and "&lt;img src=x&gt;" in page
+        assert "<img src=x" not in page and "&lt;img src=x&gt;" in page
 
 
 def test_a_dry_run_finds_what_learning_would_refuse(model: Path, tmp_path: Path, capsys: Capture) -> None:

@@ -362,3 +362,18 @@ def test_an_own_dataset_or_backbone_does_not_take_the_place_of_one_by_name(colou
     given = Experiment("simplecil", data=colours, backbone=other, cache=shared)
     named = Experiment("simplecil", data=colours, backbone="mini", cache=shared)
     assert given.method.clip is other and named.method.clip is mini
+
+
+def test_a_run_tunes_the_tower_that_it_loaded_and_begins_again_with_a_fresh_one(colours: Dataset) -> None:
+    short = {"stage1.epochs": 1, "stage1.lr": 1e-3, "stage2.epochs": 1, "stage2.steps": 0}
+    experiment = Experiment("dmc", data=colours, increment=3, **short)
+
+    def learnt() -> tuple[Tensor, Tensor]:
+        before = experiment.method.clip.vision.visual_projection.weight.clone()
+        experiment.learn(next(iter(experiment)))
+        return before, experiment.method.clip.vision.visual_projection.weight.clone()
+
+    first = learnt()
+    experiment.reset()
+    again = learnt()
+    assert torch.equal(first[0], again[0]) and torch.equal(first[1], again[1]) and not torch.equal(*first)

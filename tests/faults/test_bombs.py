@@ -39,10 +39,11 @@ from clipcil.limits import (
 )
 from clipcil.methods.base import build_method
 from clipcil.methods.registry import find_method
+from clipcil.report.html import environment
 from clipcil.serve.answers import Limits
 from clipcil.serve.staging import Staging
 from clipcil.settings import override
-from clipcil.storage import read_toml, sha256
+from clipcil.storage import read_json, read_toml, sha256
 from clipcil.tensor_store import read_entry
 from clipcil.training.device import make_fabric
 from clipcil.training.trainer import Trainer
@@ -110,6 +111,8 @@ BOMBS = {
     "chunks.png": (lambda: chunks(MOST_READS // 2), "parts"),
     "pieces.png": (pieces, "parts"),
     "remarks.gif": (lambda: remarks(MOST_READS // 3), "parts"),
+    "rows.ppm": (lambda: b"P5 1 200000 255\n" + bytes(200_000), "pixels"),  # 99 million rows took 10 s and 2.8 GB
+    "columns.ppm": (lambda: b"P5 200000 1 255\n" + bytes(200_000), "pixels"),
     "digits.ppm": (lambda: b"P3 600 600 255\n" + b"1 " * (MOST_PLAIN // 2), "digits"),  # 54 MB took 10 s
     "remarks.pgm": (lambda: b"P2 8 8 255\n" + b"#\n" * 1000 + b"1 " * 64, "digits"),  # 1 MB of remarks took minutes
     "strips.tiff": (lambda: tiff(STRIPS), "numbers"),  # 20 million strips, 80 MB, took 8 GB
@@ -192,6 +195,18 @@ def test_keys_of_thousands_of_parts_are_refused_at_once(text: str, tmp_path: Pat
 def test_texts_full_of_points_are_read(tmp_path: Path) -> None:
     (tmp_path / "x").write_text("\n".join(f'a{number} = "{"." * 1000}"' for number in range(9)))
     assert len(read_toml(tmp_path / "x")) == 9
+
+
+def test_a_json_file_of_millions_of_lists_is_refused_at_once(tmp_path: Path) -> None:
+    """A results.json of 15 million, 45 MB, took 20 s and 1.5 GB."""
+    (tmp_path / "results.json").write_text("[" + "[]," * 2_000_000 + "[]]")
+    with one_line("results.json", "lists"):
+        read_json(tmp_path / "results.json")
+
+
+def test_names_cannot_turn_the_text_of_a_page_around() -> None:
+    page = environment().from_string("<p>{{ name }}").render(name="a\u202eb\x1b<script>")
+    assert page == "<p>a\\u202eb\\x1b&lt;script&gt;"
 
 
 def safetensors(entries: int, length: int = 0) -> bytes:

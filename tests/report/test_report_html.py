@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
+from clipcil.classifier.scoring import Answer, evaluate_answers
 from clipcil.errors import UserError
 from clipcil.intervals import signed
 from clipcil.report import figures
@@ -332,3 +333,15 @@ def test_bounds_are_shown_and_not_ranked(tmp_path: Path, no_figures: None) -> No
     assert not any(standings[name].tied for name in ("finetune", "joint"))
     page = text_of(tmp_path)
     assert "SimpleCIL has the highest" in page and page.count("a bound") == 2 and "Joint training" in page
+
+
+def test_the_confusion_matrix_of_a_model_has_the_worst_classes_and_the_pictures_of_none() -> None:
+    answers = [Answer("cat", "cat", 0.9)] * 3 + [Answer("cat", "dog", 0.8), Answer("dog", "dog", 0.7, unknown=True)]
+    answers += [Answer(f"class {number}", f"class {number}", 0.9) for number in range(30)]
+    found = evaluate_answers(answers, ["cat", "dog", *(f"class {number}" for number in range(30))])
+    texts = [text for _, _, text in figures.answers(found, "light").points]
+    assert len(texts) == figures.MOST_CLASSES * (figures.MOST_CLASSES + 1)
+    for said in ("75 % of the pictures of cat were called cat", "25 % of the pictures of cat were called dog"):
+        assert said in texts
+    assert "100 % of the pictures of dog were called none of these" in texts
+    assert "0 % of the pictures of cat were called none of these" in texts

@@ -47,11 +47,12 @@ def learn(
     For example:
       clipcil learn birds/ week1/
       clipcil learn birds/ week2/ --dry-run
+      clipcil learn birds/ fixes.csv
       clipcil learn tuned/ week1/ --method dmc-ot
 
     Args:
         model: Folder of the model; created if it does not exist.
-        folder: Folder of class folders.
+        folder: Folder of class folders, or the list of corrections that the page of `clipcil test` saves.
         method: Method of a new model; `clipcil methods` lists them. Default: strata.
         seed: Seed of a new model. Default: 0.
         set: Settings of the method, for a new model.
@@ -187,7 +188,7 @@ def undo(model: Model, /) -> None:
         facts = restore_previous(model)
         SmallPictures(model).follow(before)
     lessons, classes = counted(facts.lessons, "lesson"), counted(len(facts.known), "class", "classes")
-    text.say(f"{quoted(model)} is again as it was after {lessons}: it knows {classes}")
+    text.say(f"{quoted(model)} is the model after {lessons} again, with {classes}")
 
 
 def serve(

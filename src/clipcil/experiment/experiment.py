@@ -22,6 +22,7 @@ from clipcil.experiment.spec import (
     files_of,
     method_settings,
     over,
+    placed,
     read_config,
     resolved,
 )
@@ -32,7 +33,7 @@ from clipcil.network import on_behalf_of_a_folder
 from clipcil.settings import build, merge, nested
 from clipcil.storage import cache_folder
 from clipcil.tensor_store import TensorStore
-from clipcil.training.device import find_device, make_fabric, usual_torch
+from clipcil.training.device import make_fabric, usual_torch
 from clipcil.training.own_random import OwnState
 from clipcil.training.trainer import Callback, Trainer
 
@@ -121,7 +122,7 @@ class Experiment:
         elif spec.data_options or spec.data_root:
             raise UserError("data_root and data_options are for datasets by name; this dataset is open already")
         else:
-            self.spec = replace(spec, device=find_device(spec.device), code=files_of(kind))
+            self.spec = replace(placed(spec), code=files_of(kind))
         settings = {} if settings is None else settings
         if isinstance(settings, kind.Config) and not own:
             self.config: Any = settings
@@ -348,13 +349,15 @@ class Experiment:
             usual_torch(trainer.device),
             self.random.active(),
         ):
-            clip = self._backbone if isinstance(self._backbone, CLIP) else self._open_backbone()
+            given = self._backbone if isinstance(self._backbone, CLIP) else None
+            owned = given is None and self._alone
+            clip = given or (load_clip(spec.backbone) if owned else self._open_backbone())
             dataset, self.notes = self._open_dataset()
             if spec.hold_out is not None:
                 dataset = dataset.hold_out(spec.hold_out, spec.seed)
             if spec.shots is not None:
                 dataset = dataset.shrink(spec.shots, spec.seed)
-            method = build_method(self._kind, self.config, clip, trainer, spec.seed, dataset.templates)
+            method = build_method(self._kind, self.config, clip, trainer, spec.seed, dataset.templates, owned=owned)
             method.check_names(dataset.classes)
             reader = self._open_reader(method)
             order = class_order(spec.order, dataset.classes)
@@ -389,10 +392,12 @@ class Experiment:
     def _open_reader(self, method: Method) -> Reader:
         """A reader of its own for a method that tunes its tower; otherwise one for all experiments that share."""
         clip, device, readers = method.clip, method.device, self._cache.readers
+        half = device.type == "cpu" and self.spec.precision == "bf16-mixed"
         if method.tunes_tower:
-            return Reader(clip, cache_folder(), device, store=method.trainer.cache)
-        reader = readers.get(self.spec.backbone)
-        if reader is None or reader.clip is not clip or reader.device != device:  # another backbone of the same name
-            reader = readers[self.spec.backbone] = Reader(clip, cache_folder(), device, shared=not self._alone)
+            return Reader(clip, cache_folder(), device, store=method.trainer.cache, half=half)
+        reader, shared = readers.get(self.spec.backbone), not self._alone
+        if reader is None or (reader.clip, reader.device, reader.half) != (clip, device, half):  # of the same name
+            reader = Reader(clip, cache_folder(), device, shared, TensorStore.of_user(), half)
+            readers[self.spec.backbone] = reader
         reader.make_room()
         return reader

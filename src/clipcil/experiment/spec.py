@@ -66,8 +66,9 @@ class RunSpec:
     """Evaluate each old task on at most this many of its test pictures; the last evaluation uses all of them."""
     device: str = "auto"
     """cpu, cuda, or auto: CUDA if there is one, else the CPU."""
-    precision: Literal["32-true", "bf16-mixed", "16-mixed"] = "32-true"
-    """32-true, bf16-mixed or 16-mixed; parameters are in single precision in each of them."""
+    precision: Literal["auto", "32-true", "bf16-mixed", "16-mixed"] = "32-true"
+    """32-true, bf16-mixed, 16-mixed, or auto: bf16-mixed on a CPU where it is faster, else 32-true. Parameters are in
+    single precision in each of them."""
     devices: Processes = 1
     """Devices of this machine that work on the run together, one process each; the result is the same to rounding."""
     nodes: Processes = 1
@@ -179,16 +180,23 @@ def method_settings(
 
 
 def resolved(spec: RunSpec, kind: type[Method] | None = None) -> RunSpec:
-    """The same run with its device chosen, every option of its dataset filled in, and a folder as dataset `folder`."""
+    """The same run with every choice made: device, precision, options of its dataset, a folder as dataset `folder`."""
     from clipcil.data.dataset import datasets, find_dataset, resolve_options
     from clipcil.methods.registry import find_method
-    from clipcil.training.device import find_device
 
     if spec.data and spec.data not in datasets() and Path(spec.data).is_dir():  # Path("") is the current folder
         spec = replace(spec, data="folder", data_root=Path(spec.data))
     options = to_dict(resolve_options(spec.data, spec.data_options))
     code = files_of(kind or find_method(spec.method), find_dataset(spec.data).open)
-    return replace(spec, data_options=options, device=find_device(spec.device), code=code)
+    return replace(placed(spec), data_options=options, code=code)
+
+
+def placed(spec: RunSpec) -> RunSpec:
+    """The same run with its device and precision chosen."""
+    from clipcil.training.device import find_device, find_precision
+
+    device = find_device(spec.device)
+    return replace(spec, device=device, precision=find_precision(spec.precision, device))
 
 
 def files_of(*things: Any) -> tuple[str, ...] | None:

@@ -272,20 +272,23 @@ def build_method(
     seed: int,
     templates: Sequence[str] = TEMPLATES,
     state: tuple[dict[str, Tensor], dict[str, Any]] | None = None,
+    *,
+    owned: bool = False,
 ) -> Method:
     """A method on its backbone, ready to learn. Every run and every lesson builds its method here.
 
     Args:
         kind: Class of the method.
         config: An instance of its `Config`.
-        clip: The backbone. A method that tunes the vision tower gets a copy of the tower.
+        clip: The backbone. A method that tunes the vision tower gets a copy of the tower, unless it is `owned`.
         trainer: Training context.
         seed: Seed of the random state in which the method is built.
         templates: Sentences about a class.
         state: What `method_state` returned; None: a method without any class.
+        owned: Whether nobody else uses the backbone.
     """
     clip = clip.to(trainer.device)
-    clip = clip.with_own_vision_tower() if kind.tunes_tower else clip
+    clip = clip.with_own_vision_tower() if kind.tunes_tower and not owned else clip
     torch.manual_seed(seed)
     if state is None:
         return kind(config, clip, trainer, templates).to(trainer.device).eval()

@@ -172,7 +172,8 @@ class DMC(Method):
                 drift[0] = float(1 - (plain * before[rows]).sum(1).mean())
             return losses.clip_loss(scale * now @ texts.T, labels[rows])
 
-        past = {name: value.detach().clone() for name, value in self.tower.named_parameters()}
+        average = self.config.average_tower  # otherwise nothing is copied
+        past = {k: v.detach().clone() if average else v.detach() for k, v in self.tower.named_parameters()}
         what = (self.config.tuned, self.config.tuned_blocks, self.config.lora_rank)
         given: list[Tensor | str] = [repr((what, most)), repr(self.clip.config), task.pictures.key, labels, texts]
         given += [scale, *past.values()]

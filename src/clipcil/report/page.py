@@ -2,18 +2,19 @@
 
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple, TypeVar
 
-from clipcil.errors import UserError
+from clipcil.errors import UserError, quoted
 from clipcil.paper import BACKBONE
 from clipcil.report import figures
 from clipcil.report.answers import TestAnswer, Thumbnails, confused_pairs, read_predictions
 from clipcil.report.compare import SAME, Group, Standing, Stream, flatten, group_runs, rank_groups, show, stream_titles
 from clipcil.report.html import claim_page, write_page
 from clipcil.report.runs import RunRecord
+from clipcil.report.style import Theme
 from clipcil.storage import claim, read_json, refuse_links, write_bytes
 
 T = TypeVar("T")
@@ -145,6 +146,18 @@ def write_report(runs: Sequence[RunRecord], out: Path) -> list[str]:
         if path.name not in files and OWN_FIGURE.fullmatch(path.name):
             path.unlink()
     return [each.name for each in report.figures]
+
+
+def write_model_page(out: Path, model: Any, folder: Path, small: Mapping[str, list[bytes]]) -> None:
+    """Write a page about a `Classifier` in `folder`; `small` are the small pictures of each class, as JPEG files."""
+    found, drawn = model.held_out_evaluation(), {}
+    themes: tuple[Theme, Theme] = "light", "dark"
+    if sum(one.held_out > 0 for one in model.history) > 1:
+        drawn["lessons"] = [figures.lessons(model.history, theme) for theme in themes]
+    if len(found.classes) > 1:
+        drawn["answers"] = [figures.answers(found, theme) for theme in themes]
+    values = {"model": model, "found": found, "drawn": drawn, "small": small, "most": figures.MOST_CLASSES}
+    write_page(out, "model.html", title="clipcil: model", command=quoted(folder), **values)
 
 
 def _or_why(read: Callable[[], T]) -> tuple[T | None, str]:

@@ -22,6 +22,7 @@ from clipcil.classifier.state import Facts
 from clipcil.errors import UserError
 from clipcil.serve.answers import LessonResult, LessonState, Limits, accuracy, explain
 from clipcil.serve.staging import StagedPicture, Staging, by_class, discard
+from clipcil.training.cpu import return_freed_memory
 
 MOST_CLASSES = 100
 """Classes named for one picture."""
@@ -199,6 +200,7 @@ class Lessons:
             self._tell(state="done", result=result)
         finally:
             self._served.revision += 1  # it has other small pictures
+            return_freed_memory()
 
     def _teach(self, taken: list[StagedPicture]) -> LessonResult:
         classes, before = by_class(item for item in taken if item.broken is None), self._served.model
