@@ -97,9 +97,10 @@ def test_headers_that_contradict_each_other(server: Server, headers: tuple[str, 
         ((*POST, "Transfer-Encoding: chunked", "", "no size", ""), b"HTTP/1.1 400 "),
         ((*POST, "Content-Length: 1", "", "xno request", "", ""), b"HTTP/1.1 200 "),
         (("no request", "", ""), b"HTTP/1.1 400 "),
+        ((*POST, "Content-Type: multipart/form-data; boundary=x", "Content-Length: 3", "", "--y"), b"HTTP/1.1 400 "),
     ],
 )
-def test_what_is_not_http_makes_no_traceback(server: Server, headers: tuple[str, ...], start: bytes) -> None:
+def test_what_is_not_http_prints_nothing(server: Server, headers: tuple[str, ...], start: bytes) -> None:
     """The application may have answered, or be about to; `running` sees that nothing is printed."""
     with send(server, *headers) as client:
         assert read(client).startswith(start)

@@ -98,5 +98,5 @@ def lesson() -> str:
         model.save(Path(place) / "model")
         accuracy = clipcil.load(Path(place) / "model").score(asked)
     if accuracy < 1:
-        raise RuntimeError(f"red and blue are told apart in {accuracy:.0%} of the pictures")
+        raise RuntimeError(f"the accuracy on red and blue pictures is {accuracy:.0%}")
     return f"learnt, saved, loaded and tested in {time.perf_counter() - started:.1f} s"

@@ -3,6 +3,7 @@
 import asyncio
 import hmac
 import ipaddress
+import logging
 import re
 import resource
 import secrets
@@ -66,6 +67,7 @@ def serve_model(
     limits: Limits | None = None,
 ) -> None:
     """Serve the model in `folder`, which stays locked, until the process is stopped."""
+    logging.getLogger("python_multipart").setLevel(logging.ERROR)  # else each wrong form is a line in the terminal
     limits = limits or Limits()
     descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     if 0 < descriptors < 4 * limits.connections:  # the rest is for files, and for connections not yet refused
