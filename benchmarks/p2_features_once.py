@@ -208,9 +208,10 @@ class _LiveViews:
         return 1
 
     def __getitem__(self, which: tuple[Tensor, Tensor]) -> Tensor:
-        pixels = self.pictures.pixels(which[1])
+        vision = self.pictures.clip.vision
         with torch.no_grad():
-            noisy = self.pictures.clip.vision(pixels + self.noise * torch.randn_like(pixels))
+            inputs = vision.start(self.pictures.pixels(which[1]))
+            noisy = vision.encode(inputs + self.noise * torch.randn_like(inputs))
         return normalize(noisy.features, dim=-1)
 
 

@@ -64,12 +64,12 @@ def run(data: Features, config: ENGINEConfig) -> tuple[float, float]:
 
 @torch.no_grad()
 def noisy(data: Features, part: Part, config: ENGINEConfig) -> Tensor:
-    """(views, n, dim): unit features of the pictures with noise on their pixels."""
+    """(views, n, dim): unit features of the pictures with noise on the input of the transformer."""
 
     def view(rows: Tensor) -> Tensor:
-        pixels = part.pictures[rows].pixels
-        drawn = pixels + config.pixel_noise * torch.randn_like(pixels)
-        return normalize(data.clip.vision(drawn, class_only=True).features, dim=-1)
+        inputs = data.clip.vision.start(part.pictures[rows].pixels)
+        drawn = inputs + config.pixel_noise * torch.randn_like(inputs)
+        return normalize(data.clip.vision.encode(drawn, class_only=True).features, dim=-1)
 
     blocks = torch.split(torch.arange(len(part.labels)), 128)
     return torch.stack([torch.cat([view(rows) for rows in blocks]) for _ in range(config.views)])

@@ -52,11 +52,11 @@ def write_reference(clip: CLIP, file: Path, seed: int = 0) -> None:
     pictures = [Image.fromarray(grid).resize((128, 128), Image.Resampling.BICUBIC) for grid in coarse]
     pixels = torch.from_numpy(np.stack([np.array(picture) for picture in pictures]))
     with torch.no_grad():
-        trunk = clip.preprocess(pictures)
+        inputs = clip.preprocess(pictures)
         tensors = {
             "pictures_uint8": pixels.permute(0, 3, 1, 2),
-            "trunk_output": trunk,
-            "image_features": clip.vision(trunk).features,
+            "trunk_output": clip.vision.start(inputs),
+            "image_features": clip.vision(inputs).features,
             "token_ids": clip.tokenizer(_REFERENCE_TEXTS)[0],
             "text_features": clip.encode_texts(_REFERENCE_TEXTS),
         }

@@ -52,7 +52,7 @@ class Fixture:
         self.given = (kind, clip, data, sizes, cache)
         own = clip.with_own_vision_tower()  # also for a method that should not change it: a check sees whether it does
         self.reader = Reader(own, cache)
-        self.stream = TaskStream(data, self.reader, range(len(data.classes)), sizes)
+        self.stream = TaskStream(data, self.reader, range(len(data.classes)), sizes, kind.bound == "upper")
         torch.manual_seed(0)
         self.method = kind(short_config(kind.Config()), own, Trainer(), data.templates)
 

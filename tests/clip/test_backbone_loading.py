@@ -52,7 +52,7 @@ def test_mini_gives_the_reference_features(mini: CLIP) -> None:
     ids, _ = mini.tokenizer(texts)
     assert torch.equal(ids, reference["token_ids"])
     torch.testing.assert_close(mini.encode_texts(texts), reference["text_features"], atol=1e-5, rtol=0)
-    features = mini.vision(reference["trunk_output"]).features
+    features = mini.vision.encode(reference["trunk_output"]).features
     torch.testing.assert_close(features, reference["image_features"], atol=1e-5, rtol=0)
 
 

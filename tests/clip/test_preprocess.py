@@ -21,19 +21,21 @@ def noise(high: int, wide: int, seed: int = 0) -> Image.Image:
 def test_mini_gives_the_reference_trunk_output(mini: CLIP) -> None:
     reference, trunk = load_file(REFERENCE), mini.preprocess.trunk
     images = [Image.fromarray(picture.permute(1, 2, 0).numpy()) for picture in reference["pictures_uint8"]]
-    out = mini.preprocess(images)
-    assert out.shape == (4, *mini.preprocess.shape) == (4, 384 + 48, 4, 4) and not out.requires_grad
+    pixels = mini.preprocess(images)
+    assert pixels.shape == (4, *mini.preprocess.shape) == (4, 120 + 4, 8, 8) and not pixels.requires_grad
+    out, rest = mini.vision.start(pixels), mini.preprocess.rest
+    assert out.shape == (4, 384 + 48, 4, 4)
     assert (out[:, :384] - reference["trunk_output"]).abs().max() < 1e-3
-    assert trunk is not None
+    assert trunk is not None and rest is not None
     hidden, averages = trunk.stem(torch.stack([mini.preprocess.picture(image) for image in images])), []
-    for depth, block in enumerate(trunk.blocks):
+    for depth, block in enumerate([*trunk.blocks, *rest.blocks]):
         hidden = block(hidden)
         if depth in (10, 14, 19, 20):  # the last block of each of the last four widths
             averages.append(hidden.mean((2, 3)))
     expected = torch.cat(averages, dim=1)
     torch.testing.assert_close(out[:, 384:].flatten(1)[:, :768], expected, atol=1e-3, rtol=1e-3)
     assert mini.vision.level_sizes == (88, 120, 208, 352, 384)
-    torch.testing.assert_close(mini.vision(out).levels[:, :768], expected, atol=1e-3, rtol=1e-3)
+    torch.testing.assert_close(mini.vision(pixels).levels[:, :768], expected, atol=1e-3, rtol=1e-3)
 
 
 def test_the_trunk_pads_as_tensorflow_does() -> None:

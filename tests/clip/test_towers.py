@@ -124,3 +124,16 @@ def test_versions_differ_after_each_touch_and_with_weights_and_config() -> None:
     assert seen[0] == clip.fingerprint == make_tiny_clip().fingerprint
     others = [*seen, clip.version, make_tiny_clip(1).version, make_tiny_clip(0, "gelu").version]
     assert len(set(others)) == len(others)
+
+
+def test_a_tower_tuned_while_the_trunk_was_frozen_is_read(mini: CLIP) -> None:
+    """Its tensors have none of `start`, which stays as it is; no other tensor may be missing."""
+    tower = mini.with_own_vision_tower().vision
+    tensors = {name: value + 1 for name, value in tower.state_dict().items() if not name.startswith("start.")}
+    assert tower.load_state_dict(dict(tensors)).missing_keys == []
+    for name, value in tower.state_dict().items():
+        wanted = mini.vision.state_dict()[name] if name.startswith("start.") else tensors[name]
+        assert torch.equal(value, wanted), name
+    del tensors["visual_projection.weight"]
+    with pytest.raises(RuntimeError, match="visual_projection"):
+        tower.load_state_dict(tensors)

@@ -27,7 +27,7 @@ class Small:
     shape = (3, 8, 8)
 
     def __init__(self, wait: float = 0.0, fingerprint: str = "small") -> None:
-        self.done, self.wait, self.fingerprint = 0, wait, fingerprint
+        self.done, self.wait, self.key = 0, wait, fingerprint
 
     def picture(self, image: object) -> Tensor:
         self.done += 1

@@ -105,6 +105,13 @@ def test_the_stream_hands_out_each_class_once_with_labels_in_order(tiny_clip: CL
         _ = last.pictures.pixels
 
 
+def test_a_joint_stream_hands_out_the_pictures_of_all_classes_so_far(tiny_clip: CLIP) -> None:
+    data = dataset([0, 1, 2, 3, 0, 1, 2, 3], [3, 2, 1, 0])
+    stream = TaskStream(data, Reader(tiny_clip, None), [2, 0, 3, 1], [1, 2, 1], joint=True)
+    seen = [(len(task.names), task.pictures.labels.tolist(), len(task.pictures.pixels)) for task in stream.tasks()]
+    assert seen == [(1, [0, 0], 2), (2, [0, 0, 1, 1, 2, 2], 6), (1, [0, 0, 1, 1, 2, 2, 3, 3], 8)]
+
+
 def test_the_stream_refuses_what_cannot_be_learnt_or_measured(tiny_clip: CLIP) -> None:
     for train, test, said in (([0, 2, 3], [0, 1, 2, 3], "'name 1'"), ([0, 1, 2, 3], [0, 1], "task 2")):
         with one_line(said):

@@ -13,7 +13,7 @@ from clipcil.clip import CLIP
 from clipcil.methods.dmc import DMC, DMCConfig, DMCOTConfig
 from clipcil.training.augment import TowerTraining
 from clipcil.training.losses import BatchOf, clip_loss, orthogonality, replay_budget
-from clipcil.training.trainer import Trainer, Training
+from clipcil.training.trainer import Callback, Trainer, Training
 from clipcil.training.tuning import tuned
 from support.visual_stream import Recorder, learnt, stream, tower
 
@@ -137,6 +137,34 @@ def test_the_tower_is_the_mean_of_what_the_tasks_made_of_it() -> None:
                 torch.testing.assert_close(value, start[name] + share)
         method.forget(3)
         method.forget(2)
+
+
+def test_stage_1_slows_down_and_stops() -> None:
+    """The rate of task k is 1/k of the first one's; a bound that any step passes leaves one step a task."""
+
+    class Rates(Callback):
+        def __init__(self) -> None:
+            self.seen: list[list[float]] = []
+
+        def begin_stage(self, stage: str, epochs: int, steps: int) -> None:
+            self.seen += [[]] if stage == "stage1" else []
+
+        def step(self, stage: str, epoch: int, step: int, loss: torch.Tensor, rate: float) -> None:
+            if stage == "stage1":
+                self.seen[-1].append(rate)
+
+    def rates(**options: Any) -> list[list[float]]:
+        clip, watch = tower(), Rates()
+        how = replace(FAST_TOWER, batch_size=4, schedule="constant", epochs=2)
+        method = DMC(DMCOTConfig(stage1=how, stage2=FAST, **options), clip, Trainer(callbacks=[watch]))
+        for task in stream(clip, (2, 2, 2)).tasks():
+            method.learn(task)
+        return watch.seen
+
+    assert rates() == [[1e-3] * 6] * 3
+    assert rates(slow_down=True) == [pytest.approx([1e-3 / place] * 6) for place in (1, 2, 3)]
+    assert [len(task) for task in rates(most_drift=1e-12)] == [2, 2, 2]  # the first step's loss is before any movement
+    assert [len(task) for task in rates(most_drift=2.0)] == [6, 6, 6]
 
 
 @pytest.mark.parametrize("what", ["tower", "blocks", "norms", "projection", "lora"])

@@ -193,7 +193,7 @@ def test_the_label_of_a_colour_bar_is_inside_the_figure(
 
 
 def test_no_colour_stands_for_two_things() -> None:
-    assert len({look.marker for look in LOOKS.values()}) == len(LOOKS) == 12
+    assert len({look.marker for look in LOOKS.values()}) == len(LOOKS) == 14
     names = [*LOOKS, *["dmc-ot"] * 14, "a method of tomorrow", "another"]
     looks = assign_looks(names)
     assert looks == assign_looks(names) and looks[: len(LOOKS)] == list(LOOKS.values())
@@ -322,6 +322,17 @@ def test_a_dollar_in_a_name_is_no_formula(tmp_path: Path) -> None:
     change(folder, config={**config, "run": {**config["run"], "method": "$\\frac$"}})
     entries = standings_of(folder)
     assert figures.accuracy(entries, "light").points[0][2].startswith("$\\frac$, after task 1")
+
+
+def test_bounds_are_shown_and_not_ranked(tmp_path: Path, no_figures: None) -> None:
+    for method, share in (("joint", 0.9), ("simplecil", 0.7), ("dmc-ot", 0.6), ("finetune", 0.2)):
+        write_run(tmp_path / method, method, 0, share)
+    standings = {standing.group.first.method: standing for standing in standings_of(tmp_path)}
+    assert standings["simplecil"].is_best
+    assert [name for name, each in standings.items() if each.is_bound] == ["finetune", "joint"]
+    assert not any(standings[name].tied for name in ("finetune", "joint"))
+    page = text_of(tmp_path)
+    assert "SimpleCIL has the highest" in page and page.count("a bound") == 2 and "Joint training" in page
 
 
 def test_the_confusion_matrix_of_a_model_has_the_worst_classes_and_the_pictures_of_none() -> None:

@@ -60,6 +60,29 @@ def test_warm_up_rises_to_the_rate_and_never_above_it() -> None:
             assert max(rates) == 1.0 and rates == sorted(rates), (share, steps)
 
 
+def test_a_stage_ends_at_its_maximum_of_steps_or_where_it_is_told_to() -> None:
+    """Three epochs of four steps: all of them, at most five, and until the weight has passed 0.75."""
+    for most, wanted, seen in ((0, 12, []), (5, 5, []), (20, 12, []), (0, 3, [0.75])):
+        weight, steps = nn.Parameter(torch.ones(())), []
+        how = Training(
+            epochs=3, batch_size=2, lr=0.1, optimizer="sgd", momentum=0, schedule="constant", most_steps=most
+        )
+
+        def loss(rows: torch.Tensor, weight: nn.Parameter = weight, steps: list[int] = steps) -> torch.Tensor:
+            steps.append(len(rows))
+            return weight * 1.0
+
+        until = None if not seen else lambda weight=weight: float(weight.detach()) < 0.75
+        Trainer().fit("train", [weight], 8, loss, how, until=until)
+        assert len(steps) == wanted and float(weight) == pytest.approx(1 - 0.1 * wanted, abs=1e-3), most
+
+
+def test_a_schedule_ends_with_the_maximum_of_steps() -> None:
+    assert fitted(*[1.0] * 9, trainer=Trainer(), optimizer="sgd", schedule="cosine", most_steps=4) == pytest.approx(
+        1 - 0.1 * sum(0.5 * (1 + math.cos(math.pi * step / 4)) for step in range(4))
+    )
+
+
 def scaled_trainer() -> Trainer:
     """A trainer in 16-mixed. On a CPU Fabric takes bf16 for it, which needs no scale; the scaler itself works there."""
     return Trainer(Fabric(accelerator="cpu", plugins=[MixedPrecision("16-mixed", "cpu")]))

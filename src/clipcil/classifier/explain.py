@@ -96,7 +96,7 @@ def explain(
     pixels = preprocess.picture(image)[None].to(method.device).requires_grad_()
     with torch.enable_grad(), _maps(method) as maps:
         trunk = None if preprocess.trunk is None else preprocess.trunk.to(method.device)
-        batch = TensorBatch(method.clip, pixels if trunk is None else trunk.whole(pixels))
+        batch = TensorBatch(method.clip, pixels if trunk is None else trunk(pixels))
         logits = method.logits(batch)[0].double() * how.temperature
         label = int(logits.argmax()) if label is None else label
         others = torch.cat([logits[:label], logits[label + 1 :]])
@@ -116,9 +116,12 @@ def explain(
 def _maps(method: Method) -> Iterator[list[Tensor]]:
     """The maps that this thread computes in the block: of the trunk after those blocks that are averaged; of a tower
     without a trunk what its last blocks read."""
-    trunk, tower, own = method.clip.preprocess.trunk, method.clip.vision.vision_model, get_ident()
-    blocks = tower.encoder.blocks()[:-1]
-    modules = [tower.pre_layrnorm, *blocks][-DEPTHS:] if trunk is None else [trunk.blocks[at] for at in trunk.depths]
+    clip, own = method.clip, get_ident()
+    trunk, tower = clip.preprocess.trunk, clip.vision.vision_model
+    modules = [tower.pre_layrnorm, *tower.encoder.blocks()[:-1]][-DEPTHS:]
+    if trunk is not None:
+        every = [block for part in (trunk, clip.vision.start) for block in part.get_submodule("blocks").children()]
+        modules = [every[depth] for depth in trunk.depths]
     maps: list[Tensor] = []
 
     def keep(module: nn.Module, given: Any, output: Tensor) -> None:

@@ -43,8 +43,8 @@ class ExportedNetwork(nn.Module):
 
     def forward(self, pictures: Tensor) -> tuple[Tensor, Tensor]:
         """(B, 3, height, width) → logits (B, C), features (B, dim)."""
-        # The trunk's own forward splits the batch to suit a CPU's cache; a graph cannot hold a varying number of parts.
-        pixels = pictures if self.trunk is None else self.trunk.whole(pictures)
+        # `Preprocess.finish` splits the batch to suit a CPU's cache; a graph cannot hold a varying number of parts.
+        pixels = pictures if self.trunk is None else self.trunk(pictures)
         batch = TensorBatch(self.method.clip, pixels)
         return self.method.logits(batch), batch.features
 

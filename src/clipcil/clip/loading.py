@@ -128,7 +128,6 @@ def _from_file(path: Path, name: str) -> CLIP:
         clip = CLIP(replace(config, text=text), tokenizer, preprocess, name)
     ours = {key.partition(".")[2]: key for key in clip.state_dict()}  # without "vision." or "text." before them
     set_weights(clip, {ours.get(key, key): value for key, value in tensors.items()}, f"'{name}'")
-    clip.vision.inner = preprocess.trunk.inner_sizes if preprocess.trunk is not None else ()
     clip.freeze()
     with _errors_name(f"weights and config of '{name}'"):
         _try_out(clip)
@@ -158,7 +157,7 @@ def _preprocess(folder: Path, config: VisionConfig) -> Preprocess:
         steps, trunk = _read(folder / "trunk.json", lambda spec: (Steps.from_trunk(spec), Trunk(spec)))
     set_weights(trunk, read_safetensors(folder / "trunk.safetensors"), str(folder / "trunk.safetensors"))
     preprocess = Preprocess(steps, trunk.eval().requires_grad_(False))
-    places = preprocess.shape[-1]
+    places = trunk.output_shape(steps.crop[0])[-1]
     if (trunk.channels, places) != (config.channels, side):
         made, wanted = f"{trunk.channels}×{places}×{places}", f"{config.channels}×{side}×{side}"
         raise UserError(f"{folder}: trunk.json makes {made} numbers of a picture, config.json wants {wanted}")

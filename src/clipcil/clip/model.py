@@ -30,6 +30,8 @@ class CLIP(nn.Module):
         self.tokenizer = tokenizer
         self.preprocess = preprocess
         self.vision = VisionTower(config.vision, config.dim)
+        if preprocess.rest is not None:
+            self.vision.start, self.vision.inner = preprocess.rest, preprocess.rest.inner_sizes
         self.text = TextTower(config.text, config.dim)
         self.logit_scale = nn.Parameter(torch.tensor(2.6592))  # ln(1/0.07), CLIP's initial value
         self.fingerprint = ""
@@ -76,9 +78,13 @@ class CLIP(nn.Module):
 
 
 def _fingerprint(clip: CLIP) -> str:
-    """A short SHA-256 of config and weights, which does not depend on the format of the file."""
+    """A short SHA-256 of config and weights, which does not depend on the format of the file.
+
+    The fingerprint of the preprocessing covers the whole trunk, also the part with which the vision tower begins.
+    """
     digest = hashlib.sha256(repr(clip.config).encode())
-    for name, tensor in sorted(clip.state_dict().items()):
+    own = {name: tensor for name, tensor in clip.state_dict().items() if not name.startswith("vision.start.")}
+    for name, tensor in sorted(own.items()):
         digest.update(name.encode())
         digest.update(tensor.cpu().contiguous().numpy().data)
     return digest.hexdigest()[:12]

@@ -1,4 +1,4 @@
-"""From a picture to what the vision tower reads: RGB, resize, centre crop, mean/std, then the trunk if there is one."""
+"""From a picture to what the vision tower reads: RGB, resize, centre crop, mean/std, then a trunk's frozen part."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pydantic.dataclasses import dataclass
 from torch import Tensor
 
 from clipcil.clip.config import Side
-from clipcil.clip.trunk import Trunk
+from clipcil.clip.trunk import PASS, Trunk
 from clipcil.errors import UserError
 from clipcil.limits import LONGEST_SHAPE
 from clipcil.settings import typed
@@ -86,9 +86,15 @@ class Preprocess:
 
     def __init__(self, steps: Steps, trunk: Trunk | None = None) -> None:
         self.steps = steps
-        self.trunk = trunk
-        self.shape = (3, *steps.crop) if trunk is None else trunk.output_shape(steps.crop[0])
+        self.trunk: Trunk | None = None
+        self.rest: Trunk | None = None
+        """The part of the trunk with which the vision tower begins; `trunk` is the frozen one before it."""
+        if trunk is not None:
+            self.trunk, self.rest = trunk.parts()
+        self.shape = (3, *steps.crop) if self.trunk is None else self.trunk.output_shape(steps.crop[0])
         self.fingerprint = _fingerprint(steps, trunk)
+        self.key = self.fingerprint + ("" if trunk is None else f"-{trunk.cut}")
+        """The fingerprint and the number of blocks in the frozen part: what the result of `finish` depends on."""
         self._mean = torch.tensor(steps.mean).view(3, 1, 1)
         self._std = torch.tensor(steps.std).view(3, 1, 1)
 
@@ -103,7 +109,8 @@ class Preprocess:
         """(B, 3, h, w) → (B, *shape): through the frozen trunk, or unchanged where the backbone has none."""
         if self.trunk is None:
             return batch
-        return self.trunk.to(batch.device)(batch)
+        trunk = self.trunk.to(batch.device)
+        return torch.cat([trunk(part).contiguous() for part in torch.split(batch, PASS)])
 
     def __call__(self, images: Sequence[Image.Image]) -> Tensor:
         """Pictures → (B, *shape)."""

@@ -1,4 +1,4 @@
-"""The frozen trunk of the embedded backbone: an EfficientNet-Lite, with batch norm folded into the kernels.
+"""The trunk of the embedded backbone: an EfficientNet-Lite, with batch norm folded into the kernels.
 
     stem: 3×3 convolution, stride 2, ReLU6
     block: [1×1 expand, ReLU6] → k×k depthwise, ReLU6 → 1×1 project [+ input]
@@ -7,8 +7,12 @@
 
 `trunk.json` holds the shapes; head and reduce are optional. Padding is TensorFlow's "same": ⌈n/stride⌉ outputs, the odd
 pixel at the end.
+
+The first part, up to the last block that halves the picture, is frozen, and its output is cached. The second part
+begins the vision tower, which a method may tune.
 """
 
+import copy
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
@@ -86,16 +90,21 @@ class MobileBlock(nn.Module):
 
 
 class Trunk(nn.Module):
-    """(B, 3, 128, 128) normalised pixels → (B, channels, 4, 4)."""
+    """A trunk or a part of it: (B, 3, 128, 128) normalised pixels, or what the part before made → (B, channels, 4, 4).
+
+    Behind its own channels an output holds the averages of inner blocks one after the other, and zeros to fill the last
+    channel.
+    """
 
     def __init__(self, spec: Mapping[str, Any]) -> None:
         """`spec` is the content of a `trunk.json`."""
         super().__init__()
         shape: TrunkShape = typed(spec, TrunkShape)
         widths = [block.out for block in shape.blocks]
-        self.stem = Convolution(3, shape.stem.out, shape.stem.kernel, shape.stem.stride)
+        self.stem: nn.Module = Convolution(3, shape.stem.out, shape.stem.kernel, shape.stem.stride)
         self.blocks = nn.Sequential(*map(MobileBlock, [shape.stem.out, *widths], shape.blocks))
-        self.channels = [shape.stem.out, *widths][-1]
+        self.into, self.widths = 3, [shape.stem.out, *widths]
+        self.channels = self.widths[-1]
         self.head: nn.Module = nn.Identity()
         self.reduce: nn.Module = nn.Identity()
         if shape.head is not None:
@@ -106,24 +115,32 @@ class Trunk(nn.Module):
         self.depths = ends[-INNER_STAGES:]
         """The last block of each of the last stages (blocks of equal width), whose outputs are averaged."""
         self.inner_sizes = tuple(widths[depth] for depth in self.depths)
+        halving = [depth for depth, block in enumerate(shape.blocks) if block.stride > 1]
+        self.cut = halving[-1] if halving else len(widths)
+        """Number of blocks of the first part."""
+        self.packed = 0
+        """Number of averages in the input."""
 
-    @torch.no_grad()
+    def parts(self) -> tuple["Trunk", "Trunk"]:
+        """Both parts, with these weights: `second(first(pixels))` is what this trunk makes of pixels."""
+        first, second = copy.copy(self), copy.copy(self)
+        for part in (first, second):
+            part._modules = dict(self._modules)
+        first.blocks, second.blocks = self.blocks[: self.cut], self.blocks[self.cut :]  # type: ignore[assignment]
+        first.head = first.reduce = second.stem = nn.Identity()
+        first.channels = second.into = self.widths[self.cut]
+        first.inner_sizes = self.inner_sizes[: sum(depth < self.cut for depth in self.depths)]
+        second.packed = sum(first.inner_sizes)
+        return first, second
+
     def forward(self, pixels: Tensor) -> Tensor:
-        """`whole`, a few pictures at a time."""
+        """(B, 3 or channels of the part before, h, w) → (B, channels + packed, high, wide)."""
+        averages: list[Tensor] = [pixels[:, self.into :].flatten(1)[:, : self.packed]]
         # Channels last is twice as fast in the CPU's depthwise kernels.
-        parts = [part.contiguous(memory_format=torch.channels_last) for part in torch.split(pixels, PASS)]
-        return torch.cat([self.whole(part).contiguous() for part in parts])
-
-    def whole(self, pixels: Tensor) -> Tensor:
-        """(B, 3, h, w) → (B, channels + packed, high, wide) in one piece, as a graph that is exported needs it.
-
-        The packed channels hold the averages of inner blocks one after the other, and zeros to fill the last channel.
-        """
-        hidden: Tensor = self.stem(pixels)
-        averages: list[Tensor] = [hidden.new_zeros(hidden.shape[0], 0)]
-        for depth, block in enumerate(self.blocks):
+        hidden: Tensor = self.stem(pixels[:, : self.into].contiguous(memory_format=torch.channels_last))
+        for depth, block in self.blocks.named_children():
             hidden = block(hidden)
-            if depth in self.depths:
+            if int(depth) in self.depths:
                 averages.append(hidden.mean((2, 3)))
         maps: Tensor = self.reduce(self.head(hidden))
         packed = torch.cat(averages, dim=1)

@@ -1,7 +1,7 @@
 """The vision tower: CLIP's ViT with room for extra tokens and per-layer key/value prefixes."""
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -75,14 +75,24 @@ class VisionModel(nn.Module):
 
 
 class VisionTower(nn.Module):
-    """`state_dict` keys are those of Hugging Face's CLIPModel: `vision_model.*`, `visual_projection.weight`."""
+    """`state_dict` keys are those of Hugging Face's CLIPModel: `vision_model.*`, `visual_projection.weight`.
+
+    Where the backbone has a trunk, its last part comes before them, as `start.*`.
+    """
 
     def __init__(self, config: VisionConfig, dim: int) -> None:
         super().__init__()
         self.config = config
         self.vision_model = VisionModel(config)
         self.visual_projection = nn.Linear(config.width, dim, bias=False)
+        self.start: nn.Module = nn.Identity()
         self.inner: tuple[int, ...] = ()  # sizes of the trunk's averages, packed behind the channels of the config
+
+    def _load_from_state_dict(self, tensors: dict[str, Tensor], prefix: str, *how: Any) -> None:
+        """Towers tuned by 0.2.0, which left the whole trunk frozen, have no `start`: it stays as it is."""
+        for name, value in self.start.state_dict(prefix=f"{prefix}start.").items():
+            tensors.setdefault(name, value)
+        super()._load_from_state_dict(tensors, prefix, *how)
 
     @property
     def level_sizes(self) -> tuple[int, ...]:
@@ -97,7 +107,7 @@ class VisionTower(nn.Module):
         prefixes: Mapping[int, Prefix] | None = None,
         class_only: bool = False,
     ) -> VisionOutput:
-        """pixels (B, C, H, W) → tokens, pooled, features, levels; later channels hold the trunk's averages.
+        """pixels (B, C, H, W), as `Preprocess` makes them → tokens, pooled, features, levels.
 
         extra_tokens: (B or 1, L, width), placed after the class token once positions were added, before `pre_layrnorm`.
         prefixes: layer index → (keys, values), each (B or 1, L, width), placed in front of that layer's own keys and
@@ -105,6 +115,16 @@ class VisionTower(nn.Module):
         class_only: the last layer computes its class token only (a fifth less work in a tower of 4 layers). Pooled and
             features are the same; `tokens` holds that one token.
         """
+        return self.encode(self.start(pixels), extra_tokens, prefixes, class_only)
+
+    def encode(
+        self,
+        pixels: Tensor,
+        extra_tokens: Tensor | None = None,
+        prefixes: Mapping[int, Prefix] | None = None,
+        class_only: bool = False,
+    ) -> VisionOutput:
+        """`forward` after `start`: the transformer. Channels after those of the config hold the trunk's averages."""
         model = self.vision_model
         pixels, packed = pixels[:, : self.config.channels], pixels[:, self.config.channels :]
         hidden = model.embeddings(pixels)

@@ -33,7 +33,7 @@ def pixels_key(preprocess: Preprocess) -> str:
 
     Releases of Pillow update the libraries that decode JPEG, WebP and AVIF, whose pixels may then differ.
     """
-    return f"{preprocess.fingerprint}-pillow{PIL.__version__}"
+    return f"{preprocess.key}-pillow{PIL.__version__}"
 
 
 class PixelStore:

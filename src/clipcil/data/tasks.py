@@ -64,11 +64,15 @@ def task_sizes(
 class TaskStream:
     """The tasks of a dataset in a class order. `tasks()` hands out each task once and closes the one before."""
 
-    def __init__(self, dataset: Dataset, reader: Reader, order: Sequence[int], sizes: Sequence[int]) -> None:
+    def __init__(
+        self, dataset: Dataset, reader: Reader, order: Sequence[int], sizes: Sequence[int], joint: bool = False
+    ) -> None:
+        """With `joint` a task's pictures are those of all classes so far, for an upper bound."""
         self.dataset, self.sizes, self._reader = dataset, list(sizes), reader
         self.names = [dataset.classes[index] for index in order]
         self._bounds = [0, *accumulate(sizes)]
         self._train = _by_task(dataset.train, order, self._bounds)
+        self._handed_out = _by_task(dataset.train, order, self._bounds, so_far=True) if joint else self._train
         self._test = _by_task(dataset.test, order, self._bounds)
         for task, (first, last) in enumerate(pairwise(self._bounds)):
             if missing := set(range(first, last)) - set(self._train[task].labels.tolist()):
@@ -83,13 +87,13 @@ class TaskStream:
     def tasks(self, start: int = 0) -> Iterator[Task]:
         """The tasks from `start` on, each closed when the next is asked for."""
         for index in range(start, len(self)):
-            gate = Gate()
+            gate, part = Gate(), self._handed_out[index]
             names = self.names[self._bounds[index] : self._bounds[index + 1]]
             try:
-                yield Task(index, names, self._reader.open(self._train[index], gate))
+                yield Task(index, names, self._reader.open(part, gate))
             finally:
                 gate.open = False
-                self._reader.forget(self._train[index])
+                self._reader.forget(part)
 
     def test(self, index: int) -> Pictures:
         """The test pictures of task `index`. For evaluation only: no method is ever given the stream."""
@@ -116,12 +120,15 @@ class TaskStream:
         return self._test[index]
 
 
-def _by_task(pictures: PictureSet, order: Sequence[int], bounds: Sequence[int]) -> list[PictureSet]:
-    """The pictures of each task, sorted by their labels, which are places in `order`."""
+def _by_task(
+    pictures: PictureSet, order: Sequence[int], bounds: Sequence[int], so_far: bool = False
+) -> list[PictureSet]:
+    """The pictures of each task, or of all up to each, sorted by their labels, which are places in `order`."""
     labels = torch.tensor(list(order)).argsort()[pictures.labels]
     rows = labels.argsort(stable=True)
-    cuts = torch.searchsorted(labels[rows], torch.tensor(bounds))[1:-1]
-    return [pictures.subset(part, labels[part]) for part in rows.tensor_split(cuts)]
+    cuts = torch.searchsorted(labels[rows], torch.tensor(bounds)).tolist()
+    parts = [rows[0 if so_far else first : last] for first, last in pairwise(cuts)]
+    return [pictures.subset(part, labels[part]) for part in parts]
 
 
 def class_order(spec: str, classes: list[str]) -> list[int]:

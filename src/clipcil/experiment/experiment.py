@@ -362,7 +362,7 @@ class Experiment:
             reader = self._open_reader(method)
             order = class_order(spec.order, dataset.classes)
             sizes = task_sizes(len(order), spec.tasks, spec.increment, spec.base)
-            self._stream = TaskStream(dataset, reader, order, sizes)
+            self._stream = TaskStream(dataset, reader, order, sizes, joint=self._kind.bound == "upper")
         reader.on_progress = self.display.progress
         self._method = method
 

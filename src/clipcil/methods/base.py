@@ -77,6 +77,9 @@ class Method(nn.Module, ABC):
     """Whether it keeps old training pictures or their features."""
     tunes_tower: ClassVar[bool] = False
     """Whether it fine-tunes the vision tower."""
+    bound: ClassVar[Literal["", "lower", "upper"]] = ""
+    """Whether it is a bound for other methods, which reports leave out of rankings. A task for an upper one holds the
+    pictures of all classes so far."""
     class_vectors: ClassVar[str] = ""
     """Name of its buffer (classes seen, dim) whose cosines with the features are the scores up to a constant factor;
     empty: it has none. An export writes these vectors."""

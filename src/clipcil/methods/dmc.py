@@ -13,6 +13,7 @@ Examples:
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -45,6 +46,10 @@ class DMCConfig:
 
     stage1: TowerTraining = TowerTraining(epochs=3, lr=1e-5, weight_decay=1e-4)
     """Training of the vision tower on hard-prompt texts, Eq. (1)."""
+    slow_down: bool = False
+    """Whether stage 1 of task k has its learning rate divided by k."""
+    most_drift: NonNegativeFloat = 0.0
+    """Stage 1 ends where the mean of 1 − cos(feature before, feature now) over a batch passes this; 0: no bound."""
     tuned: Tuned = "tower"
     """Part of the tower that stage 1 trains."""
     tuned_blocks: int = 2
@@ -153,20 +158,30 @@ class DMC(Method):
             self.train_together(task.pictures)
             return
         texts = encode_classes(self.clip, task.names, [self.config.template])
-        scale, labels = self.clip.scale, task.pictures.labels - self.old
+        scale, labels, most = self.clip.scale, task.pictures.labels - self.old, self.config.most_drift
+        place = int(self.memory.tasks) + 1  # k; `sizes` has no entry for a task whose classes are all forgotten
+        how = self.config.stage1
+        how = replace(how, lr=how.lr / place) if self.config.slow_down else how
+        before = normalize(task.pictures.features, dim=-1) if most else texts[:0]
+        drift = [0.0]  # of the last batch
 
         def loss(rows: Tensor, batch: Pictures) -> Tensor:
-            return losses.clip_loss(scale * self.encode(batch, self.config.stage1.augment) @ texts.T, labels[rows])
+            now = self.encode(batch, how.augment)
+            if most:
+                plain = now.detach() if how.augment == "none" else self.encode(batch, "none").detach()
+                drift[0] = float(1 - (plain * before[rows]).sum(1).mean())
+            return losses.clip_loss(scale * now @ texts.T, labels[rows])
 
         average = self.config.average_tower  # otherwise nothing is copied
         past = {k: v.detach().clone() if average else v.detach() for k, v in self.tower.named_parameters()}
         what = (self.config.tuned, self.config.tuned_blocks, self.config.lora_rank)
-        given: list[Tensor | str] = [repr(what), repr(self.clip.config), task.pictures.key, labels, texts, scale]
-        given += past.values()
+        given: list[Tensor | str] = [repr((what, most)), repr(self.clip.config), task.pictures.key, labels, texts]
+        given += [scale, *past.values()]
+        until = (lambda: drift[0] > most) if most else None
         with own_random("stage1", task.index), tuned(self.clip, *what) as parameters:
-            self.trainer.fit("stage1", parameters, task.pictures, loss, self.config.stage1, depends_on=given)
-        if self.config.average_tower:  # 1/k; `sizes` has no entry for a task whose classes are all forgotten
-            average_with(self.tower, past, 1 / (int(self.memory.tasks) + 1))
+            self.trainer.fit("stage1", parameters, task.pictures, loss, how, depends_on=given, until=until)
+        if self.config.average_tower:
+            average_with(self.tower, past, 1 / place)
 
     def encode(self, batch: Pictures, augment: Augment) -> Tensor:
         """Unit features (B, dim) of the tower as it is now, with gradients."""

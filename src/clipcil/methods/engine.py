@@ -52,7 +52,7 @@ class ENGINEConfig:
     image_weight: NonNegativeFloat = 0.5
     """a_v, weight of the image loss; 0 leaves it out."""
     pixel_noise: NonNegativeFloat = 0.25
-    """Standard deviation of the noise added to preprocessed pictures for the image loss."""
+    """Standard deviation of the noise added to the input of the vision transformer for the image loss."""
     views: PositiveInt = 2
     """Noisy views of each picture, encoded once per task."""
     replay_noise: NonNegativeFloat = 0.25
@@ -147,11 +147,12 @@ class ENGINE(Method):
 
     @torch.no_grad()
     def noisy_views(self, pictures: Pictures) -> Tensor:
-        """(views, N, dim): unit features of the task's pictures with noise on their pixels."""
+        """(views, N, dim): unit features of the task's pictures with noise on the input of the transformer."""
 
         def encode(pixels: Tensor) -> Tensor:
-            noisy = pixels + self.config.pixel_noise * torch.randn_like(pixels)
-            return normalize(self.clip.vision(noisy, class_only=True).features.float(), dim=-1)
+            inputs = self.clip.vision.start(pixels)
+            noisy = inputs + self.config.pixel_noise * torch.randn_like(inputs)
+            return normalize(self.clip.vision.encode(noisy, class_only=True).features.float(), dim=-1)
 
         views = [[encode(block.pixels) for block in pictures.batches(NOISY_BLOCK)] for _ in range(self.config.views)]
         return torch.stack([torch.cat(view) for view in views])

@@ -175,11 +175,13 @@ class Standing:
     behind: Interval | None
     """A_B − that of the best on the same class orders and seeds; None for the best, or where it cannot be computed."""
     is_best: bool
+    is_bound: bool = False
+    """Whether it is a bound for the others, and no part of the ranking."""
 
     @property
     def tied(self) -> bool:
         """Whether the lead of the best over this group is within the noise."""
-        return not self.is_best and (self.behind is None or self.behind.high >= 0)
+        return not (self.is_best or self.is_bound) and (self.behind is None or self.behind.high >= 0)
 
     @property
     def ahead(self) -> bool:
@@ -188,13 +190,18 @@ class Standing:
 
 
 def rank_groups(groups: Sequence[Group]) -> list[Standing]:
-    """A standing for each group, in the order given. The best is the one with the highest mean of A_B."""
-    best = max(groups, key=lambda group: group.last.mean)
+    """A standing for each group, in the order given. The best has the highest mean of A_B of all that are no bounds."""
+    from clipcil.methods.registry import methods
+
+    bounds = [name for name, kind in methods().items() if kind.bound]
+    ranked = [group for group in groups if group.first.method not in bounds]
+    best = max(ranked or groups, key=lambda group: group.last.mean)
     bootstrap = Bootstrap([run for group in groups for run in group.runs])
     found = []
     for group, look in zip(groups, assign_looks([group.first.method for group in groups]), strict=True):
         behind = None if group is best else bootstrap.difference(paired(group.runs, best.runs))
-        found.append(Standing(group, look, bootstrap.mean(group.runs), behind, group is best))
+        is_bound = group is not best and group.first.method in bounds
+        found.append(Standing(group, look, bootstrap.mean(group.runs), behind, group is best, is_bound))
     return found
 
 

@@ -83,11 +83,13 @@ def accuracy(standings: Sequence[Standing], theme: Theme) -> Figure:
         long = max(map(len, labels)) > 24
         canvas = Canvas(pyplot, 3.4 + 0.2 * (_legend_lines(labels) if long else -(-len(standings) // 2)))
         axes = canvas.axes
-        for group, look in ((standing.group, standing.look) for standing in standings):
+        for standing in standings:
+            group, look = standing.group, standing.look
             values = np.array([run.after for run in group.runs])
             across = np.arange(1, values.shape[1] + 1)
             mean, std = values.mean(0), values.std(0, ddof=1) if len(values) > 1 else np.zeros(values.shape[1])
             line = {"color": look.colour(theme), "marker": look.marker, "label": fill(group.label, LEGEND_WIDTH)}
+            line["linestyle"] = ":" if standing.is_bound else "-"
             axes.plot(across, mean, zorder=3 if group.first.method in ("dmc", "dmc-ot") else 2, **line)
             axes.fill_between(across, mean - std, mean + std, color=line["color"], alpha=0.15, linewidth=0)
             for task, value, wide in zip(across, mean, std, strict=True):

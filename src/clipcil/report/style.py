@@ -49,6 +49,8 @@ LOOKS: dict[str, Look] = {
     "coda-prompt": Look("#2f8fc4", "#8fd3ff", "h"),
     "rapf": Look("#5f7d00", "#b5d334", "*"),
     "engine": Look("#b8860b", "#ffd24d", "p"),
+    "finetune": Look("#9aa0a5", "#7b8186", "1"),
+    "joint": Look("#8b9196", "#8b9196", "2"),
 }
 # Colours for everything else, light and dark: as far from those above and from each other as RGB allows ("redmean").
 MORE = (

@@ -32,9 +32,9 @@ def augmented(pixels: Tensor, how: Augment) -> Tensor:
     """Flip and crop each picture of a batch (B, C, H, W) by itself, with draws from torch's global generator.
 
     A crop never covers more than the picture, so resampling only enlarges, and bilinear interpolation is enough.
-    Augmentation is meant for backbones that read pixels. Where a backbone has a frozen trunk (`mini`), `pixels` are the
-    trunk's feature maps, and flipping these differs from the feature maps of a flipped picture: on emoji the cosine of
-    the two is 0.81, and 0.86 without any flip.
+    Augmentation is meant for backbones that read pixels. Where a backbone has a trunk (`mini`), `pixels` are feature
+    maps of its frozen part, and flipping these differs from the feature maps of a flipped picture: on the test pictures
+    of emoji the cosine of the two features is 0.94, and 0.97 without any flip.
     """
     if how == "none":
         return pixels

@@ -46,6 +46,8 @@ class Training:
     """Passes over the training pictures of the task."""
     steps: Annotated[int, Field(ge=0, le=10**9)] = 0
     """Minimum number of steps: epochs are added until it is reached. A task of few pictures has few steps per epoch."""
+    most_steps: Annotated[int, Field(ge=0, le=10**9)] = 0
+    """Maximum number of steps, however many pictures a task has; 0: no limit. The schedule ends with them."""
     lr: NonNegativeFloat = 1e-3
     """Peak learning rate."""
     batch_size: Annotated[int, Field(ge=1, le=10**9)] = 32
@@ -167,6 +169,7 @@ class Trainer:
         how: Training,
         each_epoch: Callable[[], None] | None = None,
         depends_on: Sequence[Input] | None = None,
+        until: Callable[[], bool] | None = None,
     ) -> None:
         """Train parameters by minibatches, or restore them where the stage was trained before.
 
@@ -184,18 +187,21 @@ class Trainer:
             each_epoch: Called before every epoch, to draw what stays the same during it.
             depends_on: Everything that the loss depends on beside the parameters and the random state. Where it is
                 given, the stage is shared with other runs through the cache.
+            until: Called after every step; training ends where it returns True.
         """
         optimizer = _optimizer(parameters, how)
         peaks = [group["lr"] for group in optimizer.param_groups]
         trained = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         count = data if isinstance(data, int) else len(data)
         steps = max(1, -(-count // how.batch_size))
-        how = replace(how, epochs=max(how.epochs, -(-how.steps // steps)))
+        total = max(how.epochs, -(-how.steps // steps)) * steps
+        total = min(total, how.most_steps) if how.most_steps else total
+        how = replace(how, epochs=-(-total // steps))
         for callback in self.callbacks:
             callback.begin_stage(stage, how.epochs, steps)
 
         def report(place: int) -> None:
-            rate = how.lr * how.rate(place, how.epochs * steps)
+            rate = how.lr * how.rate(place, total)
             for callback in self.callbacks:
                 callback.step(stage, place // steps, place % steps, losses[place], rate)
 
@@ -208,11 +214,12 @@ class Trainer:
         scaler = torch.amp.GradScaler(self.device.type, enabled=self.precision == "16-mixed")
         for parameter in trained:
             parameter.requires_grad_(True)
-        for _ in range(0 if losses else how.epochs):
+        ended = bool(losses) or not total
+        while not ended:
             if each_epoch is not None:
                 each_epoch()
             for rows in torch.split(torch.randperm(count), how.batch_size):
-                rate = how.rate(len(losses), how.epochs * steps)
+                rate = how.rate(len(losses), total)
                 for group, peak in zip(optimizer.param_groups, peaks, strict=True):
                     group["lr"] = peak * rate
                 moved = rows.to(self.device, non_blocking=True)
@@ -231,6 +238,9 @@ class Trainer:
                 if len(losses) % steps % CHECK_EVERY == 0:
                     _check_finite(losses, trained, stage, how, steps)
                 report(len(losses) - 1)
+                ended = len(losses) == total or (until is not None and until())
+                if ended:
+                    break
         for parameter in trained:
             parameter.requires_grad_(False)
             parameter.grad = None
