@@ -34,6 +34,7 @@ def test_vision_tower_equals_dense_computation(what: str, rows: int) -> None:
         last = layers.pop(len(layers) - 1)
         normed = last.layer_norm1(lower.vision(pixels, extra).tokens).double()
         levels = [normed[:, 0], normed[:, -4:].mean(1), *levels]
+    assert [level.shape[1] for level in levels] == list(clip.vision.level_sizes)
     features = torch.stack([project(exact, each) for each in tokens])
     expected = (torch.stack(tokens), pooled, features, torch.cat(levels, 1))
     for ours, dense in zip(out, expected, strict=True):
