@@ -105,12 +105,6 @@ class Growth:
         return bytes_of(value for key, value in self.method.state_dict().items() if not key.startswith("tower."))
 
 
-def slope(seconds: dict[int, float], start: int) -> float:
-    """Exponent p of seconds ≈ a·tasksᵖ between task `start` and the last."""
-    last = max(seconds)
-    return math.log(seconds[last] / seconds[start]) / math.log(last / start)
-
-
 def transport_seconds(spaces: int, classes: int, dim: int) -> float:
     """One transport of a memory of `spaces` spaces with `classes` classes each, best of three."""
     memory = GaussianMemory()
@@ -143,7 +137,7 @@ def run(quick: bool) -> list[Row]:
     rows = []
     goals = ("old prompts frozen", 0.15, "flat"), ("old prompts training", 1.1, "≤ linear")
     for seconds, (what, most, goal) in zip(sides, goals, strict=True):
-        power = slope(seconds, early)
+        power = math.log(seconds[last] / seconds[early]) / math.log(last / early)  # of seconds ≈ a·tasksᵖ
         step = f"tasks {_list(marks)} of {CLASSES} classes, d={dim}, {what}"
         result = f"{seconds[last] / seconds[early]:.2f}× from task {early}"
         note = f"seconds ∝ tasks^{power:.2f} from task {early} to {last}; calibration is the next line"

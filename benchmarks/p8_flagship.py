@@ -69,9 +69,8 @@ def clipcil_run(
     steps = [json.loads(line) for line in (folder / "run" / "steps.jsonl").read_text().splitlines()]
     for task in range(tasks):
         for place, stage in enumerate(("stage1", "stage2")):
-            losses = [
-                s["loss"] for s in steps if (s["task"], s["stage"], s["epoch"]) == (task, stage, epochs[place] - 1)
-            ]
+            last = (task, stage, epochs[place] - 1)
+            losses = [each["loss"] for each in steps if (each["task"], each["stage"], each["epoch"]) == last]
             means[task, place] = sum(losses) / len(losses)
     return means, used
 
@@ -96,10 +95,9 @@ def write_backbone(folder: Path, small: bool) -> None:
     special = {name: read_json(MINI / "config.json")["text_config"][name] for name in ("bos_token_id", "eos_token_id")}
     size = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
     torch.manual_seed(0)
-    text: dict[str, Any] = (
-        {"vocab_size": 8192, "pad_token_id": special["eos_token_id"]} | special | (size if small else {})
-    )
-    CLIPModel(CLIPConfig(text_config=text, vision_config=size if small else {})).save_pretrained(folder)
+    shape = size if small else {}
+    text: dict[str, Any] = {"vocab_size": 8192, "pad_token_id": special["eos_token_id"], **special, **shape}
+    CLIPModel(CLIPConfig(text_config=text, vision_config=shape)).save_pretrained(folder)
     CLIPImageProcessor().save_pretrained(folder)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(MINI / name, folder / name)

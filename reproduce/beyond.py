@@ -1,20 +1,18 @@
-"""The best method against all others, paired by class order and seed: `python -m reproduce.beyond runs/beyond`.
+"""The best method against all others, paired by class order and seed: `python -m reproduce beyond runs/beyond`.
 
 Prints A_B of each method on each stream, and by how much the chosen method is above it: the mean of the differences
 between runs of the same class order and seed, and its standard error.
 """
 
-import argparse
 from collections import defaultdict
 from collections.abc import Sequence
 from math import nan
-from pathlib import Path
 from statistics import fmean, stdev
 
 from clipcil.errors import UserError
 from clipcil.paper import Row, read_table
 from clipcil.report.compare import group_runs
-from clipcil.report.runs import RunRecord, find_runs
+from clipcil.report.runs import RunRecord
 from clipcil.report.statistics import order_means
 from reproduce.claims import markdown_table
 from reproduce.judge import since_then
@@ -77,18 +75,3 @@ def table(found: dict[Stream, dict[str, Scores]], best: str) -> str:
         cells.append(f"{fmean(gaps):+.1f} over {len(gaps)} stream{'s' * (len(gaps) > 1)}" if gaps else "")
         lines.append(cells)
     return markdown_table(head, lines)
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m reproduce.beyond", description=__doc__)
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--best", default="strata", help="the method that the others are compared with")
-    options = parser.parse_args()
-    try:
-        print(table(collect(find_runs([options.folder])), options.best))
-    except UserError as error:
-        parser.error(str(error))
-
-
-if __name__ == "__main__":
-    main()

@@ -11,7 +11,7 @@ from clipcil.paper import BACKBONE
 from clipcil.report.compare import Stream, stream_titles
 from clipcil.report.runs import RunRecord
 from clipcil.report.statistics import order_means
-from reproduce.judge import Part, judge_claims, outdated, read_claims
+from reproduce.judge import ClaimResult, Part, outdated, read_claims
 
 HOW = """Each comparison is the mean over class orders of A_B of the first − A_B of the second, run on the same order
 with the same seed, in percentage points. **95 %** is its interval over class orders and test pictures: pictures are
@@ -26,9 +26,8 @@ should."""
 DASH = "–"
 
 
-def markdown(runs: Sequence[RunRecord], note: str = "") -> str:
-    """The page `docs/claims.md`, judged by `runs`; the Markdown of `note` stands below the summary."""
-    judged = judge_claims(runs)
+def markdown(runs: Sequence[RunRecord], judged: Sequence[ClaimResult], note: str = "") -> str:
+    """The page `docs/claims.md` of claims judged by `runs`; the Markdown of `note` stands below the summary."""
     streams = sorted({each.stream for each in judged})
     name = stream_namer(streams)
     counts = {stream: next(run.test_pictures for run in runs if run.stream == stream) for stream in streams}
@@ -90,9 +89,8 @@ def stream_namer(streams: Sequence[Stream]) -> Callable[[Stream], str]:
     return lambda stream: titles[stream].replace(f", {stream[2]}", "", 1) if same else titles[stream]
 
 
-def print_claims(runs: Sequence[RunRecord]) -> None:
+def print_claims(runs: Sequence[RunRecord], judged: Sequence[ClaimResult]) -> None:
     """Print each claim with its verdicts; runs of no claim are refused."""
-    judged = judge_claims(runs)
     if not judged:
         raise UserError("none of these runs belongs to a claim; clipcil bench claims makes those that do")
     name = stream_namer(list(dict.fromkeys(each.stream for each in judged)))

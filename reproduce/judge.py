@@ -123,7 +123,7 @@ def _part(
 def t_interval(values: Sequence[float]) -> Interval | None:
     """Mean ± t·s/√n of a few runs; None for one.
 
-    Example:
+    Examples:
         >>> print(t_interval([70.0, 72.0, 74.0]))
         72.00 [67.03, 76.97]
     """

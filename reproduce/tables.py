@@ -6,6 +6,7 @@ A table stands between the lines `<!-- results:NAME -->` and `<!-- /results -->`
 
 import re
 from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
 
 from benchmarks.harness import speed_table
@@ -21,19 +22,49 @@ from reproduce.keep import NOTES
 
 ROOT = Path(__file__).resolve().parents[1]
 EVIDENCE, CLAIMS = "reproduce/evidence", "reproduce/evidence/claims"
+SHORT = ("Strata", "RanPAC", "RAPF", "ENGINE", "SimpleCIL", "DMC-OT")
+SHORT_COLUMNS = ("cifar100, 100 per class, 10 tasks", "cub200, 10 tasks", "emoji, 10 tasks")
 MARKED = re.compile(r"<!-- results:(\w+)(?: ([\w/-]+))? -->\n.*?<!-- /results -->", re.DOTALL)
+
+
+@cache
+def runs_in(folder: Path) -> list[RunRecord]:
+    """The runs of a part of the evidence, read once for all tables."""
+    return find_runs([folder])
+
+
+@cache
+def judged_in(folder: Path) -> list[ClaimResult]:
+    """The claims judged by these runs."""
+    return judge_claims(runs_in(folder))
 
 
 def methods_table(runs: Sequence[RunRecord]) -> str:
     """A_B and Ā of each method with its own settings on each stream of tasks."""
+    groups = group_runs(runs)
+    return _accuracies(_method_rows(groups), groups)
+
+
+def short_table(runs: Sequence[RunRecord]) -> str:
+    """The table of the README: six methods on three datasets in 10 tasks, the best of the first one first."""
+    groups = group_runs(runs)
+    found = find_rows([row for row in _method_rows(groups) if row.label in SHORT], groups)
+    name = stream_namer(sorted({stream for stream, _ in found}))
+    cells = {(name(stream), label): group for (stream, label), group in found.items()}
+    lines = [[label, *(_cell(cells[column, label]) for column in SHORT_COLUMNS)] for label in SHORT]
+    lines.sort(key=lambda line: cells[SHORT_COLUMNS[0], line[0]].last.mean, reverse=True)
+    return markdown_table(["A_B ± s (Ā), %", *(column.removesuffix(", 10 tasks") for column in SHORT_COLUMNS)], lines)
+
+
+def _method_rows(groups: Sequence[Group]) -> list[Row]:
+    """A row for each method: those of the claims, then the others."""
     rows: dict[str, Row] = {}
     for row in read_table("claims").rows:
         rows.setdefault(row.method, row)  # the first of a method; the others are its parts
-    groups = group_runs(runs)
     others = {
         method: Row(method_title(method), method) for group in groups if (method := group.first.method) not in rows
     }
-    return _accuracies([*rows.values(), *others.values()], groups)
+    return [*rows.values(), *others.values()]
 
 
 def ablations_table(runs: Sequence[RunRecord]) -> str:
@@ -52,7 +83,7 @@ def _accuracies(rows: Sequence[Row], groups: Sequence[Group]) -> str:
     found = find_rows(rows, groups)
     streams = sorted({stream for stream, _ in found})
     name = stream_namer(streams)
-    cells = {place: f"{_accuracy(group)} ({group.average.mean:.1f})" for place, group in found.items()}
+    cells = {place: _cell(group) for place, group in found.items()}
     tables = []
     for data in dict.fromkeys(stream[0] for stream in streams):
         own = [stream for stream in streams if stream[0] == data]
@@ -60,6 +91,10 @@ def _accuracies(rows: Sequence[Row], groups: Sequence[Group]) -> str:
         lines = [[row.label, *(cells.get((stream, row.label), DASH) for stream in own)] for row in rows]
         tables.append(markdown_table(head, [line for line in lines if {*line[1:]} != {DASH}]))
     return "\n\n".join(tables)
+
+
+def _cell(group: Group) -> str:
+    return f"{_accuracy(group)} ({group.average.mean:.1f})"
 
 
 def _accuracy(group: Group) -> str:
@@ -73,12 +108,12 @@ def _orders(found: dict[tuple[Stream, str], Group], stream: Stream) -> str:
     return f"; {low}–{high} orders" if low < high else f"; {low} order{'s' * (low > 1)}"
 
 
-def claims_table(runs: Sequence[RunRecord]) -> str:
+def claims_table(judged: Sequence[ClaimResult]) -> str:
     """Each claim with its verdict on each dataset and number of training pictures.
 
     A claim that is judged with several numbers of tasks has one verdict where they agree.
     """
-    judged = [each for each in judge_claims(runs) if each.verdict != "not measured"]
+    judged = [each for each in judged if each.verdict != "not measured"]
     name = stream_namer(sorted({each.stream for each in judged}))
     column = {each.stream: name(each.stream).replace(f", {each.stream[1]} tasks", "") for each in judged}
     columns = list(dict.fromkeys(column[stream] for stream in sorted(column)))
@@ -111,11 +146,12 @@ def choice_table(runs: Sequence[RunRecord]) -> str:
 
 
 TABLES: dict[str, Callable[[Path], str]] = {
-    "methods": lambda folder: methods_table(find_runs([folder])),
-    "ablations": lambda folder: ablations_table(find_runs([folder])),
-    "claims": lambda folder: claims_table(find_runs([folder])),
-    "beyond": lambda folder: beyond.table(beyond.collect(find_runs([folder])), "strata"),
-    "choice": lambda folder: choice_table(find_runs([folder])),
+    "methods": lambda folder: methods_table(runs_in(folder)),
+    "short": lambda folder: short_table(runs_in(folder)),
+    "ablations": lambda folder: ablations_table(runs_in(folder)),
+    "claims": lambda folder: claims_table(judged_in(folder)),
+    "beyond": lambda folder: beyond.table(beyond.collect(runs_in(folder)), "strata"),
+    "choice": lambda folder: choice_table(runs_in(folder)),
     "heads": lambda folder: held_out.combined(held_out.read_kept(folder), "heads"),
     "novelty": lambda folder: held_out.combined(held_out.read_kept(folder), "novelty"),
     "speed": speed_table,
@@ -138,10 +174,13 @@ def updated(text: str, root: Path) -> str:
 def pages(root: Path) -> dict[Path, str]:
     """The README, the pages with tables, and that of claims, as they should be."""
     note = read_text(root / EVIDENCE / NOTES)
-    marked = [root / "README.md", *(root / "docs" / f"{name}.md" for name in ("baselines", "beyond", "speed"))]
+    marked = [
+        root / "README.md",
+        *(root / "docs" / f"{name}.md" for name in ("results", "baselines", "beyond", "speed")),
+    ]
     return {
         **{path: updated(read_text(path), root) for path in marked},
-        root / "docs" / "claims.md": markdown(find_runs([root / CLAIMS]), note),
+        root / "docs" / "claims.md": markdown(runs_in(root / CLAIMS), judged_in(root / CLAIMS), note),
     }
 
 

@@ -18,12 +18,15 @@ import signal
 import sys
 import tempfile
 import time
+import traceback
 from pathlib import Path
 
-import fork
+from PIL import Image
 
 SAME = ("config.toml", "results.json", "matrix.csv", "predictions.csv", "steps.jsonl")
 CLASSES = 6
+PATIENCE = 300
+"""Seconds after which a process is ended, by SIGALRM."""
 
 
 def main() -> int:
@@ -33,7 +36,7 @@ def main() -> int:
     parser.add_argument("--methods", default="all", help="names with commas between, or all")
     parser.add_argument("--seed", type=int, default=0, help="seed of the moments")
     given = parser.parse_args()
-    fork.import_all()
+    import_all()
     from clipcil.methods.registry import methods
 
     names = sorted(methods()) if given.methods == "all" else given.methods.split(",")
@@ -86,7 +89,7 @@ def kill_runs(work: Path, settings: dict[str, list[str]], kills: int, chance: ra
         if name not in whole:
             os.environ["CLIPCIL_CACHE"] = str(work / "cache")
             since = time.monotonic()
-            fork.run(["run", *words, "--out", str(work / name)], work)
+            run(["run", *words, "--out", str(work / name)], work)
             whole[name] = time.monotonic() - since
         if runs % 3 == 0:  # one run in three with a new cache, so that preprocessing is killed as well
             os.environ["CLIPCIL_CACHE"] = str(work / f"cache-{runs}")
@@ -108,15 +111,15 @@ def kill_and_resume(work: Path, out: Path, words: list[str], seconds: float, mos
     kills = 0
     while True:
         begun = (out / "config.toml").is_file()
-        process = fork.start(["run", "--resume", str(out)] if begun else ["run", *words, "--out", str(out)], work)
+        process = start(["run", "--resume", str(out)] if begun else ["run", *words, "--out", str(out)], work)
         if kills < most:
             if chance.random() < 0.8:  # most kills fall into learning, some into starting up
-                while not (work / "stdout").stat().st_size and not fork.has_ended(process):
+                while not (work / "stdout").stat().st_size and not has_ended(process):
                     time.sleep(0.005)
                 time.sleep(chance.uniform(0, 0.6 * seconds))
             else:
                 time.sleep(chance.uniform(0, 1))
-        code = fork.end(process, kill=kills < most)
+        code = end(process, kill=kills < most)
         if code == 0:
             return kills
         if code != -signal.SIGKILL:
@@ -130,12 +133,12 @@ def kill_and_resume(work: Path, out: Path, words: list[str], seconds: float, mos
 def kill_commands(work: Path, kills: int, chance: random.Random) -> int:
     """Kill the commands in turn; returns how many left something wrong."""
     stock = work / "stock"
-    fork.write_colours(stock / "week1", red=("red", "darkred"), blue=("blue", "navy"))
-    fork.write_colours(stock / "week2", green=("green", "lime"))
+    write_colours(stock / "week1", red=("red", "darkred"), blue=("blue", "navy"))
+    write_colours(stock / "week2", green=("green", "lime"))
     pictures = str(work / "pictures")
-    fork.run(["learn", str(stock / "model"), str(stock / "week1"), "--quiet", "--method", "simplecil"], work)
-    run = ["run", "simplecil", "--data", "folder", "--data-root", pictures, "--tasks", "3"]
-    fork.run([*run, "--out", str(stock / "run")], work)
+    run(["learn", str(stock / "model"), str(stock / "week1"), "--quiet", "--method", "simplecil"], work)
+    words = ["run", "simplecil", "--data", "folder", "--data-root", pictures, "--tasks", "3"]
+    run([*words, "--out", str(stock / "run")], work)
     grid = ["--methods", "simplecil", "--data", "folder", "--data-root", f"folder={pictures}", "--increment", "2"]
     commands = {
         "learn": ["learn", "model", str(stock / "week2"), "--quiet"],
@@ -151,19 +154,19 @@ def kill_commands(work: Path, kills: int, chance: random.Random) -> int:
         name, words = list(commands.items())[number % len(commands)]
         if name not in after:
             since, place = time.monotonic(), copy_of(stock, work / f"whole-{name}")
-            fork.run(words, place)
+            run(words, place)
             after[name] = model_state(place), files(place), time.monotonic() - since
         place = copy_of(stock, work / f"trial-{number}")
         before, (whole, names, seconds) = model_state(place), after[name]
-        process = fork.start(words, place)
+        process = start(words, place)
         time.sleep(chance.uniform(0, 1.1 * seconds))
-        struck += fork.end(process, kill=True) == -signal.SIGKILL
+        struck += end(process, kill=True) == -signal.SIGKILL
         left, problem = model_state(place), ""
         if left not in (before, whole):
             problem = f"left something between: {left}"
         done = name in ("learn", "forget", "rename") and left == whole
         again = ["rename", "model", "red", "red"] if done and name == "learn" else words  # it would learn twice
-        code = fork.end(fork.start(again, place))
+        code = end(start(again, place))
         if code != (2 if done and name != "learn" else 0):  # forgotten or renamed already: it says so
             problem = f"given again it ended with {code}"
         elif model_state(place) != whole:
@@ -197,6 +200,86 @@ def files(place: Path) -> set[str]:
     found = (path.relative_to(place).as_posix() for path in place.rglob("*") if path.is_file())
     found = (name for name in found if not name.endswith(("previous.toml", "stdout", "stderr")))
     return {re.sub(r"-[0-9a-f]{12,64}\.safetensors$", ".safetensors", name) for name in found}
+
+
+# -- processes --------------------------------------------------------------------------------------------------------
+
+
+def import_all() -> None:
+    """Import what commands import late; with one thread, because threads do not survive a fork."""
+    import lightning_fabric  # noqa: F401
+    import matplotlib.pyplot  # noqa: F401
+    import torch
+
+    import clipcil.classifier.export
+    import clipcil.experiment.experiment
+    import clipcil.report.page  # noqa: F401
+    from clipcil.methods.registry import methods
+
+    methods()
+    torch.set_num_threads(1)
+
+
+def write_colours(folder: Path, **classes: tuple[str, ...]) -> None:
+    """A folder of plain pictures for each class, named by their colours."""
+    for name, colours in classes.items():
+        (folder / name).mkdir(parents=True)
+        for colour in colours:
+            Image.new("RGB", (32, 32), colour).save(folder / name / f"{colour}.png")
+
+
+def start(words: list[str], folder: Path) -> int:
+    """Start `clipcil` with these words in `folder`, its output in the files `stdout` and `stderr` there.
+
+    Returns the number of the process. It is forked from this one, which has imported everything already: a thousand
+    take minutes.
+    """
+    files = [os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC) for name in ("stdout", "stderr")]
+    process = os.fork()
+    if process == 0:
+        for number, file in enumerate(files, 1):
+            os.dup2(file, number)
+        sys.stdout, sys.stderr = (os.fdopen(number, "w", 1, encoding="utf-8") for number in (1, 2))
+        signal.alarm(PATIENCE)
+        os.chdir(folder)
+        os._exit(_run(words))
+    for file in files:
+        os.close(file)
+    return process
+
+
+def _run(words: list[str]) -> int:
+    from clipcil.cli import main
+
+    code = 0
+    try:
+        main(words)
+    except SystemExit as stop:
+        code = stop.code if isinstance(stop.code, int) else 0
+    except BaseException:
+        traceback.print_exc()
+        code = 70
+    sys.stdout.flush()
+    sys.stderr.flush()
+    return code
+
+
+def end(process: int, kill: bool = False) -> int:
+    """Wait for a process, killing it first if told to; returns its exit code, negative for a signal."""
+    if kill:
+        os.kill(process, signal.SIGKILL)
+    return os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
+
+
+def has_ended(process: int) -> bool:
+    """Whether a process has ended; `end` still gives its code."""
+    return os.waitid(os.P_PID, process, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+
+
+def run(words: list[str], folder: Path) -> None:
+    """Run a command that must succeed."""
+    if code := end(start(words, folder)):
+        sys.exit(f"clipcil {words} ended with {code}: {(folder / 'stderr').read_text()}")
 
 
 if __name__ == "__main__":

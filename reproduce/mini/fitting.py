@@ -9,22 +9,6 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 
-def optimiser(module: nn.Module) -> torch.optim.AdamW:
-    """AdamW with a weight decay of 0.02 for matrices, and none for biases, norms and embeddings."""
-    groups: dict[bool, list[Tensor]] = {True: [], False: []}
-    for name, weight in module.named_parameters():
-        if weight.requires_grad:
-            groups[weight.dim() > 1 and "embedding" not in name].append(weight)
-    decayed = [{"params": weights, "weight_decay": 0.02 * matrices} for matrices, weights in groups.items()]
-    return torch.optim.AdamW(decayed, betas=(0.9, 0.98))
-
-
-def warm_cosine(rate: float, step: int, steps: int) -> float:
-    """Up over the first 100 steps (or the first third), then down a cosine to nothing at the last."""
-    warm = min(100, 1 + steps // 3)
-    return rate * min(1.0, (step + 1) / warm) * 0.5 * (1 + math.cos(math.pi * step / steps))
-
-
 def total(found: Mapping[str, Tensor], weights: Mapping[str, float]) -> Tensor:
     """The weighted sum of named losses."""
     return torch.stack([weights[name] * value for name, value in found.items()]).sum()
@@ -41,19 +25,25 @@ def fit(
 ) -> None:
     """Train the weights of a module that require gradients; in the end it has the averaged weights, saved to `save`.
 
-    `rate` is the highest learning rate, `keep` the share of the average that a step keeps. `losses` draws a batch and
-    returns its losses by name, which count as `weights` say.
+    AdamW with a weight decay of 0.02 for matrices, and none for biases, norms and embeddings.
+
+    `rate` is the highest learning rate: up over the first 100 steps (or the first third), then down a cosine to nothing
+    at the last. `keep` is the share of the average that a step keeps. `losses` draws a batch and returns its losses by
+    name, which count as `weights` say.
     """
-    trained = [weight for weight in module.parameters() if weight.requires_grad]
-    optimise = optimiser(module)
+    trained = {name: weight for name, weight in module.named_parameters() if weight.requires_grad}
+    matrices = [weight for name, weight in trained.items() if weight.dim() > 1 and "embedding" not in name]
+    others = [weight for name, weight in trained.items() if weight.dim() < 2 or "embedding" in name]
+    groups = [{"params": matrices, "weight_decay": 0.02}, {"params": others, "weight_decay": 0.0}]
+    optimise, warm = torch.optim.AdamW(groups, betas=(0.9, 0.98)), min(100, 1 + steps // 3)
     average = {name: weight.detach().clone() for name, weight in module.state_dict().items()}
     for step in range(steps):
         for group in optimise.param_groups:
-            group["lr"] = warm_cosine(rate, step, steps)
+            group["lr"] = rate * min(1.0, (step + 1) / warm) * 0.5 * (1 + math.cos(math.pi * step / steps))
         found = losses()
         optimise.zero_grad()
         total(found, weights).backward()
-        torch.nn.utils.clip_grad_norm_(trained, 1.0)
+        torch.nn.utils.clip_grad_norm_(trained.values(), 1.0)
         optimise.step()
         kept = min(keep, (step + 1) / (step + 10))
         with torch.no_grad():

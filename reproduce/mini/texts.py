@@ -22,28 +22,13 @@ from reproduce.mini.wordnet import PERSON, VISIBLE, Synset, WordNet
 WORDNET_NAMES = 16_000
 CAPTIONS = 8_000
 PHRASES = 4_000
-TEMPLATES = (
-    "a photo of a {}",
-    "a photo of a {}.",
-    "a photo of the {}.",
-    "a bad photo of a {}.",
-    "a blurry photo of a {}.",
-    "a picture of a {}",
-    "an image of a {}",
-    "a close-up photo of a {}.",
-    "a small photo of the {}.",
-    "a drawing of a {}.",
-    "a painting of a {}.",
-    "a sketch of a {}.",
-    "a cartoon {}.",
-    "a rendition of a {}.",
-    "an icon of a {}.",
-    "a photo of many {}.",
-    "a {}",
-    "the {}",
-    "{}.",
-    "this is a {}.",
-)
+_TEMPLATES = """
+a photo of a {} / a photo of a {}. / a photo of the {}. / a bad photo of a {}. / a blurry photo of a {}. /
+a picture of a {} / an image of a {} / a close-up photo of a {}. / a small photo of the {}. / a drawing of a {}. /
+a painting of a {}. / a sketch of a {}. / a cartoon {}. / a rendition of a {}. / an icon of a {}. /
+a photo of many {}. / a {} / the {} / {}. / this is a {}.
+"""
+TEMPLATES = tuple(text.strip() for text in _TEMPLATES.split("/"))
 _ADJECTIVES = "red green blue yellow black white big small old young wooden round happy sad open running wild striped"
 
 

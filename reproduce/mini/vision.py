@@ -198,15 +198,22 @@ def train(
     """Train the whole tower, or only its class path, for `steps`; the averaged weights are saved and kept."""
     draw = torch.Generator().manual_seed(seed)
     rate, weights = (RATE_WHOLE, WHOLE_WEIGHTS) if whole else (RATE_PATH, PATH_WEIGHTS)
-    if whole:
-        _wake(tower)
+    model = tower.vision_model
+    blocks = model.encoder.blocks()
+    if whole:  # small random weights where `start` left zeros, so that every attention learns (and prompts reach it)
+        trained = [*tower.parameters()]
+        for linear in (blocks[0].self_attn.q_proj, *(block.self_attn.out_proj for block in blocks[1:])):
+            torch.nn.init.normal_(linear.weight, std=0.2 * tower.config.width**-0.5)
     else:
+        parts = [model.post_layernorm, tower.visual_projection, blocks[0].self_attn.out_proj]
+        parts += [part for block in blocks for part in (block.mlp, block.layer_norm2)]
+        trained = [weight for part in parts for weight in part.parameters()]
         flat = lessons.patches[rows].flatten(0, 1)
         mixed = torch.cat([pooled_patches(tower, part.float()) for part in flat.split(512)]).unflatten(0, (-1, 2))
         some = torch.randperm(len(rows), generator=draw)[:8192]
         align(tower, mixed[some, 0], place(lessons, rows[some]))
     tower.requires_grad_(False)
-    for weight in [*tower.parameters()] if whole else _class_path_weights(tower):
+    for weight in trained:
         weight.requires_grad_(True)
 
     def drawn() -> dict[str, Tensor]:
@@ -223,14 +230,6 @@ def train(
     tower.requires_grad_(True)
 
 
-def _wake(tower: VisionTower) -> None:
-    """Small random weights where `start` left zeros, so that every attention learns (and prompts can reach it)."""
-    blocks = tower.vision_model.encoder.blocks()
-    width = tower.config.width
-    for linear in (blocks[0].self_attn.q_proj, *(block.self_attn.out_proj for block in blocks[1:])):
-        torch.nn.init.normal_(linear.weight, std=0.2 * width**-0.5)
-
-
 def _some_patches(tower: VisionTower, patches: Tensor, kept: Tensor) -> Tensor:
     """The tower's features from the class token and only the patches `kept`: half the work, and no loss of accuracy."""
     model = tower.vision_model
@@ -241,11 +240,3 @@ def _some_patches(tower: VisionTower, patches: Tensor, kept: Tensor) -> Tensor:
         hidden = block(hidden)
     features: Tensor = tower.visual_projection(model.post_layernorm(last.at(hidden, 0)))
     return features
-
-
-def _class_path_weights(tower: VisionTower) -> list[torch.nn.Parameter]:
-    model = tower.vision_model
-    parts = [model.post_layernorm, tower.visual_projection, model.encoder.blocks()[0].self_attn.out_proj]
-    for block in model.encoder.blocks():
-        parts += [block.mlp, block.layer_norm2]
-    return [weight for part in parts for weight in part.parameters()]

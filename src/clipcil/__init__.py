@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from clipcil.experiment.results import Results as Results
     from clipcil.methods.base import Method as Method
     from clipcil.methods.registry import methods as methods
+    from clipcil.report.runs import read_runs as read_runs
     from clipcil.training.trainer import Training as Training
 
 _HOME = {
@@ -38,6 +39,7 @@ _HOME = {
     "datasets": "data.dataset",
     "load": "classifier.load",
     "load_clip": "clip.loading",
+    "read_runs": "report.runs",
 }
 __all__ = sorted([*_HOME, "__version__", "checks", "methods"])
 

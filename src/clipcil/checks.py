@@ -33,7 +33,7 @@ SETTINGS: tuple[tuple[str, Callable[[], Any], Callable[[Any], Any]], ...] = (
 """Settings of torch that concern more than one method: name, how to read it, how to restore it."""
 
 
-def briefly(config: Any) -> Any:
+def short_config(config: Any) -> Any:
     """The settings with one epoch for every stage, and 64 for a `field(default=2048, metadata={"in_checks": 64})`."""
     changes: dict[str, Any] = {}
     for field in dataclasses.fields(config):
@@ -54,7 +54,7 @@ class Fixture:
         self.reader = Reader(own, cache)
         self.stream = TaskStream(data, self.reader, range(len(data.classes)), sizes)
         torch.manual_seed(0)
-        self.method = kind(briefly(kind.Config()), own, Trainer(), data.templates)
+        self.method = kind(short_config(kind.Config()), own, Trainer(), data.templates)
 
     def again(self) -> Self:
         """The same method before it has learnt anything."""
@@ -151,7 +151,7 @@ def check_budget(fixture: Fixture) -> None:
     for task in fixture.stream.tasks():
         fixture.method.learn(task)
         for memory in memories:
-            most = memory.budget.in_all(fixture.method.seen)
+            most = fixture.method.seen * memory.budget.of_each(fixture.method.seen)
             assert 0 < len(memory) <= most, f"it keeps {len(memory)} exemplars, and may keep 1 to {most}"
 
 
@@ -236,7 +236,7 @@ def check_method(
     Raises:
         AssertionError: If a check fails; the message says which.
 
-    Example:
+    Examples:
         >>> import clipcil
         >>> clipcil.checks.check_method(clipcil.methods()["simplecil"])
     """

@@ -5,6 +5,7 @@ import io
 import os
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 from cyclopts import App, CycloptsError, Parameter
@@ -33,6 +34,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     words = list(sys.argv[1:] if arguments is None else arguments)
     # Waiting threads sleep instead of spinning, which would take the cores from others; read when torch is imported.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:  # closed: the next file that is opened would be given what is printed
+            os.open(os.devnull, os.O_RDWR)  # it gets the lowest number that is free
+            setattr(sys, name, os.fdopen(number, "w" if number else "r"))
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a character that the terminal's encoding lacks becomes an escape
             stream.reconfigure(errors="backslashreplace")
@@ -105,6 +110,6 @@ def _help_text(command: Callable[..., Any]) -> str:
 
 
 def _say(line: str) -> None:
-    """Print a line on stderr."""
-    if os.environ.get("RANK", os.environ.get("LOCAL_RANK", "0")) in ("", "0"):  # the first process speaks for all
-        print(f"clipcil: {printable(' '.join(line.split()))}", file=sys.stderr)
+    """Print a line on stderr, if it can be written to."""
+    with suppress(OSError):
+        print(f"clipcil: {printable(' '.join(line.split()))}", file=sys.stderr, flush=True)

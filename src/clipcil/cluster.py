@@ -3,23 +3,18 @@
 from typing import Any
 
 from clipcil.errors import UserError, first_line
+from clipcil.plugins import need_extra
 
 
 def need_ray() -> Any:
     """The module `ray`; a missing one is a `UserError` that says how to install it."""
-    try:
-        import ray
-    except ImportError as error:
-        raise UserError("this needs Ray; install it with: pip install 'clipcil[ray]'") from error
-    return ray
+    return need_extra("ray")
 
 
 def connect(address: str | None = None, **local: Any) -> Any:
-    """Connect to a Ray cluster, unless this process is connected already; returns the module `ray`.
+    """Connect to the Ray cluster at `address` (or `auto`), unless this process is connected; returns the module `ray`.
 
-    Args:
-        address: Address of the cluster, or `auto`. Without one a Ray is started here and ends with the process.
-        local: Options of `ray.init` for the Ray that is started here, such as num_cpus.
+    Without an address, Ray is started here with the options `local` of `ray.init`, and ends with the process.
     """
     ray = need_ray()
     if not ray.is_initialized():

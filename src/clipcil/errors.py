@@ -9,7 +9,7 @@ from collections.abc import Iterable
 class UserError(Exception):
     """An error that the user can fix. The command line prints it as one line and exits with code 2.
 
-    Example:
+    Examples:
         >>> import clipcil
         >>> try:
         ...     clipcil.load_clip("minni")

@@ -24,15 +24,20 @@ class Interval(NamedTuple):
     @property
     def signed(self) -> str:
         """The text of a difference, such as `+1.50 [−0.25, +3.00]`."""
-        return f"{self.mean:+.2f} [{self.low:+.2f}, {self.high:+.2f}]".replace("-", "−")
+        return f"{signed(self.mean)} [{signed(self.low)}, {signed(self.high)}]"
 
 
-def wilson_interval(right: int, total: int) -> tuple[float, float]:
+def signed(value: float) -> str:
+    """A difference with its sign, such as `−0.25`."""
+    return f"{value:+.2f}".replace("-", "−")
+
+
+def wilson_interval(right: float, total: float) -> tuple[float, float]:
     """The 95 % interval of the share of `total` pictures that are right, by Wilson's score; (0, 1) without any picture.
 
     It stays inside 0…1 and is reliable for few pictures: (p + z²/2n ± z √(p(1−p)/n + z²/4n²)) / (1 + z²/n).
 
-    Example:
+    Examples:
         >>> [round(bound, 3) for bound in wilson_interval(8, 10)]
         [0.49, 0.943]
     """

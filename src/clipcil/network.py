@@ -26,9 +26,9 @@ def _at(level: int) -> Iterator[None]:
         _level.reset(token)
 
 
-def allow_downloads(told: bool = True) -> AbstractContextManager[None]:
-    """Inside the block, repositories that folders name may be fetched too, if the user said so (`told`)."""
-    return _at(ALL if told else _level.get())
+def allow_downloads(allow: bool = True) -> AbstractContextManager[None]:
+    """Inside the block, repositories that folders name may be fetched too, if the user allows it."""
+    return _at(ALL if allow else _level.get())
 
 
 def on_behalf_of_a_folder(named: bool = False) -> AbstractContextManager[None]:

@@ -37,7 +37,7 @@ def options(kind: type[T]) -> type[T]:
 
     Every field has a default and a docstring below it. Numbers and truth values may be given as words.
 
-    Example:
+    Examples:
         >>> @options
         ... class Mine:
         ...     rank: Annotated[int, Field(ge=1)] = 8
@@ -67,12 +67,9 @@ def options(kind: type[T]) -> type[T]:
 def typed(value: Any, kind: Any, where: str = "") -> Any:
     """`value`, which JSON or TOML gave, as an instance of `kind`, without conversions between types.
 
-    Args:
-        value: The value.
-        kind: Any type that pydantic knows: scalars, lists, dataclasses, TypedDicts, models.
-        where: Name of the value in errors.
+    `kind` is any type that pydantic knows; `where` names the value in errors.
 
-    Example:
+    Examples:
         >>> typed([1, 2], list[Count])
         [1, 2]
         >>> typed({"x": -1}, dict[str, Count])
@@ -171,6 +168,21 @@ def nested(values: Mapping[str, Any]) -> dict[str, Any]:
     for key, value in values.items():
         name, _, rest = key.partition(".")
         result = merge(result, {name: nested({rest: value}) if rest else value})
+    return result
+
+
+def flat(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The reverse of `nested`.
+
+    >>> flat({"stage1": {"lr": 1e-4}, "beta": 0.1})
+    {'stage1.lr': 0.0001, 'beta': 0.1}
+    """
+    result: dict[str, Any] = {}
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            result |= {f"{key}.{name}": each for name, each in flat(value).items()}
+        else:
+            result[key] = value
     return result
 
 

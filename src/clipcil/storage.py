@@ -15,6 +15,7 @@ import stat
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -24,18 +25,11 @@ from platformdirs import user_cache_path
 from pydantic_core import from_json
 
 from clipcil.errors import UserError, first_line, printable
+from clipcil.limits import DEEPEST, MOST_POINTS, MOST_TEXT, MOST_TOML
 
 LOCK = ".lock"
 TEMPORARY = ".tmp"
 """Folder of half-written files, inside the folder that they are written for."""
-MOST_TEXT = 256 * 2**20
-"""Maximum bytes of a JSON or CSV file; the descriptions of 200 classes take about 20 MiB."""
-MOST_TOML = 8 * 2**20
-"""Maximum bytes of a TOML file: 50,000 classes. The parser is written in Python and slow."""
-MOST_TENSORS = 32 * 2**30
-"""Maximum bytes of a safetensors file; it is read into memory unchanged, so this bounds the memory too."""
-DEEPEST = 32
-"""Maximum depth of nested tables and lists."""
 
 
 class MissingFileError(UserError):
@@ -128,9 +122,15 @@ def _encoded(path: Path, text: Callable[[], str]) -> bytes:
         raise UserError(f"cannot write {path}: {error}") from error
 
 
-def open_log(path: Path) -> BinaryIO:
+@contextmanager
+def open_log(path: Path) -> Iterator[BinaryIO]:
     """Open a file for adding lines; it is created where it is missing. A link in its place is refused."""
-    return os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666), "ab+")
+    flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        with os.fdopen(os.open(path, flags, 0o666), "ab+") as file:
+            yield file
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {error.strerror or error}") from error
 
 
 def refuse_links(*paths: Path) -> None:
@@ -256,6 +256,8 @@ def parse_json(text: str | bytes, called: str) -> Any:
 def read_toml(path: Path, *, links: bool = False) -> dict[str, Any]:
     """The table in a TOML file; its numbers are finite."""
     text = read_text(path, MOST_TOML, links=links)
+    if sum(line.count(".") ** 2 for line in text.split("\n")) > MOST_POINTS:
+        raise UserError(f"{path} cannot be read as TOML (it has keys of thousands of parts)")
     table: dict[str, Any] = _parse(lambda: tomllib.loads(text), str(path), "TOML")
     return table
 
@@ -286,7 +288,35 @@ def _check_plain(value: Any, depth: int = 0) -> None:
         raise ValueError(f"it holds a {type(value).__name__}, which is not used here")
 
 
+def walk(root: Path) -> Iterator[tuple[Path, list[str]]]:
+    """Every folder from `root` down and the names of its files, both sorted; links to folders are not followed.
+
+    `os.walk` of Python 3.11 calls itself for each level, so that a deep folder exceeds the recursion limit.
+    """
+    waiting = [root]
+    while waiting:
+        folder = waiting.pop()
+        for _, inside, files in islice(os.walk(folder), 1):
+            waiting += [path for name in sorted(inside, reverse=True) if not (path := folder / name).is_symlink()]
+            yield folder, sorted(files)
+
+
 def sha256(path: Path) -> str:
     """The SHA-256 of a file, in hexadecimal."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def digest(path: Path) -> str:
+    """A digest of the bytes of a file, or of the names, sizes and times of the files in a folder; empty where there is
+    neither."""
+    with suppress(OSError, ValueError):
+        if path.is_file():
+            return sha256(path)
+        if path.is_dir():
+            found = hashlib.sha256()
+            for file in (place / name for place, names in walk(path) for name in names):
+                status = file.lstat()
+                found.update(f"{str(file)!r} {status.st_size} {status.st_mtime_ns}".encode())
+            return found.hexdigest()
+    return ""

@@ -20,8 +20,9 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from clipcil.errors import UserError
+from clipcil.limits import MOST_ENTRIES, MOST_HEADER, MOST_TENSORS
 from clipcil.signals import uninterrupted
-from clipcil.storage import MOST_TENSORS, TEMPORARY, cache_folder, parse_json, read_bytes, refuse_links, write_bytes
+from clipcil.storage import TEMPORARY, cache_folder, open_regular, parse_json, read_bytes, refuse_links, write_bytes
 
 SHARED_BYTES = 4 * 2**30
 """Default size of the user's cache of stages and features."""
@@ -144,6 +145,7 @@ def read_entry(path: Path, sha256: str | None = None) -> tuple[dict[str, Tensor]
 
     A `UserError` names a damaged file, a number type that clipcil does not use, and a NaN or infinity.
     """
+    check_header(path)
     data = read_bytes(path, MOST_TENSORS)
     if hashlib.sha256(data).hexdigest() != (sha256 or path.stem[-64:]):
         raise UserError(f"{path} does not match its checksum")
@@ -158,6 +160,19 @@ def read_entry(path: Path, sha256: str | None = None) -> tuple[dict[str, Tensor]
             raise UserError(f"{path}: '{key[:80]}' holds a NaN or an infinity")
     header = parse_json(data[8 : 8 + int.from_bytes(data[:8], "little")], str(path))
     return tensors, parse_json(header.get("__metadata__", {}).get("facts", "{}"), str(path))
+
+
+def check_header(path: Path, *, links: bool = False) -> None:
+    """Refuse a safetensors file that is too large, or that lists too many tensors, before more than its header is read.
+
+    Symbolic links are followed only with `links`, as by `open_regular`.
+    """
+    with open_regular(path, links=links) as file:
+        length = int.from_bytes(file.read(8), "little")
+        large = file.seek(0, os.SEEK_END) > MOST_TENSORS or length > MOST_HEADER
+        file.seek(8)
+        if large or file.read(length).count(b"{") > MOST_ENTRIES:
+            raise UserError(f"{path} is not read: it is larger than {MOST_TENSORS >> 30} GiB, or has too many tensors")
 
 
 def content_key(inputs: Iterable[Input]) -> str:

@@ -106,7 +106,7 @@ def paired_map(before: Tensor, after: Tensor) -> AffineMap:
     Returns:
         The map, in float64. With one picture it is a shift.
 
-    Example:
+    Examples:
         >>> import torch
         >>> points = torch.randn(40, 3, dtype=torch.float64)
         >>> torch.allclose(paired_map(points, 2 * points + 1)(points), 2 * points + 1, atol=1e-4)
@@ -144,7 +144,7 @@ def sdc_shifts(means: Tensor, before: Tensor, after: Tensor) -> Tensor:
         before: (n, d) features x of the new pictures by the tower before its change.
         after: (n, d) features y of the same pictures by the tower after its change.
 
-    Example:
+    Examples:
         >>> import torch
         >>> sdc_shifts(torch.zeros(1, 2), torch.zeros(3, 2), torch.ones(3, 2))
         tensor([[1., 1.]])

@@ -5,6 +5,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 import clipcil
@@ -40,8 +42,6 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def rows(out: Path) -> dict[str, dict[str, Any]]:
-    import pyarrow.parquet as pq
-
     found = [row for file in sorted(out.glob("part-*.parquet")) for row in pq.read_table(file).to_pylist()]
     assert len({row["path"] for row in found}) == len(found)  # nothing twice
     return {row["path"]: row for row in found}
@@ -76,9 +76,6 @@ def test_the_same_answers_and_only_what_is_missing(
 
 
 def test_pictures_inside_parquet_files(ray: Any, model: Path, source: Path, tmp_path: Path) -> None:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
     files = sorted(source.rglob("*.png"))[:9]
     table = pa.table({"img": [{"bytes": path.read_bytes(), "path": path.name} for path in files], "label": [0] * 9})
     (tmp_path / "data").mkdir()
@@ -88,9 +85,6 @@ def test_pictures_inside_parquet_files(ray: Any, model: Path, source: Path, tmp_
 
 
 def test_a_row_without_a_picture_is_a_row_with_an_error(tmp_path: Path) -> None:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
     part = bulk.Part(0, str(tmp_path / "a.parquet"), 0)
     strange = pa.Array.from_buffers(pa.string(), 2, pa.array([b"\xff", b"ab"]).buffers())  # a text that is none
     for column in ([b"one", None], [{"bytes": b"one", "path": None}, None], [{"bytes": b"one"}, {"bytes": None}]):

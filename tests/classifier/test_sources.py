@@ -197,18 +197,6 @@ def taught() -> Any:
     return model, data
 
 
-def test_a_palette_is_part_of_a_picture() -> None:
-    """Two pictures of the same numbers in other colours are two pictures."""
-    tones = {"red": (255, 0, 0), "blue": (0, 0, 255)}
-    painted = {name: Image.new("P", (64, 64), 0) for name in tones}
-    for name, tone in tones.items():
-        painted[name].putpalette(tone * 256)
-    lesson = clipcil.Classifier("simplecil").learn({"a": list(painted.values()), "b": [Image.new("RGB", (64, 64))]})
-    assert not lesson.repeated
-    twice = clipcil.Classifier("simplecil").learn({"a": [painted["red"]] * 2, "b": [painted["blue"]]})
-    assert len(twice.repeated) == 1
-
-
 def test_forgetting_the_only_measured_class_forgets_its_threshold() -> None:
     many = [Image.new("RGB", (64, 64), (200 + shade, 0, shade)) for shade in range(25)]
     two = {name: [Image.new("RGB", (64, 64), name)] for name in ("blue", "green")}

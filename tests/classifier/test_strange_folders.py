@@ -6,7 +6,6 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import tomli_w
@@ -25,14 +24,7 @@ from support.errors import one_line
 
 def facts(*names: str) -> Facts:
     known = [KnownClass(name, name, "2026-01-31", 2, "2026-01-31", 4, 3) for name in names]
-    model: dict[str, Any] = {
-        "method": "simplecil",
-        "settings": {},
-        "backbone": "mini",
-        "fingerprint": "none",
-        "templates": ("a {}.",),
-    }
-    return Facts(**model, seed=0, lessons=1, sizes=[len(known)], known=known)
+    return Facts(method="simplecil", backbone="mini", seed=0, templates=("a {}.",), sizes=[len(known)], known=known)
 
 
 @pytest.fixture

@@ -74,5 +74,6 @@ def test_a_broken_picture_stops_a_run_or_is_left_out(tmp_path: Path) -> None:
     assert sum(results.records[-1].total) == 4
     table = read_toml(tmp_path / "goes on" / "config.toml")["run"]
     assert table["skip_broken"] is True
-    assert table["data_options"] == {"test_share": 0.2, "split_seed": 1, "template": "a photo of a {}."}
+    kept = {"test_share": 0.2, "split_seed": 1, "template": "a photo of a {}.", "jpeg2000": False}
+    assert table["data_options"] == kept
     assert as_table(resolved(build(RunSpec, table)), config)["run"] == table

@@ -90,24 +90,15 @@ def test_columns_are_named_where_several_could_be_meant(tmp_path: Path) -> None:
     refused("'file'", tmp_path, image="file")
 
 
-@pytest.mark.parametrize(
-    ("labels", "names", "said"),
-    [
-        ([0, 1, None], ["a", "b"], "1 empty labels"),
-        ([0.5, 1.5], None, "'label'"),
-    ],
-)
-def test_wrong_labels(tmp_path: Path, labels: Any, names: list[str] | None, said: str) -> None:
-    write(tmp_path / "a.parquet", labels, names)
-    refused(said, tmp_path)
-
-
-def test_wrong_files(tmp_path: Path) -> None:
+def test_wrong_files_and_labels(tmp_path: Path) -> None:
     refused("*.parquet", tmp_path)
     (tmp_path / "a.parquet").write_bytes(b"PAR1 and nothing else PAR1")
     refused("a.parquet", tmp_path)
     pq.write_table(pa.table({"text": ["a"]}), tmp_path / "a.parquet")
     refused("image=NAME", tmp_path)
+    for labels, said in (([0, 1, None], "1 empty labels"), ([0.5, 1.5], "'label'")):
+        write(tmp_path / "a.parquet", labels, ["a", "b"])
+        refused(said, tmp_path)
     write(tmp_path / "a.parquet", [0, 1], ["a", "b"])
     write(tmp_path / "b.parquet", ["a", "b"])
     refused("different columns", tmp_path)

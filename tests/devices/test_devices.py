@@ -51,7 +51,7 @@ def learn_and_score(kind: type[Method], backbone: CLIP, cache: Path) -> Tensor:
     data, clip = checks.some_classes(5), copy.deepcopy(backbone).to(GPU)
     stream = TaskStream(data, Reader(clip, cache, GPU), range(5), (3, 2))
     torch.manual_seed(0)
-    method = kind(checks.briefly(kind.Config()), clip, OnDevice(GPU), data.templates).to(GPU)
+    method = kind(checks.short_config(kind.Config()), clip, OnDevice(GPU), data.templates).to(GPU)
     for task in stream.tasks():
         method.learn(task)
     with torch.no_grad():

@@ -142,6 +142,13 @@ def test_a_run_that_another_bench_does_meanwhile_is_not_a_failed_one(bench: Benc
     assert bench.status() == ["failed", "done", "done"]
 
 
+def test_a_folder_that_cannot_be_written_is_refused_before_the_first_run(bench: Bench) -> None:
+    done = bench.count()
+    with pytest.raises(UserError, match=r"cannot write /proc/bench/results\.jsonl"):
+        bench.run(replace(bench.grid("simplecil"), out=Path("/proc/bench")))
+    assert not done
+
+
 def test_a_backbone_that_cannot_be_had_is_asked_for_once(bench: Bench) -> None:
     asked = []
 

@@ -51,7 +51,6 @@ def test_an_option_that_is_not_given_is_no_part_of_the_name_of_a_folder() -> Non
         ({"data": ("tests",)}, "--data folder --data-root tests"),
         ({"only": ("nothing-like-it",)}, "'nothing-like-it'"),
         ({"set": ("stage1.epoch=1",)}, "'stage1.epoch'"),
-        ({"set": ("stage1.epochs=many",)}, "'stage1.epochs' is 'many'"),
         ({"table": "table4", "set": ("calibration=none",)}, "'calibration'"),
         ({"methods": ("l2p",), "set": ("pool=3", "top_k=4")}, "'pool' is 3"),
         ({"data_root": ("a", "b")}, "--data-root"),
@@ -61,8 +60,6 @@ def test_an_option_that_is_not_given_is_no_part_of_the_name_of_a_folder() -> Non
         *(({name: 0}, f"'{name}' is '0'") for name in ("seeds", "jobs", "cpus_per_run")),
         ({"gpus_per_run": -1.0}, "'gpus_per_run'"),
         ({"address": "auto"}, "--on ray"),
-        ({"gpus_per_run": 1.0}, "--on ray"),
-        ({"cpus_per_run": 2.0}, "--on ray"),
         ({"on": "ray", "jobs": 2}, "--jobs"),
     ],
 )
@@ -103,7 +100,7 @@ def test_options_of_the_run_can_be_swept_and_without_values_those_of_the_study_a
     assert [each.config.prompt_length for each in planned] == [1, 2, 5, 10, 16, 20]
 
 
-def test_a_sweep_reuses_what_a_bench_has_done() -> None:
+def test_a_sweep_reuses_the_runs_of_a_bench() -> None:
     (usual,) = plan(Grid(methods=("dmc-ot",)))
     swept = plan_sweep("dmc-ot", "beta", ["1.5", f"{usual.config.beta:g}"], Grid())
     assert [each.folder == usual.folder for each in swept] == [False, True]

@@ -19,8 +19,6 @@ from clipcil.tensor_store import TensorStore, read_entry
 from clipcil.training.trainer import Trainer, Training
 from support.short_runs import Runner
 
-ALL = sorted(methods())
-
 
 def poor(data: Dataset) -> Dataset:
     """Class 0: six times the same picture; class 1: one picture; class 2: two; the rest as they are."""
@@ -43,16 +41,12 @@ def check(out: Path, tasks: int) -> None:
     assert all(bool(torch.isfinite(value).all()) for value in tensors.values() if value.is_floating_point())
 
 
-@pytest.mark.parametrize("name", ALL)
-def test_one_class_a_task_with_few_or_equal_pictures(name: str, poor_runner: Runner, out: Path) -> None:
-    poor_runner.run(name, out, order="natural", increment=1)
-    check(out, 4)
-
-
-@pytest.mark.parametrize("name", ALL)
-def test_one_task_in_half_precision(name: str, poor_runner: Runner, out: Path) -> None:
-    poor_runner.run(name, out, order="natural", increment=None, tasks=1, precision="bf16-mixed")
-    check(out, 1)
+@pytest.mark.parametrize(("tasks", "precision"), [(4, "32-true"), (1, "bf16-mixed")])
+@pytest.mark.parametrize("name", sorted(methods()))
+def test_few_or_equal_pictures(name: str, tasks: int, precision: str, poor_runner: Runner, out: Path) -> None:
+    """One class a task, and one task in half precision."""
+    poor_runner.run(name, out, order="natural", increment=None, tasks=tasks, precision=precision)
+    check(out, tasks)
 
 
 @pytest.mark.parametrize("name", ["dmc-ot", "rapf", "simplecil"])

@@ -28,17 +28,10 @@ def test_a_stopped_run_says_how_to_go_on(number: signal.Signals, tmp_path: Path)
     assert not list((tmp_path / "my run").rglob(".tmp"))
 
 
-@pytest.mark.parametrize(
-    ("command", "said"),
-    [
-        ("kill_test.py --kills 3 --seed 1 --what runs --methods rapf", r"3 kills in (\d+) runs .* s: \1 of \1 runs"),
-        ("fuzz.py --inputs 20 --seed 7", r"20 inputs \(seed 7\), \d+ s: .*; 0 failures"),
-    ],
-    ids=["kills", "inputs"],
-)
-def test_the_short_forms_of_the_tools_find_nothing(command: str, said: str, tmp_path: Path) -> None:
-    name, *words = command.split()
+def test_the_short_form_of_the_kill_test_finds_nothing(tmp_path: Path) -> None:
+    words = ["--kills", "3", "--seed", "1", "--what", "runs", "--methods", "rapf"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "TMPDIR": str(tmp_path)}
-    full = [sys.executable, str(ROOT / "tools" / name), *words]
+    full = [sys.executable, str(ROOT / "tools" / "kill_test.py"), *words]
     done = subprocess.run(full, env=environment, capture_output=True, text=True, timeout=600, check=False)
-    assert done.returncode == 0 and re.search(f"^{said}", done.stdout, re.M), done.stdout + done.stderr
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"^3 kills in (\d+) runs .* s: \1 of \1 runs", done.stdout, re.M), done.stdout

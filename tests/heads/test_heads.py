@@ -74,14 +74,6 @@ def test_tasks_one_after_another_equal_all_at_once() -> None:
     assert split(torch.cat(parts).float()).mean(1).abs().max() < 1e-4  # centred
 
 
-def test_averaged_head_of_one_task_ranks_as_the_pooled_one() -> None:
-    """With a single task there is nothing to average; the scores differ by what all classes share."""
-    parts = groups([9, 9, 9, 9])
-    tests = torch.cat(groups([5, 5, 5, 5], seed=3))
-    found = learnt([parts], averaged=True)(tests)
-    torch.testing.assert_close(found - found.mean(1, keepdim=True), learnt([parts])(tests), atol=1e-5, rtol=1e-5)
-
-
 @pytest.mark.parametrize("copies", [1, 3, 7])
 @pytest.mark.parametrize("averaged", [False, True])
 def test_a_task_of_copies_of_one_picture_harms_no_other_class(averaged: bool, copies: int) -> None:
@@ -152,15 +144,16 @@ def test_rows_left_out(dim: int) -> None:
         torch.testing.assert_close(found[index], -0.5 * (apart @ metric * apart).sum(1), atol=1e-8, rtol=1e-8)
 
 
-def test_rows_scored_and_novelty_by_the_dense_formulas() -> None:
-    rows, labels = some_rows()
+@pytest.mark.parametrize("dim", [7, 40])
+def test_rows_scored_and_novelty_by_the_dense_formulas(dim: int) -> None:
+    rows, labels = some_rows(dim)
     counts, everything = torch.bincount(labels), torch.arange(len(rows))
     head, spread = fit_rows(rows, labels, CLASSES, everything, [0.2]), len(rows) - CLASSES
     scatter = (rows - head.means[labels]).T @ (rows - head.means[labels])
-    ridge = 0.2 * scatter.trace() / 7 * torch.eye(7, dtype=torch.float64)
+    ridge = 0.2 * scatter.trace() / dim * torch.eye(dim, dtype=torch.float64)
     metric, wide = (spread * torch.linalg.inv(s + ridge) for s in (scatter, rows.T @ rows))
     torch.testing.assert_close(head.norms, (rows @ metric * rows).sum(1))
-    new = torch.randn(11, 7, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    new = torch.randn(11, dim, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
     apart = new[:, None] - head.means
     squares, found = torch.einsum("ncd,de,nce->nc", apart, metric, apart), new @ head.weight + head.bias
     gap = -0.5 * squares - found  # the same for every class: the part of the distance that the picture has alone

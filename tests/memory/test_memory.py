@@ -68,15 +68,6 @@ def test_few_and_many_draws_per_class_are_mixed_alike(monkeypatch: pytest.Monkey
     assert torch.allclose(*draws, atol=1e-5) and not torch.equal(*draws)
 
 
-@pytest.mark.parametrize("wrong", [-1, 6])
-def test_unknown_class_is_an_error(wrong: int) -> None:
-    memory = grown()
-    with pytest.raises(IndexError):
-        memory.sample(torch.tensor([0, wrong]))
-    with pytest.raises(IndexError):
-        memory.remove(wrong)
-
-
 def test_draws_follow_every_change() -> None:
     memory, classes = grown(), torch.arange(6)
     before = seeded(memory, classes)

@@ -9,8 +9,6 @@
   on CIFAR-100 and 50 on ImageNet-R; cos(99 π e / (200 (K − 1))) in epoch e of K.
 """
 
-from dataclasses import replace
-
 import torch
 from torch.nn.functional import cross_entropy, normalize
 
@@ -56,27 +54,17 @@ def test_score_loss_and_gradient_are_the_reference() -> None:
     torch.testing.assert_close(ours, expected)
     found, wanted = (torch.autograd.grad(value, session.trained) for value in (ours, expected))
     torch.testing.assert_close(found, wanted, atol=1e-4, rtol=1e-3)
-
-
-CONFIG = CODAPromptConfig(train=FAST, components=5, length=4)
-
-
-def test_new_components_start_orthogonal_to_trained_ones() -> None:
-    clip = tower()
-    method = learnt(CODAPrompt, CONFIG, clip, stream(clip), 2)
-    assert isinstance(method, CODAPrompt)
-    method.grow(["one more"])
-    for rows in (method.prompts, method.keys, method.attention):
-        earlier, new = torch.cat(list(rows)[:-1], dim=1), rows[-1]
-        assert new.shape[:2] == (5, 5)
-        assert (earlier @ new.transpose(1, 2)).abs().max() < 1e-5
-        torch.testing.assert_close(new @ new.transpose(1, 2), torch.eye(5).expand(5, 5, 5), atol=1e-5, rtol=0)
+    method.grow(["one more"])  # its components start orthogonal to all others
+    for part in (method.prompts, method.keys, method.attention):
+        earlier, new = torch.cat(list(part)[:-1], dim=1), part[-1]
+        assert (earlier @ new.transpose(1, 2)).abs().max() < 1e-4
+        torch.testing.assert_close(new @ new.transpose(1, 2), torch.eye(4).expand(5, 4, 4), atol=1e-5, rtol=0)
 
 
 def test_a_tower_without_any_of_the_layers_is_read_without_prompts() -> None:
     clip = tower()
     source = stream(clip)
-    method = learnt(CODAPrompt, replace(CONFIG, layers=(9,)), clip, source)
+    method = learnt(CODAPrompt, CODAPromptConfig(train=FAST, components=5, length=4, layers=(9,)), clip, source)
     assert method.notes() == ["the tower has 6 layers: no prompts at layer 9"]
     pictures = all_tests(source)
     with torch.no_grad():

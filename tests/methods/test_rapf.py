@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy, normalize
 
-from clipcil.methods.rapf import RAPF, RAPFConfig, fuse, spread, widening
+from clipcil.methods.rapf import RAPF, RAPFConfig, average_entries, fuse, widening
 from support.visual_stream import FAST, Recorder, stream, tower
 
 
@@ -70,7 +70,7 @@ def test_widening_adds_the_covariance_it_says(sign: float) -> None:
     dim = 4
     factor = torch.eye(dim) + sign * 0.2 * torch.ones(dim, dim)
     covariance = factor @ factor.T
-    a, b = spread(covariance).tolist()
+    a, b = average_entries(covariance).tolist()
     assert a == pytest.approx(float(covariance.diagonal().mean()))
     assert b == pytest.approx(float(covariance[~torch.eye(dim, dtype=torch.bool)].mean()))
     torch.manual_seed(0)

@@ -53,6 +53,7 @@ def test_a_class_of_another_module_does_not_replace_a_method_by_bearing_its_clas
         ("rapf", "fusion", 1.5),
         ("ranpac-adapted", "tuned", "projection"),  # the features it reads are those before the projection
         ("dmc", "template", "a photo"),
+        ("coop", "memory", {"pictures": -1}),
     ],
 )
 def test_options_declare_what_they_take(name: str, option: str, value: object) -> None:

@@ -19,6 +19,7 @@ def test_spread_is_mean_and_sample_deviation() -> None:
     assert mean_std([70.0, 72.0, 74.0]) == (72.0, 2.0)
     assert str(mean_std([70.0, 72.0, 74.0])) == "72.00 ± 2.00"
     assert str(mean_std([70.0])) == "70.00"
+    assert str(mean_std([70.0, 70.0])) == "70.00 (constant)"
 
 
 def test_seeds_stand_together_and_settings_apart(tmp_path: Path) -> None:
@@ -98,7 +99,7 @@ def test_the_terminal_table_has_the_paper_s_numbers_and_the_difference(tmp_path:
     lines = [Line("SimpleCIL", "cifar100", 10, group, group.paper_result()), Line("L2P", "cifar100", 10, None, None, 2)]
     print_comparison(lines, "", console)
     said = console.export_text()
-    assert "68.73  +1.27" in said and "74.52  -0.52" in said
+    assert "68.73  +1.27" in said and "74.52  −0.52" in said
     assert "0 (+2 failed)" in said and "these are of mini" in said
 
 
@@ -113,7 +114,7 @@ def test_the_terminal_table_can_be_read_at_80_columns(tmp_path: Path) -> None:
     said = console.export_text()
     assert all(len(line) <= 80 for line in said.splitlines()) and "…" not in said
     words = ["The table: cifar100, 10 tasks", "The table: imagenet-r, 10 tasks", "DMC-OT without task"]
-    assert all(each in said for each in [*words, "3 (+1 failed)", "82.16", "86.13", " ± "])
+    assert all(each in said for each in [*words, "3 (+1 failed)", "82.16", "86.13", "(constant)"])
 
 
 def test_runs_on_another_device_or_in_another_precision_say_so(tmp_path: Path) -> None:

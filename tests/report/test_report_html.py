@@ -11,6 +11,7 @@ import pytest
 from PIL import Image
 
 from clipcil.errors import UserError
+from clipcil.intervals import signed
 from clipcil.report import figures
 from clipcil.report.answers import Thumbnails, confused_pairs, read_predictions
 from clipcil.report.compare import Standing, group_runs, rank_groups
@@ -86,7 +87,7 @@ def test_every_figure_is_there_in_both_themes_and_beside_the_page(page: Path) ->
 def test_the_page_has_the_paper_s_numbers_pictures_settings_and_versions(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     difference = group_runs(find_runs([page.parent / "paper"]))[0].last.mean - 82.16
-    assert f'<td data-value="82.16">82.16</td><td data-value="{difference:.6g}">{difference:+.2f}</td>' in text
+    assert f'<td data-value="82.16">82.16</td><td data-value="{difference:.6g}">{signed(difference)}</td>' in text
     assert "± " in text and "The paper measured with openai/clip-vit-base-patch16, not with mini" in text
     assert text.count('class="strip"') == 4  # right and wrong of the two methods on the embedded data
     assert text.count("No pictures are shown: ") == 2

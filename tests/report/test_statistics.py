@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from clipcil.intervals import wilson_interval
 from clipcil.report.runs import RunRecord, find_runs
 from clipcil.report.statistics import Bootstrap, interval, paired
 from support.finished_runs import write_run
@@ -40,10 +41,19 @@ def test_an_accuracy_is_the_mean_over_tasks_and_its_interval_lies_within_0_and_1
     mean = Bootstrap([run]).mean([run])
     assert mean is not None and mean.mean == pytest.approx(100 * (3 / 4 + 1 / 2) / 2)
     few = run_of(tmp_path / "few", [1, 1, 2], [True, True, True])  # a draw without any of them is not an accuracy of 0
-    assert Bootstrap([few]).mean([few]) == pytest.approx((100, 100, 100))
+    assert Bootstrap([few]).mean([few]) == pytest.approx((100, 100 * wilson_interval(8 / 3, 8 / 3)[0], 100))
     two = orders_of(tmp_path, [[True] * 20, [True] * 15 + [False] * 5])
     found = Bootstrap(two).mean(two)
     assert found is not None and (found.low, found.high) == (0, 100)  # two orders say next to nothing
+
+
+@pytest.mark.parametrize("right", [True, False])
+def test_nine_answers_that_agree_are_not_certain(tmp_path: Path, right: bool) -> None:
+    runs = orders_of(tmp_path, [[right] * 9] * 2)
+    low, high = (100 * bound for bound in wilson_interval(9 * right, 9))
+    assert high - low > 25
+    for some in (runs[:1], runs):  # a second run without other answers tells nothing of other pictures
+        assert Bootstrap(runs).mean(some) == pytest.approx((100 * right, low, high))
 
 
 def test_runs_on_other_pictures_or_without_predictions_have_no_interval_and_take_none_from_the_rest(

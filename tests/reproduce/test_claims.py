@@ -176,7 +176,7 @@ def test_runs_are_judged(tmp_path: Path) -> None:
         assert of(judged, says).verdict == verdict, says
     assert of(judged, "Results are stable in the prompt length").parts[0].verdict == "holds"
     assert not [each for each in judged if each.claim.datasets == ("cub200",)]
-    page = markdown(runs)
+    page = markdown(runs, judged)
     assert page.count("\n## ") == 14 and "Not measured." in page  # no claim is dropped
     assert "| 5. DMC-OT beats DMC at 10 tasks | holds |" in page and "+2.90 (mean)" in page
 
@@ -231,7 +231,7 @@ def test_a_name_is_text_in_the_terminal_and_on_the_page(tmp_path: Path, capsys: 
     assert reproduce(["claims", str(folder)]) == 0
     printed, runs = capsys.readouterr().out, find_runs([folder])
     assert "\x1b" not in printed and "\\x1b[2J" in printed
-    page = markdown(runs)
+    page = markdown(runs, judge_claims(runs))
     assert "<img" not in page and "<script" not in page and "\n# Proven" not in page
     assert markdown_table(["a|b", "c\nd"], [["1", "2"]]).splitlines()[0] == "| a\\|b | c d |"
 

@@ -8,7 +8,7 @@ from reproduce import tables
 from reproduce.judge import Claim, ClaimResult, Part, Verdict
 
 ROOT = Path(__file__).resolve().parents[2]
-MARKED = ("README.md", "docs/beyond.md", "docs/baselines.md", "docs/speed.md")
+MARKED = ("README.md", "docs/results.md", "docs/beyond.md", "docs/baselines.md", "docs/speed.md")
 
 
 def test_the_readme_and_the_claims_are_what_results_says() -> None:
@@ -22,7 +22,7 @@ def test_the_readme_and_the_claims_are_what_results_says() -> None:
 
 
 def test_a_changed_result_changes_the_table() -> None:
-    runs = find_runs([ROOT / tables.CLAIMS])
+    runs = tables.runs_in(ROOT / tables.CLAIMS)
     before = tables.methods_table(runs)
     assert tables.updated("a\n<!-- results:methods -->\nold\n<!-- /results -->\nb", ROOT) == (
         f"a\n<!-- results:methods -->\n\n{before}\n\n<!-- /results -->\nb"

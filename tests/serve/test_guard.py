@@ -5,6 +5,7 @@ from typing import Any
 
 import httpx
 import pytest
+from starlette.exceptions import HTTPException
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp
 
@@ -33,7 +34,7 @@ async def ask_guard(
     [
         *((host, 200) for host in (OWN, "localhost", "LOCALHOST:8000", "[::1]:7860", "127.0.0.2")),
         *((host, 403) for host in ("evil.example:7860", "127.0.0.1.evil.example", "localhost.evil.example")),
-        *((host, 403) for host in ("", "[::1", "192.168.7.7", "0.0.0.0", "[::]")),
+        *((host, 403) for host in ("", "[::1", "192.168.7.7", "0.0.0.0", "[::]", "evil@localhost", "localhost/evil")),
     ],
 )
 def test_only_names_of_loopback_are_hosts(host: str, status: int) -> None:
@@ -93,8 +94,13 @@ def test_all_bodies_together_have_a_limit() -> None:
         going = asyncio.Event()
 
         async def slow(scope: Any, receive: Any, send: Any) -> None:
-            await going.wait()
-            await inner(scope, receive, send)
+            try:
+                await receive()
+            except HTTPException as error:
+                await PlainTextResponse("", error.status_code)(scope, receive, send)
+            else:
+                await going.wait()
+                await inner(scope, receive, send)
 
         guard = Guard(slow, 7860, None, SMALL)
         upload = {"method": "POST", "content": b"x" * 400}

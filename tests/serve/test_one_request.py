@@ -20,7 +20,7 @@ from clipcil.serve.answers import LessonState, Limits, explain
 from clipcil.serve.api import Service
 from clipcil.serve.model import Lessons, ServedModel
 from clipcil.serve.server import build_app
-from clipcil.serve.staging import Staging, Waiting
+from clipcil.serve.staging import StagedPicture, Staging
 from support.errors import one_line
 from support.server import form, png
 
@@ -106,7 +106,7 @@ def test_a_lesson_that_was_learnt_is_not_called_failed(tmp_path: Path) -> None:
     served.change = change
     lessons = Lessons(served, Staging(tmp_path, Limits()))
     lessons.state = LessonState(id="", classes={})
-    lessons._run([Waiting("0" * 24, "fox", "a.png", tmp_path / "0.picture", 1, "", broken="is broken")])
+    lessons._run([StagedPicture("0" * 24, "fox", "a.png", tmp_path / "0.picture", 1, "", broken="is broken")])
     assert lessons.state.state == "done" and lessons.state.result is not None
     assert "cannot be deleted" in lessons.state.result.warnings[0]
     assert lessons.state.result.unreadable == ["a.png: is broken"]

@@ -76,9 +76,3 @@ def test_what_learning_takes_for_pictures_the_page_takes_too() -> None:
     endings = re.search(r"const PICTURE = /(.*)/i;", source("files.js"))
     assert endings is not None
     assert [ending for ending in (*SUFFIXES, ".heic") if not re.search(endings[1], f"a{ending}")] == []
-
-
-def test_small_pictures_have_another_address_after_every_lesson() -> None:
-    """Else the page goes on to show those that a lesson has replaced: an element whose address is the same is kept."""
-    address = re.search(r"/api/classes/picture\?\$\{new URLSearchParams\(\{(.*?)\}\)", source("classes.js"))
-    assert address is not None and "revision: store.model.revision" in address[1]

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from clipcil.checks import some_classes
 from clipcil.clip import CLIP, load_clip
-from clipcil.data.dataset import open_dataset
 from clipcil.data.reader import Reader
 from clipcil.experiment.experiment import Experiment, LoadCache
 from clipcil.methods.dmc import DMC
@@ -19,6 +19,7 @@ from clipcil.tensor_store import ABANDONED, SHARED_BYTES, STAGES_GIB, TensorStor
 from clipcil.training.own_random import own_random
 from clipcil.training.trainer import Trainer, Training
 from support.errors import one_line
+from support.short_runs import interrupt
 from support.towers import with_other_tokenizer
 
 SAME = ("results.json", "matrix.csv", "predictions.csv", "steps.jsonl")
@@ -26,10 +27,6 @@ KEPT = 2 + 7
 """What a run of two tasks leaves in the cache: two towers; their features of the new pictures (task 2: before stage 1
 too, for calibration), of the test pictures (task 2: of both tasks), and of old pictures for drift."""
 SHORT = {"stage1.epochs": 2, "stage2.epochs": 1, "stage2.steps": 0, "stage1.batch_size": 8}
-
-
-class Stopped(BaseException):
-    """Stands for a kill."""
 
 
 class Halved(DMC):
@@ -42,12 +39,10 @@ class Halved(DMC):
 
 
 class Runner:
-    """Runs on four classes in two tasks."""
+    """Runs on four classes in two tasks, with or without a store that they share."""
 
     def __init__(self, clip: CLIP) -> None:
-        self.clip, data = clip, open_dataset("emoji")
-        train, test = (part.subset(torch.nonzero(part.labels < 4).flatten()) for part in (data.train, data.test))
-        self.data = replace(data, classes=data.classes[:4], train=train, test=test)
+        self.clip, self.data = clip, some_classes(4)
 
     def __call__(
         self, folder: Path, kept: TensorStore | None, method: Any = "dmc-ot", **settings: Any
@@ -160,17 +155,14 @@ def test_features_have_the_same_bits_inside_and_outside_of_mixed_precision(tmp_p
     assert torch.equal(features(torch.bfloat16), expected)
 
 
-def test_a_run_killed_after_a_cached_stage_resumes_to_the_same_bytes(
+def test_a_run_stopped_after_a_cached_stage_resumes_to_the_same_bytes(
     tmp_path: Path, run: Runner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kept = TensorStore(tmp_path / "cache")
     plain = run(tmp_path / "cold", kept)
 
-    def stop(*_: object) -> None:
-        raise Stopped
-
-    with monkeypatch.context() as patch, pytest.raises(Stopped):
-        patch.setattr(DMC, "train_prompts", stop)
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(DMC, "train_prompts", interrupt)
         run(tmp_path / "stopped", kept)
     assert kept.hits == 2  # the first tower, and its features of the first task's pictures
     # The first stage comes from its snapshot now, the rest from the cache.

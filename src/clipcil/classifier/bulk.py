@@ -1,15 +1,14 @@
 """Prediction of any number of pictures on Ray.
 
-The source is cut into parts of `PICTURES_PER_PART` pictures (parquet files: into their row groups). Ray Data hands the
-parts to a pool of actors, each with the model loaded; an actor writes the answers for a part to one parquet file. The
-driver sees part numbers only, so its memory does not grow with the pictures, and a job that is stopped and given again
+The source is cut into parts of `PICTURES_PER_PART` pictures (parquet files: into their row groups). A pool of actors,
+each with the model loaded, shares the parts; an actor writes the answers for a part to one parquet file. The driver
+sends parts without their pictures, so its memory does not grow with them, and a job that is stopped and given again
 does only the parts whose file is missing.
 """
 
 import hashlib
 import importlib
 import json
-import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import tee
@@ -27,6 +26,7 @@ from clipcil.cluster import connect
 from clipcil.data.datasets.parquet import ROWS_AT_ONCE, holds_pictures, open_parquet
 from clipcil.data.sources import list_files, no_pictures
 from clipcil.errors import UserError, printable
+from clipcil.limits import MOST_OWN_TEXT
 from clipcil.settings import typed
 from clipcil.storage import read_json, read_text, run_lock, sha256, whole_file, write_json
 
@@ -87,7 +87,7 @@ def predict_on_ray(
         done = len(parts) - len(missing)
         on_progress("parts", done, len(parts))
         if missing:
-            settings = str(model.resolve()), str(out.resolve()), top, backbone, gpus
+            settings = model.resolve(), out.resolve(), top, backbone, gpus
             for count, _ in enumerate(_run(missing, settings, actors, address), start=1):
                 on_progress("parts", done + count, len(parts))
         errors = [error for part in parts for error in pq.read_table(out / part.name)["error"].to_pylist()]
@@ -96,31 +96,26 @@ def predict_on_ray(
 
 def _run(parts: Sequence[Part], settings: tuple[Any, ...], actors: int, address: str | None) -> Iterator[Any]:
     """Predict the parts on Ray; yields once for each part that is done."""
-    connect(address, num_cpus=actors)
-    ray_data = importlib.import_module("ray.data")
-    ray_data.DataContext.get_current().enable_progress_bars = False
-    logging.getLogger("ray.data").setLevel(logging.ERROR)
-    data = ray_data.from_items([vars(part) for part in parts], override_num_blocks=len(parts))
-    pool = ray_data.ActorPoolStrategy(size=min(actors, len(parts)))
-    options = {"batch_size": 1, "num_cpus": 1, "num_gpus": settings[-1] or None}
-    yield from data.map_batches(_Predictor, fn_constructor_args=settings, compute=pool, **options).iter_rows()
+    ray = connect(address, num_cpus=actors)
+    # An actor that is lost with its machine is started again elsewhere, and its part is done again.
+    kind = ray.remote(num_cpus=1, num_gpus=settings[-1], max_restarts=-1, max_task_retries=-1)(_Predictor)
+    pool = importlib.import_module("ray.util").ActorPool([kind.remote(*settings) for _ in parts[:actors]])
+    yield from pool.map_unordered(lambda actor, part: actor.predict.remote(part), parts)
 
 
 class _Predictor:
     """An actor: a loaded model that predicts parts."""
 
-    def __init__(self, model: str, out: str, top: int, backbone: str | None, gpus: float) -> None:
-        self.out, self.top = Path(out), top
+    def __init__(self, model: Path, out: Path, top: int, backbone: str | None, gpus: float) -> None:
+        self.out, self.top = out, top
         self.classifier = load(model, backbone=backbone, device="cuda" if gpus else "cpu")
 
-    def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
-        for number, file, group in zip(batch["number"], batch["file"], batch["group"], strict=True):
-            part = Part(int(number), str(file), int(group))
-            named, pictures = tee(read_part(part))
-            found = self.classifier.predict_stream((picture for _, picture in pictures), self.top)
-            answers = ((name, answer) for (name, _), (_, answer) in zip(named, found, strict=True))
-            write_answers(self.out / part.name, answers)
-        return {"number": batch["number"]}
+    def predict(self, part: Part) -> None:
+        """Write the answers for a part."""
+        named, pictures = tee(read_part(part))
+        found = self.classifier.predict_stream((picture for _, picture in pictures), self.top)
+        answers = ((name, answer) for (name, _), (_, answer) in zip(named, found, strict=True))
+        write_answers(self.out / part.name, answers)
 
 
 def read_part(part: Part) -> Iterator[tuple[str, Any]]:
@@ -135,7 +130,7 @@ def read_part(part: Part) -> Iterator[tuple[str, Any]]:
                 elif isinstance(value, dict):
                     yield str(value.get("path") or name), value["bytes"] or b""
                 else:
-                    yield name, value or b""  # a row without a picture gets its line, as one that cannot be read
+                    yield name, value or b""  # a row without a picture becomes an answer with an error
                 row += 1
 
 
@@ -200,7 +195,7 @@ def _paths(source: Path) -> list[str]:
     if source.is_dir():
         paths = [str(file.resolve()) for file in list_files(source)]
     elif source.is_file():
-        paths = [line.strip() for line in read_text(source, links=True).splitlines() if line.strip()]
+        paths = [line.strip() for line in read_text(source, MOST_OWN_TEXT, links=True).splitlines() if line.strip()]
     else:
         raise UserError(f"{source} is not there; give a folder of pictures, parquet files, or a list of paths")
     if not paths:

@@ -11,11 +11,13 @@ import numpy as np
 import torch
 from PIL import Image
 
+from clipcil.classifier.explain import Explanation, explain
 from clipcil.classifier.folder import MODEL, hold_model, read_model, write_model
-from clipcil.classifier.learner import Learner
+from clipcil.classifier.learner import Learner, held_out_scores
 from clipcil.classifier.lesson import Lesson, Progress
 from clipcil.classifier.predict import PictureScores, Prediction, most_likely, stream_scores
 from clipcil.classifier.scoring import Answer, Calibration, Evaluation, evaluate_answers, probabilities
+from clipcil.classifier.small_pictures import SmallPictures
 from clipcil.classifier.sources import TEMPLATE, Source, as_list, read_source, skipped_files
 from clipcil.classifier.state import Facts, KnownClass, LessonRecord, ModelState
 from clipcil.clip import CLIP, load_clip
@@ -44,7 +46,7 @@ class Classifier:
             `clipcil methods METHOD` lists them.
         state: A saved model, which decides method, seed and settings; used by `load`.
 
-    Example:
+    Examples:
         >>> import clipcil
         >>> from PIL import Image
         >>> def plain(*colours): return [Image.new("RGB", (64, 64), colour) for colour in colours]
@@ -109,7 +111,7 @@ class Classifier:
     @property
     def class_facts(self) -> list[KnownClass]:
         """For each class: when it was learnt, from how many pictures, and its accuracy after the last lesson."""
-        return copy.deepcopy(self.learner.facts.known)
+        return self.facts().known
 
     @property
     def history(self) -> list[LessonRecord]:
@@ -187,7 +189,8 @@ class Classifier:
 
     def held_out_evaluation(self) -> Evaluation:
         """Evaluate the current model on the pictures kept for evaluation, of all lessons."""
-        return self.learner.evaluate()
+        held = self.learner.held
+        return self.learner.evaluate(held_out_scores(self.learner.method, held), held.labels)
 
     @overload
     def predict(self, pictures: str | bytes | Path | Image.Image, top: int = 5) -> Prediction: ...
@@ -217,6 +220,22 @@ class Classifier:
         if errors := [prediction.error for prediction in found if prediction.error is not None]:
             raise UserError(errors[0])
         return found[0] if one else found
+
+    def explain(self, picture: Any, name: str | None = None) -> Explanation:
+        """Why a picture is called what it is called: a heat map over it, and the most similar kept picture.
+
+        Args:
+            picture: One picture as for `predict`.
+            name: The class to explain. Default: the likeliest.
+
+        Returns:
+            An `Explanation`; its `save` writes a PNG. Small pictures are kept in the folder of a model if its owner
+            switched that on (`clipcil serve`); otherwise there is no most similar one.
+        """
+        self._need_classes()
+        label = None if name is None else self.learner.facts.need(name)
+        kept = [SmallPictures(self.saved[0]).of(each) if self.saved else [] for each in self.classes]
+        return explain(self.learner.method, self.calibration, picture, label, self.classes, kept)
 
     def predict_proba(self, pictures: Any) -> np.ndarray:
         """Probabilities (number of pictures, number of classes), columns in the order of `classes`."""
@@ -250,7 +269,7 @@ class Classifier:
         return replace(evaluate_answers(answers, known), unreadable=unreadable)
 
     def score(self, source: Source) -> float:
-        """The accuracy on pictures of known classes: the share whose likeliest class is the true one."""
+        """The accuracy on pictures of known classes; those that it calls "none of these" are wrong."""
         accuracy = self.test(source).accuracy
         if accuracy is None:
             raise UserError("none of these pictures can be read and is of a class that the model knows")
@@ -275,9 +294,12 @@ class Classifier:
                 yield picture, most_likely(*scores, names, top, how)
 
     def _scores(self, pictures: Iterable[Any]) -> Iterator[tuple[Any, PictureScores | UserError]]:
+        self._need_classes()
+        return stream_scores(pictures, self.learner.method)
+
+    def _need_classes(self) -> None:
         if not self.classes:
             raise UserError("the model has learnt nothing yet; teach it first")
-        return stream_scores(pictures, self.learner.method)
 
     def forget(self, name: str) -> None:
         """Remove a class (its name in any case), with everything that was kept of it. Not every method can do this."""
@@ -298,15 +320,10 @@ class Classifier:
         with self._changing():
             self.learner.facts.known[index].name = clean_name(new)
 
-    @property
-    def can_undo(self) -> bool:
-        """Whether there is a change to undo."""
-        return self._previous is not None
-
     def undo(self) -> None:
         """Undo the last change: a lesson, a forgotten class or a new name. Only one change can be undone."""
         if self._previous is None:
-            raise UserError("there is no change to take back; the model before the last change is kept until the next")
+            raise UserError("there is no change to undo; only the last change can be undone, and only once")
         self.learner.restore(self._previous)
         self._previous = None
 

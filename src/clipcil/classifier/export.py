@@ -32,7 +32,7 @@ Format = Literal["pt2", "onnx"]
 CLASSES, VECTORS_FILE = "classes.json", "classifier.safetensors"
 
 
-class Exported(nn.Module):
+class ExportedNetwork(nn.Module):
     """Trunk, tower and classifier of a model in one."""
 
     def __init__(self, model: Classifier) -> None:
@@ -43,7 +43,7 @@ class Exported(nn.Module):
 
     def forward(self, pictures: Tensor) -> tuple[Tensor, Tensor]:
         """(B, 3, height, width) → logits (B, C), features (B, dim)."""
-        # The trunk's own forward cuts the batch into pieces that suit a CPU's cache: how many, a graph cannot hold.
+        # The trunk's own forward splits the batch to suit a CPU's cache; a graph cannot hold a varying number of parts.
         pixels = pictures if self.trunk is None else self.trunk.whole(pictures)
         batch = TensorBatch(self.method.clip, pixels)
         return self.method.logits(batch), batch.features
@@ -57,7 +57,7 @@ def export(model: Classifier, out: Path, form: Format = "pt2") -> Path:
     if not model.classes:
         raise UserError("the model has learnt nothing yet; teach it first")
     claim_export(out)
-    network = Exported(model).eval().cpu().requires_grad_(False)
+    network = ExportedNetwork(model).eval().cpu().requires_grad_(False)
     steps = model.learner.clip.preprocess.steps
     with torch.no_grad():
         files = {f"model.{form}": _trace(network, torch.zeros(2, 3, *steps.crop), form)}
@@ -99,7 +99,7 @@ def _trace(network: nn.Module, example: Tensor, form: Format) -> bytes:
         raise UserError("ONNX needs an extra: pip install 'clipcil[onnx]'; --format pt2 needs nothing more")
     shapes = ({0: torch.export.Dim("batch", min=1, max=65536)},)
     before = logging.root.manager.disable
-    logging.disable(logging.CRITICAL)  # the tracer logs a traceback for every step that it cannot take, and raises it
+    logging.disable(logging.CRITICAL)  # the tracer logs the traceback of every error that it raises
     try:
         program: Any = torch.export.export(network, (example,), dynamic_shapes=shapes)
         if form == "pt2":

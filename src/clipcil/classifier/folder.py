@@ -46,10 +46,10 @@ It distinguishes only these classes. It was not evaluated for use on people, or 
 
 @contextmanager
 def hold_model(folder: Path) -> Iterator[None]:
-    """Hold the folder of a model, or one that is to become one, for one writer.
+    """Lock the folder of a model, existing or new, for one writer.
 
-    A folder that holds other things and no model is refused untouched. In the folder of a model, what a killed process
-    left behind is deleted: half-written files, and weights that no model names.
+    A folder that holds other things and no model is refused untouched. Half-written files, and weights that no model
+    names, are deleted: a killed process left them.
     """
     refuse_other_folders(folder)
     with run_lock(folder):
@@ -100,11 +100,12 @@ def write_model(folder: Path, state: ModelState, *, keep_previous: bool = False)
 def restore_previous(folder: Path) -> Facts:
     """Bring back the model before the last change; doing it again brings back what was undone. The caller
     holds the lock."""
-    facts = read_previous(folder)
-    if facts is None:
+    try:
+        facts = read_model(folder, PREVIOUS)
+    except MissingFileError as error:
         raise UserError(
             f"nothing can be undone: {folder} keeps no model before the first lesson, nor after a class was forgotten"
-        )
+        ) from error
     _read_weights(folder, facts)
     files = {MODEL: read_bytes(folder / PREVIOUS), PREVIOUS: read_bytes(folder / MODEL), CARD: _card(facts)}
     _replace(folder, files, keep_previous=True)
@@ -178,14 +179,6 @@ def read_model(folder: Path, name: str = MODEL) -> Facts:
         raise UserError(f"{path} {error}") from error
     except UserError as error:
         raise UserError(f"{path} is damaged ({str(error).removeprefix(f'{path} ')}); {RESTORE_ADVICE}") from error
-
-
-def read_previous(folder: Path) -> Facts | None:
-    """The model before the last change, if it was kept."""
-    try:
-        return read_model(folder, PREVIOUS)
-    except MissingFileError:
-        return None
 
 
 def _read_weights(folder: Path, facts: Facts) -> ModelState:

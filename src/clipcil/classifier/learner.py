@@ -272,15 +272,15 @@ class Learner:
 
     def _calibrate(self, scores: Scores, labels: Tensor) -> Evaluation:
         """Set temperature and threshold by the scores of labelled pictures, and evaluate the method on them."""
-        facts = self.facts
-        facts.calibration = calibrate(scores.logits, labels, self.method.score_scale, scores.novelty)
-        found = self._evaluate(scores, labels)
+        self.facts.calibration = calibrate(scores.logits, labels, self.method.score_scale, scores.novelty)
+        found = self.evaluate(scores, labels)
         results = {result.name: (result.pictures, result.right) for result in found.classes}
-        for known in facts.known:
+        for known in self.facts.known:
             known.held_out, known.right = results.get(known.name, (0, 0))
         return found
 
-    def _evaluate(self, scores: Scores, labels: Tensor) -> Evaluation:
+    def evaluate(self, scores: Scores, labels: Tensor) -> Evaluation:
+        """Evaluate the method on the scores of labelled pictures."""
         names, how = self.facts.names, self.facts.calibration
         found = (most_likely(logits, novelty, names, 1, how) for logits, novelty in scores)
         answers = (
@@ -288,7 +288,3 @@ class Learner:
             for label, guess in zip(labels.tolist(), found, strict=True)
         )
         return evaluate_answers(answers, names)
-
-    def evaluate(self) -> Evaluation:
-        """Evaluate the method on the pictures kept for evaluation, of all lessons."""
-        return self._evaluate(held_out_scores(self.method, self.held), self.held.labels)

@@ -134,7 +134,7 @@ class LearnMonitor(Callback):
             self._on_progress = self._should_stop = None
 
     def check(self) -> None:
-        """Raise a `LessonStoppedError` if the lesson shall stop."""
+        """Raise a `LessonStoppedError` if the lesson should stop."""
         if self._should_stop is not None and self._should_stop():
             raise LessonStoppedError("the lesson was stopped; the model is as it was before")
 

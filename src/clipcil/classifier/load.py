@@ -1,4 +1,4 @@
-"""Loading a model from its folder, and what can be told of it without its backbone."""
+"""Loading a model from its folder, and a summary of it that needs no backbone."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -39,7 +39,7 @@ def load(
     Raises:
         UserError: There is no model, it is damaged, or it was taught with another backbone.
 
-    Example:
+    Examples:
         >>> import clipcil, tempfile
         >>> from PIL import Image
         >>> model = clipcil.Classifier("simplecil")
@@ -75,7 +75,7 @@ def load(
 
 
 def _check(model: Classifier, folder: Path) -> None:
-    """Weights that load may still be wrong: check that a picture gets finite scores and a finite novelty."""
+    """Refuse weights that can be loaded but do not give a picture finite scores and a finite novelty."""
     method, fault = model.learner.method, ""
     try:
         pixels = torch.zeros(1, *method.clip.preprocess.shape, device=method.device)
@@ -131,6 +131,7 @@ def summarise(folder: Path) -> dict[str, Any]:
         raise UserError(f"{why}; {RESTORE_ADVICE}") from error
     right, measured = facts.right
     same, how = ("method", "backbone", "fingerprint", "seed", "lessons"), facts.calibration
+    names = {"text": "taught_as", "held_out": "measured_on"}
     return {
         **{key: getattr(facts, key) for key in same},
         "tasks": len(facts.sizes),
@@ -144,17 +145,7 @@ def summarise(folder: Path) -> dict[str, Any]:
         "false_alarms": how.false_alarms,
         "held_out": how.pictures,
         "classes": [
-            {
-                "name": each.name,
-                "taught_as": each.text,
-                "learnt": each.learnt,
-                "newest": each.newest,
-                "pictures": each.pictures,
-                "measured_on": each.held_out,
-                "right": each.right,
-                "task": task + 1,
-                "moved": shift,
-            }
+            {names.get(key, key): value for key, value in asdict(each).items()} | {"task": task + 1, "moved": shift}
             for each, task, shift in known
         ],
     }

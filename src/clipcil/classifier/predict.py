@@ -30,7 +30,7 @@ AHEAD = 3
 class Prediction:
     """The predicted classes of a picture, the likeliest first.
 
-    Example:
+    Examples:
         >>> import clipcil
         >>> clipcil.Prediction(["robin", "wren"], [0.9, 0.1]).name
         'robin'

@@ -148,15 +148,17 @@ class Confusion:
 class Evaluation:
     """The result of testing a model on labelled pictures.
 
-    A picture of a class the model knows is right if its likeliest class is the true one, whether or not it was also
-    called unknown; how often that happened is in `false_alarms`. Pictures of other classes count only in
-    `unknown_pictures`.
+    Answers count as they were given: a picture of a class that the model knows is right if it was given its true class,
+    and wrong if it was given another or called "none of these". Pictures of other classes count only in
+    `unknown_pictures` and `missed`.
     """
 
     pictures: int = 0
     """Pictures of classes that the model knows."""
     right: int = 0
-    """Number of these whose likeliest class is the true one."""
+    """Number of these that were given their true class."""
+    right_if_forced: int = 0
+    """Number of these whose likeliest class is the true one: right if the model had to answer with a class."""
     classes: list[ClassResult] = field(default_factory=list)
     """Every class of the model that had pictures, in the model's order."""
     confused: list[Confusion] = field(default_factory=list)
@@ -170,23 +172,30 @@ class Evaluation:
     missed: int = 0
     """Pictures of unknown classes that were given a class instead of "none of these"."""
     mistakes: list[Answer] = field(default_factory=list)
-    """Wrong answers (a wrong class, or a class for an unknown picture), the most confident first."""
+    """Wrong answers: a wrong class, or a class for an unknown picture, the most confident first; then pictures of known
+    classes that were called "none of these"."""
     unreadable: list[str] = field(default_factory=list)
     """A line for each picture that could not be read; these count nowhere else."""
 
     @property
     def accuracy(self) -> float | None:
-        """Share of the pictures of known classes that are classified correctly; None without any."""
+        """Share of the pictures of known classes that were given their true class; None without any."""
         return self.right / self.pictures if self.pictures else None
+
+    @property
+    def accuracy_if_forced(self) -> float | None:
+        """The accuracy if the model had to answer with a class; None without any picture of a known class."""
+        return self.right_if_forced / self.pictures if self.pictures else None
+
+    @property
+    def recognised(self) -> float | None:
+        """Share of the pictures of unknown classes that were called "none of these"; None without any."""
+        return 1 - self.missed / self.unknown_pictures if self.unknown_pictures else None
 
     @property
     def interval(self) -> tuple[float, float]:
         """The 95% interval of the accuracy for pictures like these."""
         return wilson_interval(self.right, self.pictures)
-
-    def of(self, name: str) -> ClassResult:
-        """The result of one class."""
-        return next((result for result in self.classes if result.name == name), ClassResult(name, 0, 0))
 
 
 def evaluate_answers(answers: Iterable[Answer], names: Sequence[str]) -> Evaluation:
@@ -196,7 +205,7 @@ def evaluate_answers(answers: Iterable[Answer], names: Sequence[str]) -> Evaluat
         answers: One for each picture; `true` is a class of `names`, or another name for a class the model never saw.
         names: Classes that the model knows, in its order.
 
-    Example:
+    Examples:
         >>> found = evaluate_answers([Answer("cat", "cat", 0.9), Answer("cat", "dog", 0.6)], ["cat", "dog"])
         >>> found.accuracy, found.confused
         (0.5, [Confusion(true='cat', guess='dog', pictures=1)])
@@ -205,19 +214,20 @@ def evaluate_answers(answers: Iterable[Answer], names: Sequence[str]) -> Evaluat
     for each in answers:
         is_known = each.true in known
         (inside if is_known else outside).append(each)
-        if each.guess != each.true if is_known else not each.unknown:
+        if each.unknown or each.guess != each.true if is_known else not each.unknown:
             mistakes.append(each)
     wrong = [each for each in mistakes if each.true in known]
     asked, errors = Counter(each.true for each in inside), Counter(each.true for each in wrong)
-    pairs = Counter((each.true, each.guess) for each in wrong)
+    pairs = Counter((each.true, each.guess) for each in wrong if not each.unknown)
     return Evaluation(
         pictures=len(inside),
         right=len(inside) - len(wrong),
+        right_if_forced=sum(each.guess == each.true for each in inside),
         classes=[ClassResult(name, asked[name], asked[name] - errors[name]) for name in names if asked[name]],
         confused=[Confusion(*pair, count) for pair, count in pairs.most_common()],
         false_alarms=sum(each.unknown for each in inside),
         unknown_pictures=len(outside),
         unknown_classes=list(dict.fromkeys(each.true for each in outside)),
         missed=len(mistakes) - len(wrong),
-        mistakes=sorted(mistakes, key=lambda answer: -answer.probability),
+        mistakes=sorted(mistakes, key=lambda answer: (answer.unknown, -answer.probability)),
     )

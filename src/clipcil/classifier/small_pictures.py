@@ -1,4 +1,4 @@
-"""A few small pictures of each class, kept in the folder of the model where that is switched on; off by default."""
+"""A few small pictures of each class, kept in the folder of the model if that is switched on; off by default."""
 
 import base64
 import hashlib
@@ -26,7 +26,7 @@ class SmallPictures:
 
     def __init__(self, model: Path) -> None:
         self.model, self.folder = model, model / "small-pictures"
-        self._lock = threading.Lock()  # a lesson may add some in the moment in which they are switched off
+        self._lock = threading.Lock()  # a lesson may add some while they are being switched off
 
     @property
     def on(self) -> bool:
@@ -66,7 +66,7 @@ class SmallPictures:
         return sum(len(_read(path)) for path in self._files())
 
     def follow(self, before: Sequence[KnownClass]) -> None:
-        """Rename and delete as the model in the folder has changed; what belongs to the one kept for undo stays.
+        """Rename and delete pictures as the classes of the model were; those of the model kept for undo stay.
 
         Args:
             before: The classes of the model before the change.

@@ -1,6 +1,6 @@
 """Sources of training pictures: a folder of class folders, a mapping of names to pictures, or a dataset.
 
-Folders whose class folders are at the wrong level are refused, with what was probably meant.
+A folder whose class folders are at the wrong level is refused, with a guess at what was meant.
 """
 
 import os
@@ -8,6 +8,7 @@ import uuid
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,17 @@ def read_source(source: Source, subfolders: bool = False) -> Dataset:
         train = source.train.subset(torch.arange(len(source.train)), place[source.train.labels])
         return _learnable(source.name, [source.classes[label] for label in present], train, source.templates)
     if isinstance(source, Mapping):
-        return _from_mapping(source)
+        pictures: list[Picture] = []
+        labels: list[int] = []
+        for label, (name, things) in enumerate(source.items()):
+            several = isinstance(things, Sequence | np.ndarray | Tensor) and not isinstance(things, str | bytes)
+            if not several or as_list(things)[1] or not len(things):
+                raise UserError(f"class '{name}' needs a list of pictures, such as {{'{name}': ['a.jpg', 'b.jpg']}}")
+            pictures += [as_picture(thing) for thing in things]
+            labels += [label] * len(things)
+        # Nothing is kept under the identity of this set, so it need not be computed from the pictures.
+        train = PictureSet("pictures", pictures, torch.tensor(labels, dtype=torch.int64), uuid.uuid4().hex[:24])
+        return _learnable("pictures", [clean_name(need_text(name)) for name in source], train)
     given: object = source
     if not isinstance(given, str | os.PathLike):
         kind = type(given).__name__
@@ -50,20 +61,6 @@ def read_source(source: Source, subfolders: bool = False) -> Dataset:
     check_layout(root, subfolders)
     names, files = read_tree(root)
     return _learnable(str(root), names, picture_files(str(root), root, files))
-
-
-def _from_mapping(source: Mapping[str, Sequence[Any]]) -> Dataset:
-    pictures: list[Picture] = []
-    labels: list[int] = []
-    for label, (name, things) in enumerate(source.items()):
-        several = isinstance(things, Sequence | np.ndarray | Tensor) and not isinstance(things, str | bytes)
-        if not several or as_list(things)[1] or not len(things):
-            raise UserError(f"class '{name}' needs a list of pictures, such as {{'{name}': ['a.jpg', 'b.jpg']}}")
-        pictures += [as_picture(thing) for thing in things]
-        labels += [label] * len(things)
-    # Pictures in memory have no name to recognise them by, and nothing is kept of them anyway.
-    train = PictureSet("pictures", pictures, torch.tensor(labels, dtype=torch.int64), uuid.uuid4().hex[:24])
-    return _learnable("pictures", [clean_name(need_text(name)) for name in source], train)
 
 
 def _learnable(name: str, classes: list[str], train: PictureSet, templates: tuple[str, ...] = (TEMPLATE,)) -> Dataset:
@@ -121,8 +118,9 @@ def check_layout(root: Path, subfolders: bool = False) -> None:
     if folders and all(folder.name.lower() in (*TRAIN, *TEST) for folder in folders):
         names = _some([quoted(folder) for folder in folders])
         raise UserError(f"the folders in {here} are parts of a dataset, not classes; name one of them: {names}")
-    nested = {folder: inside for folder in folders if (inside := _class_folders(folder))}
-    if nested and not subfolders:
+    without = [] if subfolders else [folder for folder in folders if not _holds_pictures(folder)]
+    nested = {folder: inside for folder in without if (inside := list(filter(list_files, list_folders(folder))))}
+    if nested:
         first, inside = next(iter(nested.items()))
         raise UserError(
             f"{quoted(first)} holds folders of pictures ({_some([folder.name for folder in inside])}) and no picture"
@@ -158,16 +156,10 @@ def describe_skipped(files: list[Path]) -> str:
     return ", ".join(counted(kinds[kind], *kind) + hint.get(kind, "") for kind in sorted(kinds))
 
 
-def _class_folders(folder: Path) -> list[Path]:
-    """The folders of pictures in a folder that holds no picture itself."""
-    return [] if _holds_pictures(folder) else [inside for inside in list_folders(folder) if list_files(inside)]
-
-
 def _holds_pictures(folder: Path) -> bool:
-    try:
-        return any(entry.suffix.lower() in SUFFIXES and not entry.name.startswith(".") for entry in folder.iterdir())
-    except OSError as error:
-        raise UserError(f"cannot look into {folder}: {error.strerror or error}") from error
+    """Whether a picture lies in a folder itself."""
+    files = takewhile(lambda path: path.parent == folder, walk(folder))  # its own files come first
+    return any(path.suffix.lower() in SUFFIXES for path in files)
 
 
 def _some(names: list[str]) -> str:

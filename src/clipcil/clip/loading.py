@@ -24,9 +24,11 @@ from clipcil.clip.preprocess import Preprocess, Steps
 from clipcil.clip.tokenizer import FILES, Tokenizer
 from clipcil.clip.trunk import Trunk
 from clipcil.errors import UserError, first_line
+from clipcil.limits import MOST_CONFIG
 from clipcil.network import ASK_FIRST, downloads_allowed
 from clipcil.settings import typed
 from clipcil.storage import read_json
+from clipcil.tensor_store import check_header
 
 T = TypeVar("T")
 MINI = Path(__file__).parent / "mini"
@@ -67,7 +69,7 @@ def load_clip(name: str | Path = "mini") -> CLIP:
     Raises:
         UserError: There is no such backbone, or its files are damaged.
 
-    Example:
+    Examples:
         >>> import clipcil
         >>> clip = clipcil.load_clip("mini")
         >>> clip.encode_texts(["a photo of a cat.", "a photo of a dog."]).shape
@@ -124,7 +126,7 @@ def _from_file(path: Path, name: str) -> CLIP:
     with torch.device("meta"):  # no time spent on random weights
         clip = CLIP(replace(config, text=text), tokenizer, preprocess, name)
     ours = {key.partition(".")[2]: key for key in clip.state_dict()}  # without "vision." or "text." before them
-    fill(clip, {ours.get(key, key): value for key, value in tensors.items()}, f"'{name}'")
+    set_weights(clip, {ours.get(key, key): value for key, value in tensors.items()}, f"'{name}'")
     clip.vision.inner = preprocess.trunk.inner_sizes if preprocess.trunk is not None else ()
     return clip.freeze()
 
@@ -139,7 +141,7 @@ def _preprocess(folder: Path, config: VisionConfig) -> Preprocess:
         return Preprocess(steps)
     with torch.device("meta"):
         steps, trunk = _read(folder / "trunk.json", lambda spec: (Steps.from_trunk(spec), Trunk(spec)))
-    fill(trunk, read_safetensors(folder / "trunk.safetensors"), str(folder / "trunk.safetensors"))
+    set_weights(trunk, read_safetensors(folder / "trunk.safetensors"), str(folder / "trunk.safetensors"))
     preprocess = Preprocess(steps, trunk.eval().requires_grad_(False))
     places = preprocess.shape[-1]
     if (trunk.channels, places) != (config.channels, side):
@@ -150,7 +152,7 @@ def _preprocess(folder: Path, config: VisionConfig) -> Preprocess:
 
 def _read(path: Path, make: Callable[[dict[str, Any]], T]) -> T:
     """`make` of the JSON object in a file of a backbone."""
-    table: dict[str, Any] = typed(read_json(path, links=True), dict[str, Any], str(path))  # the hub's cache has links
+    table: dict[str, Any] = typed(read_json(path, MOST_CONFIG, links=True), dict[str, Any], str(path))
     with _errors_name(path):
         return make(table)
 
@@ -167,21 +169,24 @@ def _errors_name(source: object) -> Iterator[None]:
         raise UserError(f"{source} is damaged ({found}); copy it again") from error
 
 
-def fill(module: nn.Module, tensors: Mapping[str, Tensor], source: str) -> None:
+def set_weights(module: nn.Module, tensors: Mapping[str, Tensor], source: str) -> None:
     """Put `tensors`, which must be all of its own and finite, into `module` (on any device) as float32."""
-    ready = {}
+    ready, wanted = {}, module.state_dict()
     for name, tensor in tensors.items():
         if name.endswith("position_ids"):  # old files have them
             continue
         if not tensor.is_floating_point() or tensor.element_size() < 2:  # float8 too: torch cannot compute with it
             raise UserError(f"weights of {source}: '{name}' is {tensor.dtype}; quantised weights are not read")
-        if not bool(torch.isfinite(tensor).all()):
-            raise UserError(f"weights of {source}: '{name}' holds NaN or infinite values; the file is damaged")
-        ready[name] = tensor.detach().to(torch.float32).contiguous()
+        ready[name] = tensor.detach()
+        if name in wanted and tensor.shape == wanted[name].shape:  # others are refused below, whatever their size
+            ready[name] = tensor.detach().to(torch.float32).contiguous()
+            if not bool(torch.isfinite(ready[name]).all()):
+                raise UserError(f"weights of {source}: '{name}' holds NaN or infinite values; the file is damaged")
     try:
         module.load_state_dict(ready, assign=True)
-    except RuntimeError as error:
-        raise UserError(f"weights of {source}: {first_line(error)} Wrong config, or half a file?") from error
+    except RuntimeError as error:  # torch lists the faults below a heading; one with two shapes is long
+        wrong = str(error).partition("\n")[2].strip().partition("\n")[0][:300]
+        raise UserError(f"weights of {source}: {wrong} Wrong config, or half a file?") from error
 
 
 def read_safetensors(path: Path) -> dict[str, Tensor]:
@@ -189,6 +194,7 @@ def read_safetensors(path: Path) -> dict[str, Tensor]:
     if path.suffix == ".json":
         return {name: tensor for shard in shards(path) for name, tensor in read_safetensors(shard).items()}
     try:
+        check_header(path, links=True)  # the hub's cache has links
         return load_file(path)
     except (SafetensorError, OSError) as error:
         raise UserError(f"{path} is missing or damaged, or not safetensors ({first_line(error)})") from error

@@ -1,23 +1,56 @@
-"""CLIP's byte-pair tokenizer, on the `tokenizers` library."""
+"""CLIP's byte-pair tokenizer, on the `tokenizers` library. Of a file only vocabulary and merges are taken: other parts,
+which could be slow, random or make the library abort, must be CLIP's own."""
 
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any, Literal
 
 import torch
+from pydantic.dataclasses import dataclass
 from tokenizers import Regex, normalizers, pre_tokenizers, processors
 from tokenizers import Tokenizer as Backend
 from tokenizers.models import BPE
 from torch import Tensor
 
+from clipcil.clip.config import TokenId
 from clipcil.errors import UserError, first_line
+from clipcil.limits import MOST_TOKENIZER
+from clipcil.settings import typed
+from clipcil.storage import read_json, read_text
 
 BOS, EOS = "<|startoftext|>", "<|endoftext|>"
 FILES = "tokenizer.json, or vocab.json and merges.txt"
-_WORDS = r"<\|startoftext\|>|<\|endoftext\|>|'s|'t|'re|'ve|'m|'ll|'d|\p{L}+|\p{N}|[^\s\p{L}\p{N}]+"
+_WORDS = r"'s|'t|'re|'ve|'m|'ll|'d|\p{L}+|\p{N}|[^\s\p{L}\p{N}]+"
+_BLANKS = {"type": "Replace", "pattern": {"Regex": r"\s+"}, "content": " "}
+_NORMALIZERS = [{"type": "NFC"}, _BLANKS, {"type": "Lowercase"}]
+_SPLIT = {"type": "Split", "pattern": {"Regex": _WORDS}, "behavior": "Removed", "invert": True}
+
+
+@dataclass(frozen=True)
+class _Model:
+    """The part `model` of a `tokenizer.json`."""
+
+    type: Literal["BPE"]
+    vocab: dict[str, TokenId]
+    merges: list[str | tuple[str, str]]
+    end_of_word_suffix: Literal["</w>"]
+    unk_token: str | None = None
+    dropout: Literal[0] | None = None
+    continuing_subword_prefix: Literal[""] | None = None
+    fuse_unk: Literal[False] = False
+    byte_fallback: Literal[False] = False
+    ignore_merges: Literal[False] = False
+
+
+@dataclass(frozen=True)
+class _Added:
+    """A special token."""
+
+    content: Literal["<|startoftext|>", "<|endoftext|>"]
+    id: TokenId
 
 
 class Tokenizer:
@@ -29,7 +62,7 @@ class Tokenizer:
         backend.no_truncation()
         backend.no_padding()
         if bos is None or eos is None or backend.encode("").ids != [bos, eos]:
-            raise UserError(f"the tokenizer does not put CLIP's {BOS} and {EOS} around a text; use the backbone's own")
+            raise UserError(f"the tokenizer does not put CLIP's {BOS} and {EOS} around a text")
         self._backend = backend
         self.context = context
         self.fingerprint = fingerprint
@@ -42,19 +75,22 @@ class Tokenizer:
         whole, vocab, merges = (folder / name for name in ("tokenizer.json", "vocab.json", "merges.txt"))
         try:
             if whole.is_file():
-                return cls(Backend.from_file(str(whole)), context, _fingerprint(whole))
+                return cls(_from_json(read_json(whole, MOST_TOKENIZER, links=True)), context, _fingerprint(whole))
             if vocab.is_file() and merges.is_file():
-                return cls(_openai_bpe(vocab, merges), context, _fingerprint(vocab, merges))
-        except UserError:
+                table = typed(read_json(vocab, MOST_TOKENIZER, links=True), dict[str, TokenId])
+                lines = read_text(merges, MOST_TOKENIZER, links=True).splitlines()
+                rules = [line for line in lines if not line.startswith("#version:")]
+                return cls(_bpe(table, rules, EOS), context, _fingerprint(vocab, merges))
+        except KeyboardInterrupt:
             raise
-        except Exception as error:  # the library raises bare Exception for a file it cannot read
+        except BaseException as error:  # the library raises bare Exception for a file it cannot read, or panics
             raise UserError(f"cannot read the tokenizer in {folder}: {first_line(error)}; copy it again") from error
         raise UserError(f"no tokenizer in {folder}: put {FILES} of the backbone there")
 
     @property
     def vocab(self) -> int:
         """Number of ids."""
-        return int(self._backend.get_vocab_size(with_added_tokens=True))
+        return 1 + max(self._backend.get_vocab().values())
 
     def __call__(self, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
         """N texts → ids (N, L) int64, padded with the end token, and the positions of the end tokens (N,)."""
@@ -76,19 +112,35 @@ class Tokenizer:
         return ids, ends
 
 
-def _openai_bpe(vocab: Path, merges: Path) -> Backend:
+def _from_json(table: dict[str, Any]) -> Backend:
+    """The tokenizer of a `tokenizer.json`; a `UserError` where a part is not CLIP's."""
+    model: _Model = typed(table["model"], _Model, "model")
+    added: list[_Added] = typed(table.get("added_tokens", []), list[_Added], "added_tokens")
+    split, letters = table["pre_tokenizer"]["pretokenizers"]
+    words = split["pattern"]["Regex"].removeprefix(r"<\|startoftext\|>|<\|endoftext\|>|")
+    split = {**split, "pattern": {"Regex": words.replace(r"[\p{L}]", r"\p{L}").replace(r"[\p{N}]", r"\p{N}")}}
+    ours = (_NORMALIZERS, _SPLIT, ("ByteLevel", False))
+    if (table["normalizer"]["normalizers"], split, (letters["type"], letters["add_prefix_space"])) != ours:
+        raise UserError("its normalizer or pre-tokenizer is not CLIP's")
+    if (table.get("post_processor") or {}).get("type") not in ("RobertaProcessing", "TemplateProcessing"):
+        raise UserError(f"it does not put {BOS} and {EOS} around a text")
+    merges = [each if isinstance(each, str) else " ".join(each) for each in model.merges]
+    return _bpe(model.vocab | {each.content: each.id for each in added}, merges, model.unk_token)
+
+
+def _bpe(vocab: dict[str, int], merges: Sequence[str], unknown: str | None) -> Backend:
     """CLIP's pipeline around a vocabulary: NFC, white space to one blank, lower case, word pattern, bytes, BPE."""
-    table = json.loads(vocab.read_text(encoding="utf-8"))
-    lines = [line for line in merges.read_text(encoding="utf-8").splitlines() if not line.startswith("#version:")]
-    pairs = [(left, right) for left, _, right in (line.partition(" ") for line in lines) if right]
-    backend = Backend(BPE(vocab=table, merges=pairs, end_of_word_suffix="</w>", unk_token=EOS))
+    pairs = [(left, right) for left, _, right in (pair.partition(" ") for pair in merges) if right]
+    if unknown is not None and unknown not in vocab:
+        raise UserError(f"its token '{unknown[:80]}' for what is unknown is not in the vocabulary")
+    backend = Backend(BPE(vocab=vocab, merges=pairs, end_of_word_suffix="</w>", unk_token=unknown))
     backend.normalizer = normalizers.Sequence(
         [normalizers.NFC(), normalizers.Replace(Regex(r"\s+"), " "), normalizers.Lowercase()]
     )
     words = pre_tokenizers.Split(Regex(_WORDS), behavior="removed", invert=True)
     backend.pre_tokenizer = pre_tokenizers.Sequence([words, pre_tokenizers.ByteLevel(add_prefix_space=False)])
     backend.add_special_tokens([BOS, EOS])
-    backend.post_processor = processors.RobertaProcessing((EOS, table[EOS]), (BOS, table[BOS]), False, False)
+    backend.post_processor = processors.RobertaProcessing((EOS, vocab[EOS]), (BOS, vocab[BOS]), False, False)
     return backend
 
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from clipcil.experiment.grid import PlannedRun
     from clipcil.experiment.spec import Grid
 
-OF_NO_GRID = ("run", "method", "seed", "devices", "nodes")
+OF_NO_GRID = ("run", "method", "seed", "devices", "nodes", "code")
 """Fields of `Grid` and `RunSpec` that a grid of runs does not take as options."""
 
 
@@ -39,6 +39,7 @@ def bench(table: str | None = None, /, *, quiet: Flag = False, dry_run: Flag = F
       clipcil bench table1 --only 'dmc*' cifar100 --shots 50
       clipcil bench table4 --data emoji --backbone mini
       clipcil bench --data emoji --methods all --jobs 2
+      clipcil bench --methods mine.py simplecil --seeds 3
       clipcil bench claims --data-root DIR --kept reproduce/evidence --dry-run
 
     Args:
@@ -88,7 +89,7 @@ def sweep(
       clipcil sweep dmc-ot tasks 5 10 20
 
     Args:
-        method: The method; `clipcil methods` lists them.
+        method: The method: a name (`clipcil methods` lists them), or a file with one, such as mine.py.
         key: A setting of the method, or an option of the run: tasks, increment, shots, order, backbone, …
         values: Values to try.
         plot: File for the curve: .png, .svg or .pdf. Default: sweep-METHOD-KEY.png in the folder of the runs.
@@ -97,10 +98,11 @@ def sweep(
     from clipcil.commands.text import print_table
     from clipcil.experiment.bench import lines_of
     from clipcil.experiment.grid import plan_sweep
+    from clipcil.methods.registry import named_method
     from clipcil.report.compare import MeanStd
     from clipcil.report.figures import Curve, check_plot, save_sweep
 
-    grid = _grid(options)
+    method, grid = named_method(method).name, _grid(options)
     path = plot or grid.out / f"sweep-{method}-{key.replace('/', '-')}.png"
     check_plot(path)  # before the runs, which may take hours
     finished = _do(plan_sweep(method, key, values, grid), grid, quiet, f"; each line names the value of {key}")

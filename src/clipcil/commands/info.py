@@ -27,14 +27,14 @@ def methods(
       clipcil methods dmc-ot --data cub200 --backbone openai/clip-vit-base-patch16
 
     Args:
-        method: Show the settings of this method.
+        method: Show the settings of this method, a name or a file such as mine.py.
         data: Show the values that a run on this dataset uses: those of its preset, where there is one.
         backbone: Show the values for this backbone; some presets have other values for mini.
     """
     from clipcil.commands.text import print_table, say
     from clipcil.data.dataset import find_dataset
     from clipcil.experiment.spec import RunSpec, method_settings, read_preset
-    from clipcil.methods.registry import find_method, methods
+    from clipcil.methods.registry import methods, named_method
 
     if data and not method:
         raise UserError(f"--data shows the preset of one method; name a method: clipcil methods METHOD --data {data}")
@@ -50,9 +50,10 @@ def methods(
         return
     if data:
         find_dataset(data)
-    kind, spec = find_method(method), RunSpec(method=method, data=data or "emoji", backbone=backbone)
+    kind = named_method(method)
+    spec = RunSpec(method=kind.name, data=data or "emoji", backbone=backbone)
     config = method_settings(spec, {}, preset=bool(data))
-    kept = data and read_preset(data, kind.presets or method, spec.backbone)
+    kept = data and read_preset(data, kind.presets or kind.name, spec.backbone)
     about = f", with the preset for {data}" if kept else f"; there is no preset for {data}" if data else ""
     say(f"{kind.title}: settings for --set key=value{about}")
     print_table(("setting", "value", "what it is"), _settings(config), left=3)

@@ -49,7 +49,7 @@ def report(
         path = out or runs[0].resolve().with_name(f"{runs[0].resolve().name}.html")
         model = load(runs[0], allow_download=allow_download)
         write_page(path, "model.html", title="clipcil: model", model=model, found=model.held_out_evaluation())
-        text.done("report", page=path, model=runs[0])
+        text.say(f"{path}: the model in {runs[0]}")
         return
     found = find_runs(runs)
     path = out or (runs[0] / "report.html" if len(runs) == 1 else Path("report.html"))

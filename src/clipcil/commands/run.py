@@ -7,7 +7,7 @@ from clipcil.errors import UserError, quoted
 from clipcil.network import allow_downloads
 
 
-@takes("RunSpec")
+@takes("RunSpec", without=("code",))
 def run(
     method: str | None = None,
     /,
@@ -28,10 +28,12 @@ def run(
       clipcil run simplecil --data emoji
       clipcil run dmc-ot --set stage1.lr=1e-5 beta=0.5
       clipcil run dmc-ot --data cifar100 --data-root DIR --backbone openai/clip-vit-base-patch16
+      clipcil run mine.py --tasks 5
       clipcil run --resume runs/2026-01-31-dmc-ot-emoji
 
     Args:
-        method: The method; `clipcil methods` lists them. Default: dmc-ot.
+        method: The method: a name (`clipcil methods` lists them), or a file with a method of your own, such as mine.py
+            or mine.py:CLASS. Default: dmc-ot.
         set: Settings of the method; `clipcil methods METHOD` lists them.
         preset: Start from the preset (published values) for this method and dataset.
         out: Folder for the results; must be new. Default: a dated folder under runs/.

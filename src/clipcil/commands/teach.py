@@ -109,7 +109,7 @@ def forget(model: Model, name: ClassName, /, *, backbone: Backbone = None, allow
     # The previous model would still contain the class.
     with allow_downloads(allow_download), _changing(model, keep_previous=False, backbone=backbone) as classifier:
         classifier.forget(name)
-    text.done("forget", model=quoted(model), name=name)
+    text.say(f"{quoted(model)} has forgotten '{name}'")
 
 
 def rename(
@@ -135,7 +135,7 @@ def rename(
 
     with allow_downloads(allow_download), _changing(model, backbone=backbone) as classifier:
         classifier.rename(old, new)
-    text.done("rename", model=quoted(model), old=old, new=new)
+    text.say(f"'{old}' of {quoted(model)} is called '{new}' now")
 
 
 def undo(model: Model, /) -> None:
@@ -158,8 +158,8 @@ def undo(model: Model, /) -> None:
         before = read_model(model).known
         facts = restore_previous(model)
         SmallPictures(model).follow(before)
-    classes = counted(len(facts.known), "class", "classes")
-    text.done("undo", model=quoted(model), lessons=counted(facts.lessons, "lesson"), classes=classes)
+    lessons, classes = counted(facts.lessons, "lesson"), counted(len(facts.known), "class", "classes")
+    text.say(f"{quoted(model)} is again as it was after {lessons}: it knows {classes}")
 
 
 def serve(

@@ -1,13 +1,19 @@
 """Commands that use a model: `clipcil predict`, `test`, `show` and `export`."""
 
+from __future__ import annotations
+
 import sys
+from collections import Counter
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
 from clipcil.commands.types import Address, Backbone, Count, Device, Download, File, Flag, Folder, Model, On, Pictures
 from clipcil.errors import UserError
+
+if TYPE_CHECKING:
+    from clipcil.classifier.classifier import Classifier
 
 PICTURES_FOR_A_BAR = 50
 """Minimum number of pictures for a progress bar."""
@@ -28,6 +34,7 @@ def predict(
     folder_out: Folder = None,
     by: Literal["link", "copy"] = "link",
     watch: Flag = False,
+    explain: Folder = None,
     backbone: Backbone = None,
     device: Device = "cpu",
     allow_download: Download = False,
@@ -50,6 +57,7 @@ def predict(
       clipcil predict birds/ a.jpg b.jpg
       clipcil predict birds/ camera/ --csv > found.csv
       clipcil predict birds/ camera/ --watch --folder-out sorted/
+      clipcil predict birds/ a.jpg --explain why/
       clipcil predict birds/ archive/ --on ray --out answers/
 
     Args:
@@ -61,6 +69,8 @@ def predict(
         folder_out: Also sort the pictures into this folder, a folder for each class; originals are never moved.
         by: Sort with symbolic links or with copies.
         watch: Keep watching the folders, and classify new pictures, until Ctrl-C.
+        explain: Also write a PNG for each picture into this folder: which parts of it speak for its class, and the most
+            similar picture that is kept of the class.
         on: here: in this process; ray: on a Ray cluster.
         out: Folder for the answers, with --on ray; every machine must be able to write to it.
         actors: Number of model replicas, with --on ray.
@@ -74,7 +84,13 @@ def predict(
     from clipcil.commands.folders import watch as new_pictures
 
     with_ray = {"--out": out is not None, "--address": address is not None, "--gpus-per-actor": gpus_per_actor != 0}
-    here = {"--json": json, "--csv": csv, "--folder-out": folder_out is not None, "--watch": watch}
+    here = {
+        "--json": json,
+        "--csv": csv,
+        "--folder-out": folder_out is not None,
+        "--watch": watch,
+        "--explain": explain is not None,
+    }
     here |= {"--device": device != "cpu", "--allow-download": allow_download}
     if on == "ray":
         _refuse(here, "cannot be given with --on ray; answers are parquet files in --out")
@@ -94,7 +110,8 @@ def predict(
                 backbone=backbone,
                 on_progress=on_progress,
             )
-        text.done("predict", **counts, out=out)
+        told = "{pictures} pictures in {parts} parts, {errors} cannot be read".format(**counts)
+        text.say(told, f"answers in {out}")
         return
     _refuse(with_ray, "is for --on ray")
     if json and csv:
@@ -107,6 +124,7 @@ def predict(
     sorter = Sorter(folder_out, by, classifier.classes) if folder_out is not None else None
     line = text.csv_printer(min(top, len(classifier.classes))) if csv else text.print_json if json else text.print_line
     asked = broken = 0
+    explained: Counter[str] = Counter()
     for files in batches:
         with text.progress_bar(quiet=len(files) < PICTURES_FOR_A_BAR) as on_progress:
             for done, (picture, prediction) in enumerate(classifier.predict_stream(files, top), 1):
@@ -114,12 +132,24 @@ def predict(
                 broken += prediction.error is not None
                 if sorter is not None:
                     sorter.put(picture, prediction)
+                if explain is not None and prediction.error is None:
+                    explained[picture.name] += 1
+                    number = f"-{explained[picture.name]}" if explained[picture.name] > 1 else ""
+                    _explain(classifier, picture, explain / f"{picture.name}{number}.png")
                 on_progress("pictures", done, len(files))
         asked += len(files)
         sys.stdout.flush()
     if broken:
         print(f"clipcil: {broken} of {asked} pictures cannot be read", file=sys.stderr)
         sys.exit(1)
+
+
+def _explain(model: Classifier, picture: Path, out: Path) -> None:
+    from clipcil.classifier.explain import MADE_BY
+    from clipcil.storage import claim
+
+    claim(out, MADE_BY, "explanation")
+    model.explain(picture).save(out)
 
 
 def _refuse(given: dict[str, bool], why: str) -> None:
@@ -238,4 +268,4 @@ def export(
 
     folder = out if out is not None else model.resolve().with_name(f"{model.resolve().name}-export")
     classifier = load(model, backbone=backbone, allow_download=allow_download)
-    text.done("export", file=write(classifier, folder, format))
+    text.say(f"written: {write(classifier, folder, format)}, classes.json beside it")

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from clipcil.clip.preprocess import Preprocess
-from clipcil.data.pictures import PictureSet, decode_and, decoding_pool
+from clipcil.data.pictures import PictureSet, decoding_pool
 from clipcil.errors import UserError
 
 TRUNK_BATCH = 32
@@ -29,9 +29,9 @@ CHECKSUM = 4
 
 
 def pixels_key(preprocess: Preprocess) -> str:
-    """What preprocessed pixels depend on beside the picture: the preprocessing, and the version of Pillow.
+    """The part of a cache key that names the preprocessing and the version of Pillow.
 
-    Its releases update the libraries that decode JPEG, WebP and AVIF, whose pixels may then differ.
+    Releases of Pillow update the libraries that decode JPEG, WebP and AVIF, whose pixels may then differ.
     """
     return f"{preprocess.fingerprint}-pillow{PIL.__version__}"
 
@@ -47,12 +47,11 @@ class PixelStore:
     def __init__(self, pictures: PictureSet, preprocess: Preprocess, folder: Path | None) -> None:
         """Without a `folder` the file is temporary, until `close`."""
         self.preprocess = preprocess
-        self._advice = "free some room, or set CLIPCIL_CACHE to a folder that can be written"
+        self._variable = "CLIPCIL_CACHE"
         self._temporary: tempfile.TemporaryDirectory[str] | None = None
         if folder is None:
-            self._temporary = tempfile.TemporaryDirectory(prefix="clipcil-")
+            self._variable, self._temporary = "TMPDIR", tempfile.TemporaryDirectory(prefix="clipcil-")
             folder = Path(self._temporary.name)
-            self._advice = "free some room, or set TMPDIR to a folder that has some"
         self._path = folder / "pixels" / f"{pictures.identity}-{pixels_key(preprocess)}.rows"
         self._size = CHECKSUM + 2 * math.prod(preprocess.shape)
         with self._named_errors():
@@ -88,12 +87,6 @@ class PixelStore:
             return None
         return np.frombuffer(row, dtype=np.float16, offset=CHECKSUM).reshape(self.preprocess.shape)
 
-    def _write(self, place: int, pixels: np.ndarray) -> None:
-        data = pixels.tobytes()
-        with self._named_errors():
-            if os.pwrite(self._file.fileno(), _checksum(data) + data, place * self._size) != self._size:
-                raise OSError("the disk is full")
-
     def _fill(
         self, pictures: PictureSet, places: list[int], on_progress: Callable[[int, int], None]
     ) -> dict[int, np.ndarray]:
@@ -101,7 +94,7 @@ class PixelStore:
         made: dict[int, np.ndarray] = {}
 
         def prepare(place: int) -> Tensor:
-            return decode_and(pictures.pictures[place], pictures.describe_place(place), self.preprocess.picture)
+            return pictures.decode_and(place, self.preprocess.picture)
 
         chunks = [places[start : start + TRUNK_BATCH] for start in range(0, len(places), TRUNK_BATCH)]
         with decoding_pool() as pool:
@@ -112,7 +105,10 @@ class PixelStore:
                 with torch.no_grad():
                     ready = self.preprocess.finish(full)[: len(chunk)].to(torch.float16).numpy()
                 for place, pixels in zip(chunk, ready, strict=True):
-                    self._write(place, pixels)
+                    data = pixels.tobytes()
+                    with self._named_errors():
+                        if os.pwrite(self._file.fileno(), _checksum(data) + data, place * self._size) != self._size:
+                            raise OSError("the disk is full")
                     made[place] = pixels
                 on_progress(number, len(chunks))
         return made
@@ -123,7 +119,8 @@ class PixelStore:
             yield
         except OSError as error:
             what = f"the picture cache {self._path.parent} cannot be used ({error.strerror or error})"
-            raise UserError(f"{what}; {self._advice}") from error
+            advice = f"free some room, or set {self._variable} to a folder that can be written"
+            raise UserError(f"{what}; {advice}") from error
 
 
 def _checksum(data: bytes) -> bytes:

@@ -17,7 +17,7 @@ from clipcil.data.names import ANYTHING, check_names
 from clipcil.data.pictures import PictureSet, decoding_pool, identity_of_pictures
 from clipcil.data.sources import as_picture
 from clipcil.errors import UserError, nearest
-from clipcil.plugins import plugins
+from clipcil.plugins import home, load_file, names_file, pick, plugins
 from clipcil.settings import build, options
 
 CHECK_BATCH = 1024
@@ -28,7 +28,7 @@ CHECK_BATCH = 1024
 class Dataset:
     """Training and test pictures of named classes. `clipcil.Experiment` takes one as `data`.
 
-    Example:
+    Examples:
         >>> import clipcil
         >>> from PIL import Image
         >>> def plain(*colours): return [Image.new("RGB", (64, 64), colour) for colour in colours]
@@ -145,14 +145,12 @@ Opener = Callable[[Path | None, Any], Dataset]
 
 @dataclass(frozen=True)
 class Entry:
-    """A registered dataset."""
+    """A registered dataset; its fields are the arguments of `register`."""
 
     open: Opener
     summary: str
     needs: str
-    """The files it needs, in a few words."""
     options: type
-    """The frozen dataclass of its options, with a docstring under each field."""
 
 
 REGISTRY: dict[str, Entry] = {}
@@ -172,8 +170,7 @@ def register(name: str, summary: str, needs: str, options: type = NoOptions) -> 
     """
 
     def keep(opener: Opener) -> Opener:
-        other = REGISTRY[name].open if name in REGISTRY else opener  # a cell of a notebook may run again
-        if (other.__module__, other.__qualname__) != (opener.__module__, opener.__qualname__):
+        if name in REGISTRY and home(REGISTRY[name].open) != home(opener):  # a cell of a notebook may run again
             raise ValueError(f"two datasets are called '{name}'")
         REGISTRY[name] = Entry(opener, summary, needs, options)
         return opener
@@ -187,7 +184,7 @@ def datasets() -> dict[str, Entry]:
     Returns:
         Entries by name, each with a summary and the files it needs.
 
-    Example:
+    Examples:
         >>> import clipcil
         >>> clipcil.datasets()["emoji"].needs
         'nothing'
@@ -204,6 +201,16 @@ def find_dataset(name: str) -> Entry:
     if name not in known:
         raise UserError(f"there is no dataset '{name}'{nearest(name, known)}")
     return known[name]
+
+
+def named_dataset(word: str) -> str:
+    """The dataset that a user names: by its name, or by a file that registers it, which is executed: `shapes.py`, or
+    `shapes.py:NAME` where it registers several. Other words, such as a folder, are returned as they are."""
+    if not names_file(word):
+        return word
+    datasets()  # so that no name of clipcil is taken
+    module = load_file(word).__name__
+    return pick(word, {name: name for name, entry in REGISTRY.items() if entry.open.__module__ == module}, "dataset")
 
 
 def resolve_options(name: str, given: Mapping[str, Any]) -> Any:

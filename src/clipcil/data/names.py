@@ -12,7 +12,7 @@ from clipcil.errors import UserError, printable
 ANYTHING = ("folder", "parquet", "hub")
 """Datasets whose contents depend on their folder or repository; the others are the same everywhere."""
 LONGEST_NAME = 300
-"""Characters in a name. 77 tokens hold no more than this of any language; the tokenizer says the exact limit later."""
+"""Maximum characters of a name. 77 tokens never hold more, in any language; the tokenizer checks the exact limit."""
 _INVISIBLE = re.compile("[\u00ad\u200b-\u200f\u202a-\u202e\u2060-\u2069\ufeff]")
 """Zero-width letters and direction marks; not every format character of Unicode: tags make the flags of countries."""
 _HUMP = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")

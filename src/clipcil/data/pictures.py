@@ -1,4 +1,4 @@
-"""Pictures with labels, and the one way to decode them. Pictures may come from strangers; the limits stand here."""
+"""Pictures with labels, and the one way to decode them. Pictures may come from strangers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import threading
 import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import cache, cached_property
 from importlib.util import find_spec
 from pathlib import Path
@@ -19,23 +19,23 @@ import torch
 from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
+from clipcil.data.bombs import BombError, MeteredFile, refuse_bombs
 from clipcil.errors import UserError, first_line
+from clipcil.limits import LARGE_PICTURE, MOST_PICTURE, MOST_PIXELS
 from clipcil.storage import MissingFileError, open_regular
 
 T = TypeVar("T")
 Picture = Path | bytes | Image.Image
 """A picture: a file, the bytes of an encoded file, or a decoded picture in memory."""
 
-FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM", "JPEG2000", "AVIF", "HEIF")
-"""Allowed formats of picture files, whatever their ending. Not all that PIL can open: some start other programs."""
-MAX_PIXELS = 100_000_000
-"""A picture that claims more pixels than this is refused before it is decoded (a decompression bomb)."""
-LARGE = 8_000_000
-"""Pixels above which a picture is decoded while no other such picture is."""
+FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM", "AVIF", "HEIF")
+"""Allowed formats of picture files, whatever their ending. Not all that PIL can open: some start other programs, and
+100 bytes of JPEG 2000 can take minutes and 10 GB."""
 STRIP = 2**20
 """Pixels converted at a time where a conversion needs many bytes for each."""
 DECODING_THREADS = 4
 """Threads that decode pictures ahead of the pass that needs them."""
+TILE_WIDTH, TILE_HEIGHT = ExifTags.Base.TileWidth, ExifTags.Base.TileLength
 HEIF_BRANDS = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"mif1", b"msf1")
 
 _turn = threading.RLock()
@@ -44,7 +44,7 @@ _in_memory = tuple(threading.Lock() for _ in range(64))
 """Locks for pictures in memory, shared out by `id`. A caller may give one `Image` several times, and PIL loads its
 pixels and its EXIF tags when they are first asked for: two threads that do so at once get a broken picture."""
 
-# PIL warns about harmless metadata; what matters raises. Once for all: filters cannot be set within a thread.
+# PIL warns about harmless metadata; real damage raises. Set once, here: filters cannot be set within a thread.
 warnings.filterwarnings("ignore", module=r"PIL\.")
 
 
@@ -83,6 +83,8 @@ class PictureSet:
     ) -> None:
         self.name, self.pictures, self.labels, self.identity = name, pictures, labels, identity
         self.rows = torch.arange(len(pictures)) if rows is None else rows
+        self.more_formats: tuple[str, ...] = ()
+        """Formats that are read here besides `FORMATS`."""
         if len(self.rows) != len(labels):
             raise UserError(f"{name}: {len(self.rows)} pictures but {len(labels)} labels")
 
@@ -97,7 +99,9 @@ class PictureSet:
     def subset(self, keep: Tensor, labels: Tensor | None = None) -> PictureSet:
         """The rows `keep` (indices into this set, or a mask), with new labels where they are given."""
         labels = self.labels[keep] if labels is None else labels
-        return PictureSet(self.name, self.pictures, labels, self.identity, self.rows[keep])
+        part = PictureSet(self.name, self.pictures, labels, self.identity, self.rows[keep])
+        part.more_formats = self.more_formats
+        return part
 
     def split(self, is_test: Tensor) -> tuple[PictureSet, PictureSet]:
         """The training and the test pictures, by a mask (N,) of the test pictures."""
@@ -114,7 +118,11 @@ class PictureSet:
 
     def image(self, index: int) -> Image.Image:
         """Row `index`, decoded, upright, RGB on white."""
-        return decode(self.pictures[int(self.rows[index])], self.describe(index))
+        return self.decode_and(int(self.rows[index]), lambda image: image)
+
+    def decode_and(self, place: int, then: Callable[[Image.Image], T]) -> T:
+        """`decode_and` of this module for picture `place` of the whole list."""
+        return decode_and(self.pictures[place], self.describe_place(place), then, self.more_formats)
 
     def fault(self, index: int) -> str | None:
         """Why row `index` cannot be decoded; None if it can."""
@@ -143,55 +151,63 @@ def decode(picture: Picture, called: str) -> Image.Image:
     return decode_and(picture, called, lambda image: image)
 
 
-def decode_and(picture: Picture, called: str, then: Callable[[Image.Image], T]) -> T:
+def decode_and(
+    picture: Picture, called: str, then: Callable[[Image.Image], T], more_formats: tuple[str, ...] = ()
+) -> T:
     """`then(decode(picture, called))`, for a function that makes something small of the picture.
 
-    Pictures of more than `LARGE` pixels take turns until theirs is made, so that threads that decode at the same time
-    need the memory of one of them: up to 20 bytes per pixel (greys of 16 bits).
+    Pictures of more than `LARGE_PICTURE` pixels are decoded one at a time, until `then` is done, so that all threads
+    together need the memory of one: up to 20 bytes per pixel (greys of 16 bits).
     """
     with ExitStack() as turn:
-        return then(_decode(picture, called, turn))
+        return then(_decode(picture, called, turn, more_formats))
 
 
-def _decode(picture: Picture, called: str, turn: ExitStack) -> Image.Image:
-    start = b""
+def _decode(picture: Picture, called: str, turn: ExitStack, more_formats: tuple[str, ...]) -> Image.Image:
+    data = b""
     try:
         if isinstance(picture, Image.Image):
             with _in_memory[id(picture) // 16 % len(_in_memory)]:
                 return _finish(picture, called, turn)
         with io.BytesIO(picture) if isinstance(picture, bytes) else open_regular(picture, links=True) as file:
-            start = file.read(12)
+            if (size := file.seek(0, io.SEEK_END)) > MOST_PICTURE:
+                raise BombError(f"{size / 2**20:,.0f} MiB")
             file.seek(0)
-            with Image.open(file, formats=readable_formats()) as image:
-                return _finish(image, called, turn)
+            data = file.read()
+        refuse_bombs(data)
+        with Image.open(MeteredFile(data), formats=[*readable_formats(), *more_formats]) as image:
+            return _finish(image, called, turn)
+    except BombError as error:
+        raise BrokenPictureError(f"{called} is too large to decode safely ({error}); make it smaller") from error
     except BrokenPictureError:
         raise
     except MissingFileError as error:
         raise BrokenPictureError(f"{called} does not exist; check its name") from error
     except Exception as error:  # a damaged file can raise anything, because its decoder trusts the header
         message = f"{called} is not a picture that can be read ({_short(error)}); replace or remove it"
-        if start[4:8] == b"ftyp" and start[8:] in HEIF_BRANDS and "HEIF" not in readable_formats():
+        if data[4:8] == b"ftyp" and data[8:12] in HEIF_BRANDS and "HEIF" not in readable_formats():
             message = f"{called} is a HEIC picture, which needs an extra: pip install 'clipcil[heic]'"
         raise BrokenPictureError(message) from error
 
 
 def _finish(image: Image.Image, called: str, turn: ExitStack) -> Image.Image:
-    """An opened picture, of which no more than the header may have been read."""
-    _check_limits(image, called)
-    if image.width * image.height > LARGE:
+    """An opened picture as upright RGB. Its limits are checked first, by the header alone."""
+    if not image.width * image.height:
+        raise BrokenPictureError(f"{called} has no pixels; replace or remove it")
+    tags = getattr(image, "tag_v2", {})  # of a TIFF, whose tiles are decoded whole and may be larger than the picture
+    pixels = max(image.width * image.height, tags.get(TILE_WIDTH, 0) * tags.get(TILE_HEIGHT, 0))
+    if pixels > MOST_PIXELS:
+        raise BombError(f"{pixels:,} pixels")
+    if pixels > LARGE_PICTURE:
         turn.enter_context(_turn)
     image.load()
-    return _to_rgb(_upright(image))
-
-
-def _check_limits(image: Image.Image, called: str) -> None:
-    """Refuse a picture that must not be decoded: the one place for limits that need its header only."""
-    pixels = image.width * image.height
-    if not pixels:
-        raise BrokenPictureError(f"{called} has no pixels; replace or remove it")
-    if pixels > MAX_PIXELS:
-        size = f"{image.width}×{image.height}"
-        raise BrokenPictureError(f"{called}: {size} pixels is too large to decode safely; make it smaller")
+    with suppress(Exception):  # a damaged tag is no reason to refuse a whole picture
+        image = ImageOps.exif_transpose(image)
+    if image.mode == "F" or image.mode.startswith("I"):
+        image = _eight_bits(image)
+    if image.mode == "La":  # PIL turns it into nothing else
+        image = image.convert("LA")
+    return _on_white(image) if image.has_transparency_data else image.convert("RGB")  # a palette can have it too
 
 
 @cache
@@ -203,23 +219,6 @@ def readable_formats() -> list[str]:
 
         pillow_heif.register_heif_opener()
     return [name for name in FORMATS if name in Image.OPEN]
-
-
-def _upright(image: Image.Image) -> Image.Image:
-    try:
-        return ImageOps.exif_transpose(image)
-    except Exception:  # a damaged tag is no reason to refuse a whole picture
-        return image
-
-
-def _to_rgb(image: Image.Image) -> Image.Image:
-    if image.mode == "F" or image.mode.startswith("I"):
-        image = _eight_bits(image)
-    if image.mode == "La":  # PIL turns it into nothing else
-        image = image.convert("LA")
-    if image.has_transparency_data:  # a palette can have it too
-        return _on_white(image)
-    return image.convert("RGB")
 
 
 def _on_white(image: Image.Image) -> Image.Image:
@@ -304,8 +303,7 @@ def contents(image: Image.Image) -> bytes:
 def identity_of_files(paths: Sequence[Path], root: Path | None = None) -> str:
     """Fingerprint of a list of files by place, size and time of change; no file is read.
 
-    The folder itself is part of it: archives made on purpose to be reproducible give all files one time of change, and
-    two folders of such pictures must not be confused.
+    The folder is part of it: reproducible archives give all files the same time, and two such folders must differ.
     """
     digest = hashlib.sha256()
     base = root.resolve() if root is not None else None

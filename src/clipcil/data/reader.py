@@ -26,8 +26,8 @@ from clipcil.distributed import gather, share, world_size
 from clipcil.errors import UserError
 from clipcil.tensor_store import TensorStore, content_key
 
-MOST_BYTES = 2 * 2**30
-"""Bytes of features that runs share in memory; larger ones are dropped before the next run."""
+MOST_FEATURE_BYTES = 2 * 2**30
+"""Maximum bytes of features that runs share in memory; above it all are dropped before the next run."""
 TOWER_BATCH = 128
 """Pictures per tower pass. Always whole blocks at fixed places, so that features have the same bits however and
 whenever they are asked for (a resumed run asks in another order than the run it continues)."""
@@ -76,8 +76,9 @@ class Reader:
         self._tables: dict[str, FeatureTable] = {}
         self._tower: tuple[str, str] = ("", "")
 
-    def open(self, pictures: PictureSet) -> Pictures:
-        return Pictures(self, pictures, torch.arange(len(pictures)))
+    def open(self, pictures: PictureSet, gate: Gate | None = None) -> Pictures:
+        """All pictures of a set; with a `gate`, until it is closed."""
+        return Pictures(self, pictures, torch.arange(len(pictures)), gate or Gate())
 
     def pixels(self, pictures: PictureSet, rows: Tensor) -> Tensor:
         """(B, C, H, W) float32 preprocessed pictures on the reader's device."""
@@ -148,8 +149,8 @@ class Reader:
         self._tables.clear()
 
     def make_room(self) -> None:
-        """Drop all features if they take more than `MOST_BYTES`; they are computed again when needed."""
-        if sum(table.features.nbytes + table.levels.nbytes for table in self._tables.values()) > MOST_BYTES:
+        """Drop all features if they take more than `MOST_FEATURE_BYTES`; they are computed again when needed."""
+        if sum(table.features.nbytes + table.levels.nbytes for table in self._tables.values()) > MOST_FEATURE_BYTES:
             self._tables.clear()
 
     def forget(self, pictures: PictureSet) -> None:
@@ -183,9 +184,8 @@ class Batch(Protocol):
 class Pictures(Batch):
     """Pictures of a set that a reader decodes and encodes when their properties are read; a `Batch` with labels."""
 
-    def __init__(self, reader: Reader, pictures: PictureSet, rows: Tensor, gate: Gate | None = None) -> None:
-        self._reader, self._set, self._rows = reader, pictures, rows
-        self._gate = gate or Gate()
+    def __init__(self, reader: Reader, pictures: PictureSet, rows: Tensor, gate: Gate) -> None:
+        self._reader, self._set, self._rows, self._gate = reader, pictures, rows, gate
 
     def __len__(self) -> int:
         return len(self._rows)

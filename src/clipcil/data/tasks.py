@@ -84,9 +84,9 @@ class TaskStream:
         """The tasks from `start` on, each closed when the next is asked for."""
         for index in range(start, len(self)):
             gate = Gate()
-            pictures = Pictures(self._reader, self._train[index], torch.arange(len(self._train[index])), gate)
+            names = self.names[self._bounds[index] : self._bounds[index + 1]]
             try:
-                yield Task(index, self.names[self._bounds[index] : self._bounds[index + 1]], pictures)
+                yield Task(index, names, self._reader.open(self._train[index], gate))
             finally:
                 gate.open = False
                 self._reader.forget(self._train[index])

@@ -28,7 +28,7 @@ LONGEST_WAIT = 60.0
 LONGEST_FEATURE = 300
 """Maximum characters of a feature; the rest is cut off."""
 HOPELESS = 10
-"""Consecutive unusable answers after which no more questions are asked: the model cannot do it."""
+"""Consecutive unusable answers after which no more questions are asked."""
 
 QUESTION = """Two classes of an image dataset are easily confused: "{first}" and "{second}".
 Name 5 short visual features that a picture of {first} shows and a picture of {second} does not, and 5 the \
@@ -51,7 +51,7 @@ class _BusyError(UserError):
 
 @dataclass(frozen=True)
 class Endpoint:
-    """Where to ask, and how patiently."""
+    """Address, model and key of a language model, and the limits of a question."""
 
     url: str
     model: str

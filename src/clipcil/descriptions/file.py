@@ -16,6 +16,7 @@ from torch import Tensor
 
 from clipcil.clip import CLIP
 from clipcil.errors import UserError
+from clipcil.limits import MOST_OWN_TEXT
 from clipcil.settings import typed
 from clipcil.storage import MissingFileError, read_json
 
@@ -26,7 +27,7 @@ Table = dict[str, dict[str, Annotated[list[Phrase], Field(min_length=1)]]]
 def read_descriptions(path: Path) -> Table:
     """D[a][b] from a file; a `UserError` names the entry of another shape."""
     try:
-        values = read_json(path, links=True)
+        values = read_json(path, MOST_OWN_TEXT, links=True)
     except MissingFileError as error:
         raise UserError(f"there is no file of descriptions {path}; make one with `clipcil describe`") from error
     table: Table = typed(values, Table, f"{path}: D")

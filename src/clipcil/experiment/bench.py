@@ -1,4 +1,4 @@
-"""Doing the runs of a grid: finished runs are reused, stopped ones continued, and a failed one stops nothing.
+"""Run a grid: finished runs are reused, stopped runs are continued, and the others go on when a run fails.
 
 Runs are done in this process, in several processes of this machine, or as tasks of a Ray cluster.
 """
@@ -33,7 +33,7 @@ from clipcil.experiment.spec import Grid
 from clipcil.report.compare import Group, Line, group_runs
 from clipcil.report.runs import NUMBERS, RunRecord, find_runs
 from clipcil.settings import typed
-from clipcil.storage import InUseError, MissingFileError, open_log, parse_json, read_bytes, write_text
+from clipcil.storage import InUseError, MissingFileError, need_writable, open_log, parse_json, read_bytes, write_text
 from clipcil.tensor_store import STAGES_GIB, TensorStore
 from clipcil.training.cpu import prepare_process
 
@@ -63,19 +63,14 @@ def run_grid(
     tell: Callable[[str], None] = lambda line: None,
     make_display: Callable[[], Display] = Display,
 ) -> list[RunOutcome]:
-    """Do every run that is not done yet; a run that was stopped continues from its checkpoint.
+    """Do every run that is not done yet, and return how each of `planned` ended, in the same order.
 
-    Args:
-        planned: The runs; those with the same folder are one run.
-        grid: Its folder, where each run that ends adds a line to `results.jsonl`, and how runs are done.
-        tell: Called with a line for each run that ends.
-        make_display: Makes the display of a run, where runs are done in this process.
-
-    Returns:
-        How each of `planned` ended, in the same order.
+    A run that was stopped continues from its checkpoint. Each run that ends adds a line to `results.jsonl`, and `tell`
+    is called with a line for it. `make_display` makes the display of a run that is done in this process.
     """
     runs, known, log = distinct(planned), FinishedRuns(grid.kept), grid.out / RESULTS
     logged = {line.get("run") for line in read_log(log) if line.get("status") == "done"}
+    need_writable(log)
     outcomes: dict[Path, RunOutcome] = {}
 
     def end(run: PlannedRun, error: str, result: RunRecord | None, state: str = "done") -> None:
@@ -164,7 +159,7 @@ class FinishedRuns:
         return None if inputs(planned.spec, planned.config) else kept  # kept runs have no digests
 
     def state(self, planned: PlannedRun) -> str:
-        """How far a run is, in a word or two."""
+        """How far a run is, as a word for a table."""
         if planned.problem:
             return "cannot be run"
         if self.find(planned) is not None:
@@ -206,14 +201,10 @@ def _add_to_log(path: Path, outcome: RunOutcome) -> None:
     else:
         line |= {"tasks": result.tasks, **{key: getattr(result, key) for key in NUMBERS}}
         line |= {"seconds": round(result.seconds, 3), "after": result.after}
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with open_log(path) as file:
-            # A process killed while it wrote left half a line: do not lengthen it.
-            torn = file.seek(0, os.SEEK_END) and os.pread(file.fileno(), 1, file.tell() - 1) != b"\n"
-            file.write(b"\n" * bool(torn) + json.dumps(line).encode() + b"\n")
-    except OSError as error:
-        raise UserError(f"cannot write {path}: {error.strerror or error}") from error
+    with open_log(path) as file:
+        # A process killed while it wrote left half a line: do not lengthen it.
+        torn = file.seek(0, os.SEEK_END) and os.pread(file.fileno(), 1, file.tell() - 1) != b"\n"
+        file.write(b"\n" * bool(torn) + json.dumps(line).encode() + b"\n")
 
 
 def read_log(path: Path) -> list[dict[str, Any]]:
@@ -302,8 +293,7 @@ def in_processes(
 
 
 def _begin() -> None:
-    """A worker process begins: it leaves Ctrl-C, which all processes of a terminal receive, to its parent, and ends
-    with it."""
+    """Prepare a worker process: it ignores Ctrl-C, which its parent handles, and ends when its parent ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent = multiprocessing.parent_process()
     assert parent is not None
@@ -321,7 +311,6 @@ def on_ray(todo: Sequence[PlannedRun], grid: Grid) -> Generator[tuple[PlannedRun
         return
     begun = need_ray().is_initialized()
     ray = connect(grid.address)
-    grid.out.mkdir(parents=True, exist_ok=True)
     mark = grid.out.absolute() / f".shared-{uuid.uuid4().hex}"
     mark.touch()
     waiting: dict[Any, PlannedRun] = {}

@@ -8,17 +8,26 @@ from typing import Any, Self
 
 from clipcil.clip import CLIP, load_clip
 from clipcil.clip.loading import backbone_name
-from clipcil.data.dataset import Dataset, drop_broken, open_dataset
+from clipcil.data.dataset import Dataset, drop_broken, named_dataset, open_dataset
 from clipcil.data.reader import Reader
 from clipcil.data.tasks import Task, TaskStream, class_order, task_sizes
 from clipcil.errors import UserError, nearest
 from clipcil.experiment.evaluate import Record, copy_memory, evaluate, measure_drift
 from clipcil.experiment.monitor import Display, Timer, default_display
 from clipcil.experiment.results import Results
-from clipcil.experiment.spec import TASKS, RunSpec, as_table, check_same, method_settings, read_config, resolved
+from clipcil.experiment.spec import (
+    TASKS,
+    RunSpec,
+    as_table,
+    check_same,
+    files_of,
+    method_settings,
+    read_config,
+    resolved,
+)
 from clipcil.memory.gaussians import GaussianMemory
 from clipcil.methods.base import Method, build_method
-from clipcil.methods.registry import find_method, method_class
+from clipcil.methods.registry import find_method, method_class, named_method
 from clipcil.network import on_behalf_of_a_folder
 from clipcil.settings import build, merge, nested
 from clipcil.storage import cache_folder
@@ -47,8 +56,10 @@ class Experiment:
     is learnt, so that the accuracy matrix is always complete.
 
     Args:
-        method: Name of a method (`clipcil.methods()`), or a class of your own derived from `clipcil.Method`.
-        data: Name of a dataset (`clipcil.datasets()`), a folder of class/picture, or a `clipcil.Dataset`.
+        method: Name of a method (`clipcil.methods()`), or one of your own: a class derived from `clipcil.Method`, or a
+            file with one, such as `mine.py` or `mine.py:Means`.
+        data: Name of a dataset (`clipcil.datasets()`), a folder of class/picture, a `clipcil.Dataset`, or a file that
+            registers one, such as `shapes.py`.
         backbone: "mini", a Hugging Face id, a folder, a file, or a `CLIP` from `clipcil.load_clip`.
         preset: Start from the published values kept for this method and dataset.
         settings: Settings of the method as a mapping, for names that are also options of the experiment; or a whole
@@ -61,7 +72,7 @@ class Experiment:
     Raises:
         UserError: A name or value is wrong; the message names it and the nearest one.
 
-    Example:
+    Examples:
         >>> import clipcil
         >>> experiment = clipcil.Experiment("simplecil", data="emoji", tasks=20, seed=0)
         >>> for task in experiment:
@@ -92,7 +103,7 @@ class Experiment:
         cache: LoadCache | None = None,
         **options: Any,
     ) -> None:
-        self._kind = kind = find_method(method) if isinstance(method, str) else method_class(method)
+        self._kind = kind = named_method(method) if isinstance(method, str) else method_class(method)
         if not isinstance(data, str | Path | Dataset):
             raise UserError(f"data is of type {type(data).__name__}; give a name, a folder or a clipcil.Dataset")
         known, settable = ([item.name for item in fields(each)] for each in (RunSpec, kind.Config))
@@ -101,14 +112,16 @@ class Experiment:
                 raise UserError(f"there is no option or setting '{key}'{nearest(key, [*settable, *known])}")
         choices = {key: value for key, value in options.items() if key in known and value is not None}
         own = {key: value for key, value in options.items() if key not in known}
-        choices |= {"method": kind.name, "data": data.name if isinstance(data, Dataset) else str(data)}
+        choices |= {"method": kind.name, "data": data.name if isinstance(data, Dataset) else named_dataset(str(data))}
         spec = build(RunSpec, {**choices, "backbone": backbone_name(backbone)})
         if not isinstance(data, Dataset):
-            self.spec = resolved(replace(spec, data="folder", data_root=data) if isinstance(data, Path) else spec)
+            if isinstance(data, Path) and data.suffix != ".py":
+                spec = replace(spec, data="folder", data_root=data)
+            self.spec = resolved(spec, kind)
         elif spec.data_options or spec.data_root:
             raise UserError("data_root and data_options are for datasets by name; this dataset is open already")
         else:
-            self.spec = replace(spec, device=find_device(spec.device))
+            self.spec = replace(spec, device=find_device(spec.device), code=files_of(kind))
         settings = {} if settings is None else settings
         if isinstance(settings, kind.Config) and not own:
             self.config: Any = settings
@@ -145,6 +158,10 @@ class Experiment:
             UserError: The folder holds no run, or something in `given` is not an option that the run began with.
         """
         folder, options = Path(folder), dict(given or {})
+        if "method" in options:
+            options["method"] = named_method(options["method"]).name
+        if "data" in options:
+            options["data"] = named_dataset(options["data"])
         settings, kept = options.pop("settings", {}), read_config(folder)
         other = {"tasks": "increment", "increment": "tasks"}  # the one given replaces the other one kept
         run = {key: value for key, value in kept["run"].items() if other.get(key) not in options}
@@ -211,7 +228,7 @@ class Experiment:
 
     def __iter__(self) -> Iterator[Task]:
         """The tasks that are not learnt yet. A task's pictures cannot be read once the next task is asked for."""
-        self._check_whole()
+        self._check_uninterrupted()
 
         def hand_out() -> Iterator[Task]:
             for task in self.stream.tasks(len(self.method.sizes)):
@@ -236,7 +253,7 @@ class Experiment:
         Raises:
             UserError: It is not the next task, or it has ended, or it is of another experiment.
         """
-        self._check_whole()
+        self._check_uninterrupted()
         method = self.method
         learnt = len(method.sizes)
         if task.index != learnt:
@@ -262,7 +279,7 @@ class Experiment:
         Raises:
             UserError: Nothing is learnt yet, or learning was interrupted.
         """
-        self._check_whole()
+        self._check_uninterrupted()
         method, newest = self.method, len(self.method.sizes) - 1
         if newest < 0:
             raise UserError("no task is learnt yet; learn one before evaluating")
@@ -305,7 +322,7 @@ class Experiment:
         stream = self.stream
         return Results(self.table, stream.names, stream.sizes, list(self.records), list(self.drift), notes)
 
-    def _check_whole(self) -> None:
+    def _check_uninterrupted(self) -> None:
         if self._interrupted is not None:
             raise UserError(
                 f"learning task {self._interrupted + 1} was interrupted, so its state is incomplete;"

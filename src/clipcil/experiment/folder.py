@@ -31,7 +31,7 @@ from clipcil.experiment.spec import RunSpec, as_table, check_same, first_differe
 from clipcil.methods.base import method_state, restore_method
 from clipcil.report.runs import RunRecord, read_run
 from clipcil.settings import Count, typed
-from clipcil.storage import claim, read_json, read_toml, run_lock, sha256, sweep, write_json, write_text, write_toml
+from clipcil.storage import claim, digest, read_json, read_toml, run_lock, sweep, write_json, write_text, write_toml
 from clipcil.tensor_store import TensorStore, read_entry
 from clipcil.training.device import usual_torch
 from clipcil.training.own_random import random_state, set_random_state
@@ -110,11 +110,11 @@ class RunFolder:
                 progress: Progress = typed(facts, Progress, "checkpoint")
                 if difference := first_difference(progress.belongs, self._identity):
                     raise UserError(
-                        f"{path} belongs to another run ({difference}); put the right file back or start anew"
+                        f"{path} belongs to another run ({difference}); put the right file back or start a new run"
                     )
                 tasks = progress.tasks
                 if not int(key.removeprefix("task-")) == tasks == len(progress.records) == len(progress.drift):
-                    raise UserError(f"{path} is not the checkpoint after task {tasks}; start anew")
+                    raise UserError(f"{path} is not the checkpoint after task {tasks}; start a new run")
                 return tensors, progress
         return None
 
@@ -133,8 +133,7 @@ class RunFolder:
             "threads": threads,
             "backbone": clip.pinned,
             "fingerprint": clip.fingerprint,
-            # Until this run has ended, the digests are those of the results that are there.
-            "inputs": self._inputs if before.inputs is None else before.inputs,
+            "inputs": before.inputs,  # those of the results that are there, until this run has ended
         }
         write_json(self.folder / "environment.json", self._environment)
         if before.threads not in (None, threads):
@@ -170,10 +169,7 @@ class RunFolder:
         timing = {"seconds": seconds, "peak_megabytes": peak_megabytes()}
         write_json(self.folder / "timing.json", {**timing, "finished": datetime.date.today().isoformat()})
         write_json(self.folder / "results.json", results.as_dict())  # its presence says that the run is complete
-        # Input files may have changed since the run began: before its first checkpoint, or in files that no checkpoint
-        # depends on. A file that is gone now was there when the run began.
-        self._environment["inputs"] = {**self._environment["inputs"], **self._inputs}
-        write_json(self.folder / "environment.json", self._environment)
+        write_json(self.folder / "environment.json", {**self._environment, "inputs": self._inputs})
 
 
 @contextmanager
@@ -205,7 +201,7 @@ def restore(experiment: Experiment, tensors: dict[str, Tensor], progress: Progre
         try:
             set_random_state(tensors)
         except (RuntimeError, LookupError, TypeError) as error:
-            raise UserError(f"the checkpoint after task {progress.tasks} has no random state; start anew") from error
+            raise UserError(f"the checkpoint of task {progress.tasks} has no random state; start a new run") from error
     experiment.records, experiment.drift, experiment.timer.seconds = progress.records, progress.drift, progress.seconds
 
 
@@ -220,7 +216,7 @@ def identity(experiment: Experiment) -> dict[str, Any]:
         "dataset": {"name": experiment.spec.data, "train": data.train.key, "test": data.test.key},
         "labels": [hashlib.sha256(part.labels.numpy().tobytes()).hexdigest() for part in (data.train, data.test)],
         "templates": list(data.templates),
-        "files": {key: sha256(path) for key, path in _paths(experiment.config).items()},
+        "files": {key: digest(path) for key, path in _paths(experiment.config).items()},
         "classes": experiment.stream.names,
         "sizes": experiment.stream.sizes,
         "config": experiment.table,
@@ -267,29 +263,12 @@ def inputs(spec: RunSpec, config: Any) -> dict[str, str]:
             named |= {f"backbone/{path.name}": path for path in beside}
     if spec.data in ANYTHING and spec.data_root:
         named["data_root"] = spec.data_root
-    return {key: digest for key, path in named.items() if (digest := _digest(path))}
+    return {key: found for key, path in named.items() if (found := digest(path))}
 
 
 def _paths(options: Any) -> dict[str, Path]:
     """The options or settings that are paths."""
     return {key: value for key, value in vars(options).items() if isinstance(value, Path)}
-
-
-def _digest(path: Path) -> str:
-    """A digest of the bytes of a file, or of the names, sizes and times of the files in a folder; empty where there is
-    neither."""
-    with suppress(OSError, ValueError):
-        if path.is_file():
-            return sha256(path)
-        if path.is_dir():
-            found = hashlib.sha256()
-            for place, folders, names in os.walk(path):
-                folders.sort()
-                for file in (Path(place) / name for name in sorted(names)):
-                    status = file.lstat()
-                    found.update(f"{str(file)!r} {status.st_size} {status.st_mtime_ns}".encode())
-            return found.hexdigest()
-    return ""
 
 
 def fresh_folder(what: str) -> Path:

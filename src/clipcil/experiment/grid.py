@@ -10,12 +10,13 @@ from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from clipcil.data.dataset import datasets, find_dataset, own_folder
+from clipcil.data.dataset import datasets, find_dataset, named_dataset, own_folder
 from clipcil.errors import UserError, nearest, quoted
 from clipcil.experiment.spec import PER_RUN, Grid, RunSpec, as_table, method_settings, resolved
-from clipcil.methods.registry import find_method, methods
+from clipcil.methods.registry import find_method, methods, named_method, own_methods
 from clipcil.paper import Row, read_table
-from clipcil.settings import build, merge, nested, override, parse_words
+from clipcil.plugins import LOADED, names_file
+from clipcil.settings import build, merge, nested, override, parse_words, to_dict
 
 SYMBOLS = {"M": "prompt_length", "β": "beta", "λ": "ortho", "lambda": "ortho"}
 """The paper's names of three settings of DMC-OT."""
@@ -51,11 +52,29 @@ class PlannedRun:
         """Every option and setting, as `config.toml` holds them."""
         return as_table(self.spec, self.config)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Another process has to execute the files of the run before it knows the class of its settings."""
+        files = [str(LOADED[name]) for name in self.spec.code or ()]
+        settings = None if self.config is None else to_dict(self.config)
+        return _in_another_process, (files, self.label, self.spec, settings, self.folder, self.problem)
+
+
+def _in_another_process(
+    files: Sequence[str], label: str, spec: RunSpec, settings: Any, folder: Path, problem: str
+) -> PlannedRun:
+    for path in files:
+        own_methods(path)
+    config = None if settings is None else method_settings(spec, settings, preset=False)
+    return PlannedRun(label, spec, config, folder, problem)
+
 
 def plan(grid: Grid) -> list[PlannedRun]:
     """Every run of a bench, dataset by dataset so that features are shared; a wrong name or value is refused."""
     table = read_table(grid.table) if grid.table else None
-    rows = list(table.rows) if table else [Row(kind.title, name) for name, kind in methods().items()]
+    own = {word: named_method(word) for word in grid.methods if names_file(word)}
+    grid = replace(grid, methods=tuple(own[word].name if word in own else word for word in grid.methods))
+    rows = list(table.rows) if table else []
+    rows += [Row(kind.title, kind.name) for kind in (own if table else methods()).values()]
     rows, data = _choose(rows, grid.data or (table.datasets if table else ()) or ("emoji",), grid)
     for key in map(_key, grid.set):
         if any(key in row.decides for row in rows):
@@ -78,6 +97,7 @@ def plan_sweep(method: str, key: str, values: Sequence[str], grid: Grid) -> list
 
     `key` is a setting of the method or an option of the run. Without values it takes those of the paper's study.
     """
+    method = named_method(method).name
     config = find_method(method).Config()
     key = key if has_setting(config, key) else SYMBOLS.get(key, key)
     options = {item.name for item in dataclasses.fields(RunSpec)} - PER_RUN
@@ -128,6 +148,7 @@ def _choose(rows: list[Row], data: Sequence[str], grid: Grid) -> tuple[list[Row]
 
 def _expand(cases: Sequence[Case], data: Sequence[str], grid: Grid) -> list[PlannedRun]:
     """A run for each dataset, case, class order and seed."""
+    data = [named_dataset(name) for name in data]
     for name in data:
         if name not in datasets() and Path(name).is_dir():
             raise UserError(f"'{name}' is a folder; give --data folder --data-root {quoted(name)}")
@@ -181,11 +202,9 @@ def _key(word: str) -> str:
 
 def has_setting(config: Any, key: str) -> bool:
     """Whether the dataclass instance has the (dotted) setting."""
-    for name in key.split("."):
-        if not dataclasses.is_dataclass(config) or name not in {field.name for field in dataclasses.fields(config)}:
-            return False
-        config = getattr(config, name)
-    return True
+    name, _, rest = key.partition(".")
+    known = dataclasses.is_dataclass(config) and name in {field.name for field in dataclasses.fields(config)}
+    return known and (not rest or has_setting(getattr(config, name), rest))
 
 
 def data_roots(words: Sequence[str], data: Iterable[str]) -> dict[str, Path | None]:

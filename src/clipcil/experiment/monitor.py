@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from torch import Tensor
 
-from clipcil.errors import UserError, printable
+from clipcil.errors import printable
 from clipcil.storage import open_log
 from clipcil.training.trainer import Callback
 
@@ -86,18 +86,15 @@ class StepLog(Callback):
             for (name, epoch, step, _, rate), loss in zip(self._waiting, losses, strict=True)
         ]
         self._waiting = []
-        try:
-            with open_log(self.path) as file:
-                there = file.seek(0, os.SEEK_END)
-                if there < self.size:  # the results do not depend on the log
-                    self.tell(f"{self.path} was removed or truncated; the losses before this point are lost")
-                file.truncate(min(self.size, there))
-                file.write(b"".join(json.dumps(line).encode() + b"\n" for line in lines))
-                file.flush()
-                os.fsync(file.fileno())
-                self.size = file.seek(0, os.SEEK_END)
-        except OSError as error:
-            raise UserError(f"cannot write {self.path}: {error.strerror or error}") from error
+        with open_log(self.path) as file:
+            there = file.seek(0, os.SEEK_END)
+            if there < self.size:  # the results do not depend on the log
+                self.tell(f"{self.path} was removed or truncated; the losses before this point are lost")
+            file.truncate(min(self.size, there))
+            file.write(b"".join(json.dumps(line).encode() + b"\n" for line in lines))
+            file.flush()
+            os.fsync(file.fileno())
+            self.size = file.seek(0, os.SEEK_END)
 
 
 def peak_megabytes() -> float:
@@ -194,7 +191,7 @@ class LiveDisplay(PlainDisplay):
 
     def show(self, what: str, done: int, total: int) -> None:
         if not done:
-            self._bars.reset(self._bar)  # its time begins anew
+            self._bars.reset(self._bar)  # the time shown starts again at 0
         self._bars.update(self._bar, description=what, completed=done, total=total or None)
 
     def row(self, results: Results, seconds: float) -> None:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from clipcil.data.tasks import TaskStream
 from clipcil.experiment.evaluate import Record
+from clipcil.plugins import need_extra
 from clipcil.report.html import render
 from clipcil.report.runs import NUMBERS, RunRecord
 
@@ -28,7 +29,7 @@ class Results:
 
     In a notebook it shows the accuracy matrix.
 
-    Example:
+    Examples:
         >>> import clipcil
         >>> experiment = clipcil.Experiment("simplecil", data="emoji", tasks=10)
         >>> for task in experiment:
@@ -118,10 +119,8 @@ class Results:
         }
 
     def to_pandas(self) -> pandas.DataFrame:
-        """The accuracy matrix as a data frame with a row after each task and a column A_k. Needs pandas."""
-        import pandas
-
-        frame = pandas.DataFrame(self.matrix, self._labels, self._labels)
+        """The accuracy matrix as a data frame with a row after each task and a column A_k; needs the extra `pandas`."""
+        frame: pandas.DataFrame = need_extra("pandas").DataFrame(self.matrix, self._labels, self._labels)
         frame["A_k"] = self.after
         return frame
 

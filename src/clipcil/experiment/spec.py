@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, PositiveInt, ValidationInfo, field_validator
 
-from clipcil.errors import UserError
+from clipcil.errors import UserError, quoted
+from clipcil.plugins import LOADED
 from clipcil.settings import merge, options, override, to_dict
 from clipcil.storage import read_toml
 
@@ -22,7 +23,7 @@ TASKS = 10
 """Number of tasks where neither tasks nor increment is given."""
 PROCESSES = ("devices", "nodes")
 """Options that do not determine the result."""
-PER_RUN = {"method", "data", "data_root", "data_options", "seed", *PROCESSES}
+PER_RUN = {"method", "data", "data_root", "data_options", "seed", "code", *PROCESSES}
 """Options that are not shared by the runs of a grid: it has its own options for them, and its own processes."""
 
 Processes = Annotated[int, Field(ge=1, le=4096)]
@@ -36,7 +37,7 @@ class RunSpec:
     method: str = "dmc-ot"
     """The method; `clipcil methods` lists them."""
     data: str = "emoji"
-    """The dataset (`clipcil datasets` lists them), or a folder of class/picture."""
+    """The dataset (`clipcil datasets` lists them), a folder of class/picture, or a file that registers a dataset."""
     data_root: Path | None = None
     """Folder that holds the dataset, or a folder for each dataset."""
     data_options: dict[str, Any] = field(default_factory=dict)
@@ -71,6 +72,8 @@ class RunSpec:
     """Devices of this machine that work on the run together, one process each; the result is the same to rounding."""
     nodes: Processes = 1
     """Machines that work on the run together, started by torchrun or Slurm; the run folder is on storage they share."""
+    code: tuple[str, ...] | None = None
+    """The files that define the method or the dataset, with the digests of their contents; filled in."""
 
     @field_validator("tasks")
     @classmethod
@@ -90,11 +93,12 @@ class Grid:
     table: str | None = None
     """A table of the paper. Without one: the methods and datasets named, on the embedded backbone."""
     methods: tuple[str, ...] = ()
-    """Methods (names, patterns or all). Default: all of the table, or all there are."""
+    """Methods (names, patterns, files such as mine.py, or all). Default: all of the table, or all there are."""
     only: tuple[str, ...] = ()
     """Run only the methods, rows and datasets that match these patterns."""
     data: tuple[str, ...] = ()
-    """Datasets; a folder of your own is --data folder --data-root DIR. Default: those of the table, or emoji."""
+    """Datasets, or files that register one; a folder of your own is --data folder --data-root DIR. Default: those of
+    the table, or emoji."""
     seeds: UpTo1000 = 1
     """Number of seeds: 3 means 0, 1 and 2."""
     orders: tuple[str, ...] = ()
@@ -180,15 +184,22 @@ def method_settings(
     return override(config, given)
 
 
-def resolved(spec: RunSpec) -> RunSpec:
+def resolved(spec: RunSpec, kind: type[Method] | None = None) -> RunSpec:
     """The same run with its device chosen, every option of its dataset filled in, and a folder as dataset `folder`."""
-    from clipcil.data.dataset import datasets, resolve_options
+    from clipcil.data.dataset import datasets, find_dataset, resolve_options
+    from clipcil.methods.registry import find_method
     from clipcil.training.device import find_device
 
     if spec.data and spec.data not in datasets() and Path(spec.data).is_dir():  # Path("") is the current folder
         spec = replace(spec, data="folder", data_root=Path(spec.data))
     options = to_dict(resolve_options(spec.data, spec.data_options))
-    return replace(spec, data_options=options, device=find_device(spec.device))
+    code = files_of(kind or find_method(spec.method), find_dataset(spec.data).open)
+    return replace(spec, data_options=options, device=find_device(spec.device), code=code)
+
+
+def files_of(*things: Any) -> tuple[str, ...] | None:
+    """The modules of classes and functions that are from files which the user named; None where there is none."""
+    return tuple(dict.fromkeys(each.__module__ for each in things if each.__module__ in LOADED)) or None
 
 
 def as_table(spec: RunSpec, config: Any) -> dict[str, Any]:
@@ -208,9 +219,15 @@ def read_config(folder: Path) -> dict[str, Any]:
     table = read_toml(path)
     for part in ("run", "method"):
         if not isinstance(table.get(part), dict):
-            raise UserError(f"{path} is damaged: it has no table [{part}]; put the right one back or start anew")
+            raise UserError(f"{path} is damaged: it has no table [{part}]; put the right one back or start a new run")
     for key, called, known in (("data", "dataset", datasets()), ("method", "method", methods())):
         if isinstance(name := table["run"].get(key), str) and name not in known:
+            if table["run"].get("code"):
+                word = "FILE.py" if key == "method" else "--data FILE.py"
+                raise UserError(
+                    f"{folder} is a run of the {called} '{name}' of a file, which is executed only where you name it:"
+                    f" clipcil run {word} --resume {quoted(folder)}"
+                )
             raise UserError(
                 f"{folder} is a run of the {called} '{name}', which is not installed here; where it was given in"
                 " Python, make the same Experiment again and call run(folder), which continues"

@@ -38,7 +38,7 @@ class Statistics(NamedTuple):
         return cls(means, counts, (apart.T @ apart).double())
 
     @property
-    def spread(self) -> bool:
+    def has_spread(self) -> bool:
         """Whether the scatter is more than rounding, which is all that copies of pictures have."""
         return float(self.scatter.trace()) > NO_SPREAD * float(self.means.square().sum())
 
@@ -50,7 +50,7 @@ class Statistics(NamedTuple):
         """
         identity = torch.eye(len(self.scatter)).to(self.scatter)
         ridge = float(self.scatter.trace()) / max(1.0, float(self.counts.sum()) - 1)
-        return (self.scatter + ridge * identity) / divisor if self.spread else identity
+        return (self.scatter + ridge * identity) / divisor if self.has_spread else identity
 
     def fit(self, densities: bool = True) -> tuple[Tensor, Tensor]:
         """Linear discriminant analysis with equal priors.
@@ -69,7 +69,7 @@ class Statistics(NamedTuple):
         count, dim = float(self.counts.sum()), len(self.scatter)
         weight = torch.cholesky_solve(self.means.T, torch.linalg.cholesky(self.covariance(dim))).T
         bias = -0.5 * (weight * self.means).sum(1)
-        factor = count / dim if densities and self.spread else 1.0
+        factor = count / dim if densities and self.has_spread else 1.0
         return (weight - weight.mean(0)) * factor, (bias - bias.mean()) * factor
 
     @torch.no_grad()
@@ -128,6 +128,9 @@ def fit_rows(
 
         score_c(x) = −½ ‖x − μ_c‖²_A + const(x),    A = (n − C) (S + r I)⁻¹,    S = Σ_i z_i z_iᵀ,  z_i = x_i − μ_{y_i}
 
+    With fewer rows than dimensions the same solution comes from an N×N matrix: S, the means and the rows lie in the
+    span of the rows, and A is the same there.
+
     Args:
         rows: (N, D) features; every class has at least one.
         labels: (N,) int64.
@@ -135,18 +138,22 @@ def fit_rows(
         left_out_rows: (R,) indices of the rows to compute leave-one-out scores of; their classes have two rows or more.
         ridges: Candidates of r, as shares of tr(S)/D. The one with the likeliest left-out pictures is chosen.
 
-    Example:
+    Examples:
         >>> import torch
         >>> rows, labels = torch.tensor([[0.0], [1.0], [5.0], [6.0]]), torch.tensor([0, 0, 1, 1])
         >>> head = fit_rows(rows, labels, 2, torch.arange(4))
         >>> (head.left_out.argmax(1) == labels).all().item()
         True
     """
-    means, counts, scatter = Statistics.of(rows, labels, classes)
-    level = scatter.trace() / len(scatter)
+    few = len(rows) < rows.shape[1]
+    span = torch.linalg.qr(rows.double().T).Q if few else None  # (D, N)
+    means, counts, scatter = Statistics.of(rows if span is None else rows.double() @ span, labels, classes)
+    level = scatter.trace() / rows.shape[1]
     if not level > 0:  # one picture a class: the nearest mean
         scatter, level = torch.eye(len(scatter)).to(scatter), scatter.new_ones(())
     values, basis = torch.linalg.eigh(scatter)
+    if span is not None:
+        means, basis = means @ span.T, span @ basis
     values, inputs, own = values.clamp(min=0), rows[left_out_rows].double(), labels[left_out_rows]
     x, m = inputs @ basis, means @ basis
     freedom = max(1, len(rows) - classes)
@@ -230,7 +237,7 @@ class Background(NamedTuple):
 def relative_distance(scores: Tensor, bias: Tensor, background: Tensor) -> Tensor:
     """(B,): the novelty score by a discriminant's scores (B, C) and bias (C,), and Q (C, C) of its `Background`.
 
-    Example:
+    Examples:
         >>> import torch
         >>> relative_distance(torch.tensor([[0.0, 2.0]]), torch.zeros(2), torch.zeros(2, 2))
         tensor([-4.])
@@ -249,8 +256,8 @@ class RunningHead(nn.Module):
         w_c = Ω μ_c,   b_c = log(1/C) − ½ μ_cᵀ Ω μ_c
 
     k classes before the task and C with it; m and m_new the means of their class means; S the scatter of the task's n
-    pictures. Its scores are not centred, so they are float64. A task without spread leaves Ω as it is, which is ours; Ω
-    is the identity for the scores until there is some spread.
+    pictures. Its scores are not centred, so they are float64. Ours: a task without spread does not change Ω, and until
+    the first task with spread the scores take the identity for Ω.
 
     Args:
         dim: d.
@@ -290,26 +297,22 @@ class RunningHead(nn.Module):
         old = self.centres[: len(self.centres) - len(groups)]
         self.centres = torch.cat([old, new])
         task = Statistics(new, torch.tensor(len(deviations)), deviations.T @ deviations)
-        if self.averaged:
-            weight, bias = self._average(old, task)
-        else:
+        if not self.averaged:
             self.scatter, self.count = self.scatter + task.scatter, self.count + task.counts
             weight, bias = Statistics(self.centres, self.count, self.scatter).fit(densities=False)
+        else:
+            known, seen = len(old), len(self.centres)
+            if task.has_spread:
+                fresh = torch.linalg.inv(task.covariance(len(task.scatter)))
+                if bool(self.inverse.any()):
+                    apart = old.mean(0) - new.mean(0)
+                    rank_one = known * (seen - known) / seen**3 * torch.outer(apart, apart)
+                    fresh = known / seen * self.inverse + (seen - known) / seen * fresh + rank_one
+                self.inverse = fresh
+            weight = self.centres @ self.inverse if bool(self.inverse.any()) else self.centres
+            bias = -math.log(seen) - 0.5 * (weight * self.centres).sum(1)
         self.weight, self.bias = weight.to(self.weight), bias.to(self.bias)
 
     def forward(self, features: Tensor) -> Tensor:
         """(B, d) → (B, C) discriminant scores."""
         return (features.to(self.weight) @ self.weight.T + self.bias).to(features.dtype)
-
-    def _average(self, old: Tensor, task: Statistics) -> tuple[Tensor, Tensor]:
-        """Average the inverse covariance of a task into Ω; weight (C, d) and bias (C,) of all classes."""
-        known, seen = len(old), len(self.centres)
-        if task.spread:
-            fresh = torch.linalg.inv(task.covariance(len(task.scatter)))
-            if bool(self.inverse.any()):
-                apart = old.mean(0) - task.means.mean(0)
-                rank_one = known * (seen - known) / seen**3 * torch.outer(apart, apart)
-                fresh = known / seen * self.inverse + (seen - known) / seen * fresh + rank_one
-            self.inverse = fresh
-        weight = self.centres @ self.inverse if bool(self.inverse.any()) else self.centres
-        return weight, -math.log(seen) - 0.5 * (weight * self.centres).sum(1)

@@ -47,7 +47,7 @@ def fit_ridge(
         penalties: Candidates of r, as shares of the average eigenvalue. The one with the likeliest left-out pictures is
             taken.
 
-    Example:
+    Examples:
         >>> import torch
         >>> rows, labels = torch.tensor([[0.0], [1.0], [5.0], [6.0]]), torch.tensor([0, 0, 1, 1])
         >>> fit_ridge(rows, labels, 2, torch.arange(4)).weight.shape
@@ -88,12 +88,12 @@ def fit_ridge(
 
 
 def mix(scores: Sequence[Tensor], labels: Tensor) -> Tensor:
-    """(G,) weights ≥ 0 of G tables of left-out scores (R, C): those whose sum makes the labels likeliest.
+    """Weights (G,) ≥ 0 of G tables of left-out scores (R, C) whose weighted sum makes the labels likeliest.
 
     Stacked generalisation (Wolpert 1992; Breiman 1996). The cross-entropy is convex in the weights; they are also the
     temperature, so the mixed logits can be read as probabilities. A head that does not help gets a weight near zero.
 
-    Example:
+    Examples:
         >>> import torch
         >>> good, noise, labels = torch.eye(4), torch.zeros(4, 4), torch.tensor([0, 1, 2, 0])
         >>> mix([good, noise], labels)[0] > 0.1
@@ -129,8 +129,10 @@ def class_sums(rows: Tensor, labels: Tensor, classes: int) -> Tensor:
 
 
 def likeliest(left_out: Callable[[float], Tensor], choices: Sequence[float], labels: Tensor) -> tuple[float, Tensor]:
-    """The choice whose left-out scores (R, C), at their best temperature, make the labels (R,) likeliest; and these
-    scores. Without any label the middle choice is taken."""
+    """The choice whose scores (R, C), at their best temperature, make the labels (R,) likeliest, and its scores.
+
+    Without labels it is the middle choice.
+    """
     if not len(labels):
         middle = choices[len(choices) // 2]
         return middle, left_out(middle)

@@ -76,13 +76,9 @@ class GaussianMemory(SizedByState):
         matrix, offset = map.matrix.to(self.matrices), map.offset.to(self.offsets)
         if not len(self):
             return
-        old = len(self.matrices)
-        total = old + bool((self.space_of == old).any())
-        matrices = matrix.new_empty(total, *matrix.shape)
-        torch.matmul(matrix, self.matrices, out=matrices[:old])
-        matrices[old:] = matrix
-        self.offsets = torch.cat([self.offsets @ matrix.T + offset, offset.expand(total - old, -1)])
-        self.matrices = matrices
+        new = int((self.space_of == len(self.matrices)).any())  # 0 or 1: whether the current space has classes
+        self.offsets = torch.cat([self.offsets @ matrix.T + offset, offset.expand(new, -1)])
+        self.matrices = torch.cat([matrix @ self.matrices, matrix.expand(new, -1, -1)])
         self._sampler = None
 
     @torch.no_grad()
@@ -103,14 +99,14 @@ class GaussianMemory(SizedByState):
         spaces = len(self.matrices)
         surplus = max(0, spaces - keep)
         owner = torch.arange(len(self), device=self.rows.device).repeat_interleave(self.ranks)
-        means, rows, noises = self.origin_means.clone(), self.rows.clone(), self.noises.clone()
+        rows, noises, moved = self.rows.clone(), self.noises.clone(), self.space_of < surplus
         for space in range(surplus):
             matrix, members = self.matrices[space], self.space_of == space
-            means[members] = means[members] @ matrix.T + self.offsets[space]
             rows[members[owner]] = rows[members[owner]] @ matrix.T
             noises[members] *= (matrix @ matrix.T).diagonal().mean()
-        self.origin_means, self.rows, self.noises = means, rows, noises
-        self.space_of = torch.where(self.space_of < surplus, spaces, self.space_of) - surplus
+        self.origin_means = torch.where(moved[:, None], self.means(), self.origin_means)
+        self.rows, self.noises = rows, noises
+        self.space_of = torch.where(moved, spaces, self.space_of) - surplus
         self.matrices, self.offsets = self.matrices[surplus:].clone(), self.offsets[surplus:].clone()
         self._sampler = None
 
@@ -174,8 +170,6 @@ class GaussianMemory(SizedByState):
     @torch.no_grad()
     def remove(self, index: int) -> None:
         """Forget a class; the labels of the classes after it move down by one."""
-        if not 0 <= index < len(self):
-            raise IndexError(f"no class {index} among {len(self)}")
         start = int(self.ranks[:index].sum())
         self.rows = without(self.rows, start, int(self.ranks[index]))
         for name, (axes, _) in self.layout.items():
@@ -194,7 +188,7 @@ class GaussianMemory(SizedByState):
             self.origin_means = self.rows = self.offsets = self.rows.new_zeros(0, dim)
             self.matrices = self.matrices.new_zeros(0, dim, dim)
         neighbours = self._level_of_neighbours(summaries)
-        shapes = [(s.shrinkage, s.shrinkage * s.level) if s.spread else (1.0, neighbours) for s in summaries]
+        shapes = [(s.shrinkage, s.shrinkage * s.level) if s.has_spread else (1.0, neighbours) for s in summaries]
         same = (task, len(self.matrices))
         numbers = [
             [float(rho), float(noise), len(s.rows), s.count, *same]
@@ -213,7 +207,7 @@ class GaussianMemory(SizedByState):
 
     def _level_of_neighbours(self, summaries: Sequence[Summary]) -> Tensor:
         """Average variance per dimension: of the new classes, else of the stored ones, else the floor."""
-        levels = [summary.level for summary in summaries if summary.spread]
+        levels = [summary.level for summary in summaries if summary.has_spread]
         if levels:
             return torch.stack(levels).mean()
         owner = torch.arange(len(self), device=self.rows.device).repeat_interleave(self.ranks)
@@ -268,8 +262,6 @@ class Sampler(NamedTuple):
         """
         device, dtype, dim = self.rows.device, self.rows.dtype, self.rows.shape[1]
         classes = classes.to("cpu", torch.int64)
-        if len(classes) and not 0 <= int(classes.min()) <= int(classes.max()) < len(self.means):
-            raise IndexError(f"asked for classes {int(classes.min())}…{int(classes.max())} of {len(self.means)}")
         order = self.rank[classes].argsort(stable=True)
         classes = classes[order]
         on_device = classes.to(device, non_blocking=True)

@@ -34,7 +34,7 @@ class Summary:
     count: int  # n
 
     @cached_property
-    def spread(self) -> bool:
+    def has_spread(self) -> bool:
         """Whether the pictures differ at all; one picture, or copies of one, have no spread."""
         return bool(self.level * len(self.mean) > SPREAD_FLOOR * self.mean.square().sum())
 
@@ -101,7 +101,7 @@ def average_moments(groups: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
     """
     summaries = [summarise(group) for group in groups]
     mean = torch.stack([summary.mean for summary in summaries]).mean(0)
-    spread = [summary for summary in summaries if summary.spread]
+    spread = [summary for summary in summaries if summary.has_spread]
     if not spread:
         return mean, torch.stack([floor_level(s.mean) for s in summaries]).mean() * torch.eye(len(mean)).to(mean)
     stacked = torch.cat([((1 - s.shrinkage) / len(spread)).sqrt() * s.rows for s in spread])

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
-LARGEST = 127
+LARGEST_CODE = 127
 """The largest code of a number: int8 without −128, so that codes are symmetric."""
 
 
@@ -62,7 +62,7 @@ class FeatureRows(SizedByState):
     """Up to `limit` features of each class, every one a few unit vectors of `sizes` numbers side by side.
 
     A vector is kept as int8 codes and the length of one step: x ≈ step · code, step = max|x|/127. A class with more
-    than `limit` pictures keeps those whose codes have the lowest hashes, which is a uniform sample that does not depend
+    than `limit` pictures keeps the pictures whose codes have the lowest hashes: a uniform sample that does not depend
     on the order of arrival. So the memory is a function of the set of pictures alone: learning them in two lessons
     leaves the same bits as learning them at once, and a class that is removed leaves no trace.
     """
@@ -98,7 +98,7 @@ class FeatureRows(SizedByState):
     def encode(self, features: Tensor) -> tuple[Tensor, Tensor]:
         """Codes (N, D) and steps (N, V) of features (N, D), not normalised."""
         parts = torch.split(self.unit(features.float()), self.sizes, dim=1)
-        steps = torch.stack([part.abs().amax(1) / LARGEST for part in parts], dim=1)
+        steps = torch.stack([part.abs().amax(1) / LARGEST_CODE for part in parts], dim=1)
         codes = [(part / step.clamp(min=1e-30)[:, None]).round() for part, step in zip(parts, steps.T, strict=True)]
         return torch.cat(codes, dim=1).to(torch.int8), steps
 

@@ -37,7 +37,7 @@ class Method(nn.Module, ABC):
     a frozen backbone is not part of a checkpoint. A method that fine-tunes the tower sets `tunes_tower`, is given its
     own copy of the tower, and registers it as a module in `build`.
 
-    Example:
+    Examples:
         >>> import torch, clipcil
         >>> from torch.nn.functional import normalize
         >>> class Means(clipcil.Method):
@@ -192,10 +192,9 @@ class Method(nn.Module, ABC):
 
     def learn(self, task: Task) -> None:
         """Learn a task: grow and `learn_task` for new classes, `learn_again` for a task without new classes."""
-        if task.names:
-            self.grow(task.names)
         self.train()
         if task.names:
+            self.grow(task.names)
             self.learn_task(task)
         else:
             self.learn_again(task)

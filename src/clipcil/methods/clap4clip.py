@@ -203,7 +203,8 @@ class CLAP4CLIP(Method):
         for text, (adapter, part), spread in list(zip(texts, self.by_task(hidden), spreads, strict=True))[first:]:
             mean = adapter.mean(part)
             language = language_loss(text, mean, spread, self.config.samples)
-            value = value + self.config.kl * gaussian_kl(mean, spread) + self.config.language * language
+            kl = 0.5 * (spread.square() + mean.square() - 1 - 2 * spread.log()).sum(-1).mean()  # to N(0, I)
+            value = value + self.config.kl * kl + self.config.language * language
         return value
 
     def hidden(self, unit: Tensor) -> Tensor:
@@ -255,11 +256,6 @@ class CLAP4CLIP(Method):
             generator = torch.Generator().manual_seed(self.config.test_seed + task)
             draws.append(torch.randn(count, size, dim, generator=generator).mean(0))
         return torch.cat(draws).to(self.device)
-
-
-def gaussian_kl(mean: Tensor, spread: Tensor) -> Tensor:
-    """KL(N(μ, σ²) ‖ N(0, I)), summed over dimensions, averaged over pictures and classes; (C, B, d) each."""
-    return 0.5 * (spread.square() + mean.square() - 1 - 2 * spread.log()).sum(-1).mean()
 
 
 def language_loss(texts: Tensor, mean: Tensor, spread: Tensor, samples: int) -> Tensor:

@@ -26,7 +26,7 @@ from clipcil.training.trainer import Training
 
 @options
 class CoOpConfig:
-    """CoOp's own values where it has them; epochs and memory are those of its class-incremental versions."""
+    """Defaults: CoOp's own values; epochs and memory, which it has not, as in its class-incremental versions."""
 
     train: Training = Training(
         epochs=10, lr=2e-3, batch_size=32, optimizer="sgd", weight_decay=5e-4, momentum=0.9, warmup=0.1

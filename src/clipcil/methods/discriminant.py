@@ -10,7 +10,7 @@ Every class keeps its mean, its number of pictures and rows B_c with B_cᵀB_c =
 computed from these. So adding pictures of a class, and forgetting a class, give the same model as learning the
 remaining pictures at once.
 
-Example:
+Examples:
     >>> import clipcil
     >>> experiment = clipcil.Experiment("discriminant", data="emoji", tasks=10)
     >>> for task in experiment:

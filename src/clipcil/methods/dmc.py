@@ -4,7 +4,7 @@ Stage 1 adapts the vision tower to frozen hard-prompt texts. Stage 2 freezes it 
 classes seen, replaying the old ones from stored Gaussians. DMC-OT also transports the Gaussians when the tower changes
 (optimal transport) and adds a task prompt to the class prompts. The ablations of the paper are options.
 
-Example:
+Examples:
     >>> import clipcil
     >>> experiment = clipcil.Experiment("dmc-ot", data="emoji", tasks=20)
     >>> experiment.learn(next(iter(experiment)))

@@ -1,7 +1,7 @@
 """DualPrompt (https://arxiv.org/abs/2204.04799): a general prompt for all tasks, and an expert prompt for each task.
 
-Prompts are prefixes of keys and values inside the frozen tower. The general prompt G stands at the first layers and is
-trained in every task; task t adds an expert E_t at the layers after those, with a key k_t. With the query q(x), the
+Prompts are prefixes of keys and values inside the frozen tower. The general prompt G is used at the first layers and
+trained in every task; task t adds an expert E_t at later layers, with a key k_t. With the query q(x), the
 picture's feature without prompts:
 
     train:  loss = CE(head(f(x; G, E_t)), y; classes of task t) − λ · cos(q(x), k_t)
@@ -32,7 +32,7 @@ from clipcil.training.augment import TowerTraining, training_inputs
 
 @options
 class DualPromptConfig:
-    """The defaults are those of the port on CIFAR-100. A layer that a tower does not have is left out, and noted."""
+    """Defaults: the port on CIFAR-100. Layers that a tower does not have are left out, and noted."""
 
     train: TowerTraining = TowerTraining(
         epochs=5, lr=2.8e-3, batch_size=24, optimizer="adam", weight_decay=0, schedule="constant", clip_norm=1
@@ -101,7 +101,7 @@ class DualPrompt(Method):
         return self.head(self.encode(batch.pixels, experts[:, self.tasks(batch)]))
 
     def tasks(self, batch: Batch) -> Tensor:
-        """The task each picture is taken to belong to, (B,) int64: that of its nearest key."""
+        """The predicted task of each picture, (B,) int64: the task of the nearest key."""
         return cosine(batch.features, torch.cat(list(self.keys))).argmax(dim=1)
 
     def encode(self, pixels: Tensor, experts: Tensor) -> Tensor:

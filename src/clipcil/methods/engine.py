@@ -39,7 +39,7 @@ NOISY_BLOCK = 128
 
 @options
 class ENGINEConfig:
-    """The defaults are those of the authors' code for CIFAR-100."""
+    """Defaults: the authors' code for CIFAR-100."""
 
     adapters: Training = Training(
         epochs=10, lr=0.05, batch_size=64, optimizer="sgd", weight_decay=0.05, schedule="cosine-epoch"
@@ -116,7 +116,6 @@ class ENGINE(Method):
             self.head.add(self.by_new_class(pooled, labels))
             self.classifier = ensemble(normalize(summed(self.text_adapters)(self.sentences), dim=-1))
 
-    @torch.no_grad()
     def logits(self, batch: Batch) -> Tensor:
         rest = cosines = normalize(summed(self.image_adapters)(batch.features), dim=-1) @ self.classifier.T  # (B, C)
         if self.config.descriptions is not None and self.seen > 1:
@@ -132,21 +131,19 @@ class ENGINE(Method):
         if self._known is None:  # read once: the file may be moved while a run goes on
             self._known = read_descriptions(self.config.descriptions)
         require_pairs(self._known, self.names, self.config.descriptions)
-        while len(self._described) < len(self.sizes):  # after a resume: those of earlier tasks, in the same batches
-            self._described.append(self.encode_task(self._known, len(self._described)))
+        while len(self._described) < len(self.sizes):  # after a resume: earlier tasks too, in the same batches
+            task = len(self._described)
+            old, seen = sum(self.sizes[:task]), sum(self.sizes[: task + 1])
+            places = [(a, b) for a, b in product(range(seen), repeat=2) if max(a, b) >= old]
+            names = [(self.names[a], self.names[b]) for a, b in places]
+            vectors, owners = encode_descriptions(self.clip, self._known, names)
+            self._described.append((vectors, torch.tensor(places, device=vectors.device)[owners]))
         vectors, pairs = self._described[-1]
-        places, owners = torch.unique(pairs, dim=0, return_inverse=True)
-        self.pair_texts[places[:, 0], places[:, 1]] = average_by_owner(vectors, owners, len(places)).to(self.pair_texts)
+        unique, owners = torch.unique(pairs, dim=0, return_inverse=True)
+        self.pair_texts[unique[:, 0], unique[:, 1]] = average_by_owner(vectors, owners, len(unique)).to(self.pair_texts)
         every = normalize(torch.cat([vectors for vectors, _ in self._described]), dim=-1)
         subject = torch.cat([pairs[:, 0] for _, pairs in self._described])
         return [every[subject == label] for label in range(self.seen)]
-
-    def encode_task(self, known: Table, task: int) -> tuple[Tensor, Tensor]:
-        """Raw sentences (S, dim) of all pairs that a task brings, and the two classes (S, 2) of each."""
-        old, seen = sum(self.sizes[:task]), sum(self.sizes[: task + 1])
-        places = [(a, b) for a, b in product(range(seen), repeat=2) if max(a, b) >= old]
-        vectors, owners = encode_descriptions(self.clip, known, [(self.names[a], self.names[b]) for a, b in places])
-        return vectors, torch.tensor(places, device=vectors.device)[owners]
 
     @torch.no_grad()
     def noisy_views(self, pictures: Pictures) -> Tensor:
@@ -175,7 +172,7 @@ class ENGINE(Method):
             texts = normalize(text(self.sentences[:, 0]), dim=-1)  # (C, dim)
             targets = torch.cat([labels[rows], replayed])
             value = clip_loss(scale * adapted @ texts.T, targets)
-            if len(pool) and self.config.text_weight:  # a description for each target, those of replayed classes too
+            if len(pool) and self.config.text_weight:  # a description for each target, replayed classes too
                 drawn = (torch.rand(len(targets), device=device) * sizes[targets]).long() + starts[targets]
                 value = value + self.config.text_weight * info_nce(texts[targets], pool[drawn])
             if views is not None:

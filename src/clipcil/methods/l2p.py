@@ -1,4 +1,4 @@
-"""L2P (https://arxiv.org/abs/2112.08654): a pool of prompts, of which each picture gets those with the nearest keys.
+"""L2P (https://arxiv.org/abs/2112.08654): a pool of prompts; each picture gets the prompts with the nearest keys.
 
 All tasks share N prompts P_i of L tokens, with keys k_i. A picture with query q(x), its feature from the frozen tower,
 gets the prompts of its `top_k` nearest keys S(x), and a linear head reads f, the output of the prompted tower:

@@ -36,7 +36,7 @@ IN_CACHE = 2**17
 
 @options
 class PROOFConfig:
-    """The authors' values for CIFAR-100; those for other datasets are in the presets."""
+    """Defaults: the authors' values for CIFAR-100. Values for other datasets are in the presets."""
 
     train: Training = Training(
         epochs=5, lr=1e-3, batch_size=64, optimizer="sgd", weight_decay=0.05, schedule="cosine-epoch"
@@ -236,13 +236,12 @@ class PROOF(Method):
     def logits(self, batch: Batch) -> Tensor:
         projected = project(batch.features, self.image_projections)
         size = max(1, LARGEST_TENSOR // self.tokens.numel())
-        return torch.cat([self.score(part) for part in torch.split(projected, size)])
-
-    def score(self, projected: Tensor) -> Tensor:
-        """Scores (B, C) of projected pictures (B, dim)."""
-        inside = projected if self.config.raw_feature_at_test else normalize(projected, dim=-1)
-        fused: Tensor = self.fusion(inside, self.tokens, 2 * self.seen)  # with texts, then with prototypes
-        return projected @ self.tokens[: self.seen].T + fused[:, : self.seen] + fused[:, self.seen :]
+        found = []
+        for part in torch.split(projected, size):
+            inside = part if self.config.raw_feature_at_test else normalize(part, dim=-1)
+            fused = self.fusion(inside, self.tokens, 2 * self.seen)  # with texts, then with prototypes
+            found.append(part @ self.tokens[: self.seen].T + fused[:, : self.seen] + fused[:, self.seen :])
+        return torch.cat(found)
 
 
 def project(features: Tensor, projections: nn.ModuleList) -> Tensor:

@@ -9,7 +9,7 @@ in `ranpac-adapted` the tower is adapted to the first task, and then frozen.
 To choose λ, the paper's code holds out the last fifth of a task in the order of its loader; here the pictures are
 shuffled.
 
-Example:
+Examples:
     >>> import clipcil
     >>> experiment = clipcil.Experiment("ranpac", data="emoji", tasks=10, projections=500)
     >>> for task in experiment:
@@ -115,11 +115,11 @@ class RanPAC(Method):
         return torch.relu(pooled @ self.directions)
 
     def choose_penalty(self, features: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Choose λ by the squared error on a held-out part of this task, fitted to its other part only.
+        """Choose λ by the squared error on a held-out part of this task, fitted to the rest of the task.
 
-        Also returned is the factor that makes the labels of the held-out part likeliest, which is ours: the paper has
-        no probabilities. A picture is held out only if its class has another one to fit to; otherwise the largest λ
-        would always win. Where no picture can be held out, both stay as they are.
+        The second number is ours, because the paper has no probabilities: the factor of the scores that makes the
+        labels of the held-out part likeliest. A picture is held out only if its class has another one to fit to, or the
+        largest λ would always win. Where no picture can be held out, λ and factor do not change.
 
         One eigenvalue problem serves all λ: of the pictures' inner products K = ΦΦᵀ = U diag(e) Uᵀ, because
         Φ'(ΦᵀΦ + λ I)⁻¹Φᵀ Y = Φ'Φᵀ U (UᵀY / (e + λ)).
@@ -157,7 +157,7 @@ class RanPACAdapted(RanPAC):
     def learn_task(self, task: Task) -> None:
         if not self.old:
             self.adapt(task)
-        super().learn_task(task)
+        self.learn_again(task)
 
     def adapt(self, task: Task) -> None:
         """Adapt the tower by the cross-entropy of a cosine classifier with a learnt temperature."""

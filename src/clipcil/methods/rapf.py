@@ -30,7 +30,7 @@ from clipcil.training.trainer import Training
 
 @options
 class RAPFConfig:
-    """The defaults are those of the authors' code for CIFAR-100 (β = 2)."""
+    """Defaults: the authors' code for CIFAR-100 (β = 2)."""
 
     adapter: Training = Training(
         epochs=15, lr=1e-3, batch_size=100, optimizer="adam", weight_decay=0, schedule="multistep", milestones=(4, 10)
@@ -85,7 +85,7 @@ class RAPF(Method):
         with self.trainer.phase("statistics"), torch.no_grad():
             self.memory.add(self.by_new_class(task.pictures.features.double(), task.pictures.labels))
             for label in self.new_labels:
-                self.spreads[label] = spread(self.memory.moments(label)[1])
+                self.spreads[label] = average_entries(self.memory.moments(label)[1])
         if self.old:
             with self.trainer.phase("fusion"), torch.no_grad():
                 self.adapter.weight.copy_(fuse(before, self.adapter.weight, self.config.fusion))
@@ -102,7 +102,8 @@ class RAPF(Method):
         mean max(0, m − cos(A x, t_i) + cos(A x, t_j)) over draws x of old classes i with a new class j near them."""
         features, labels, how, old = pictures.features, pictures.labels, self.config.adapter, self.old
         steps = -(-len(pictures) // how.batch_size)
-        pairs = hard_pairs(self.texts, old, self.config.threshold)
+        apart = torch.cdist(self.texts[:old], self.texts[old:], compute_mode="donot_use_mm_for_euclid_dist")
+        pairs = torch.nonzero(apart < self.config.threshold).cpu() + torch.tensor([0, old])  # old, new: (P, 2)
         paired = pairs[:, 0].repeat_interleave(self.config.pair_each)  # the old class of every draw for a hard pair
         own, rival = (self.texts[column.to(self.texts.device)] for column in pairs.T)  # (P, dim) each
         wanted = round(self.config.replay_epoch / (steps * self.config.replay_each))
@@ -110,7 +111,7 @@ class RAPF(Method):
         drawn: list[tuple[Tensor, Tensor]] = []
 
         def draw() -> None:
-            """What is replayed in one epoch: drawn at once, which is faster than step by step."""
+            """Draw the replayed features of an epoch at once, which is faster than step by step."""
             if old:
                 turns = torch.randperm(old)[torch.arange(steps * each_step) % old].view(steps, each_step)
                 classes = turns.repeat_interleave(self.config.replay_each, dim=1)  # (steps, R)
@@ -139,14 +140,7 @@ class RAPF(Method):
         return samples
 
 
-def hard_pairs(texts: Tensor, old: int, threshold: float) -> Tensor:
-    """(P, 2) int64 on the host: every (old class, new class) with ‖t_i − t_j‖₂ < τ; texts (C, dim) of unit length."""
-    distances = torch.cdist(texts[:old], texts[old:], compute_mode="donot_use_mm_for_euclid_dist")
-    pairs = torch.nonzero(distances < threshold).cpu()
-    return pairs + torch.tensor([0, old])
-
-
-def spread(covariance: Tensor) -> Tensor:
+def average_entries(covariance: Tensor) -> Tensor:
     """(2,): mean of the diagonal, and of all other entries, of a covariance (d, d)."""
     dim, trace = len(covariance), covariance.trace()
     return torch.stack([trace / dim, (covariance.sum() - trace) / max(1, dim * (dim - 1))])

@@ -1,25 +1,26 @@
-"""The registry of methods: those in this folder, and those of other installed packages."""
+"""The registry of methods: the files of this folder, plugins from other packages, and files that the user names."""
 
 import importlib
+import inspect
 import pkgutil
 from functools import cache
 from pathlib import Path
 
 from clipcil.errors import UserError, nearest
 from clipcil.methods.base import Method
-from clipcil.plugins import plugins, warn
+from clipcil.plugins import home, load_file, names_file, pick, plugins, warn
 
 REGISTRY: dict[str, type[Method]] = {}
 
 
 def register(kind: type[Method]) -> type[Method]:
-    """Class decorator: register a method by its `name`. A class that is defined again replaces the first.
+    """Class decorator: register a method by its `name`. A class that is defined again, in the same place, replaces the
+    first.
 
     Raises:
         ValueError: Another method has that name.
     """
-    other = REGISTRY.get(kind.name, kind)
-    homes = [f"{each.__module__}.{each.__qualname__}" for each in (other, kind)]
+    homes = home(REGISTRY.get(kind.name, kind)), home(kind)
     if homes[0] != homes[1]:
         raise ValueError(f"two methods are called '{kind.name}': {homes[0]} and {homes[1]}")
     REGISTRY[kind.name] = kind
@@ -32,7 +33,7 @@ def methods() -> dict[str, type[Method]]:
     Returns:
         Classes by name; `clipcil.Experiment` takes either.
 
-    Example:
+    Examples:
         >>> import clipcil
         >>> clipcil.methods()["dmc-ot"].title
         'DMC-OT'
@@ -63,6 +64,26 @@ def find_method(name: str) -> type[Method]:
     if name not in known:
         raise UserError(f"there is no method '{name}'{nearest(name, known)}")
     return known[name]
+
+
+def named_method(word: str) -> type[Method]:
+    """The method that a user names: by its name, or by a file, which is executed: `mine.py`, or `mine.py:Means` where
+    the file has several."""
+    return pick(word, own_methods(word), "method") if isinstance(word, str) and names_file(word) else find_method(word)
+
+
+def own_methods(path: str) -> dict[str, type[Method]]:
+    """Execute a file, register its methods, and return them by the names of their classes."""
+    module = load_file(path)
+    kinds = [kind for kind in vars(module).values() if isinstance(kind, type) and issubclass(kind, Method)]
+    own = {kind.__name__: kind for kind in kinds if kind.__module__ == module.__name__ and not inspect.isabstract(kind)}
+    _import_all()  # so that no name of clipcil is taken
+    for kind in own.values():
+        try:
+            register(method_class(kind))
+        except ValueError as error:
+            raise UserError(f"{error}; rename the one in {path}") from error
+    return own
 
 
 def method_class(kind: object) -> type[Method]:

@@ -5,7 +5,7 @@
 v is the feature after CLIP's projection, not normalised before the mean, as in the authors' code. Nothing is trained,
 and there are no options.
 
-Example:
+Examples:
     >>> import clipcil
     >>> experiment = clipcil.Experiment("simplecil", data="emoji", tasks=10)
     >>> for task in experiment:

@@ -11,7 +11,7 @@ Our own method, not in the paper. Nothing has to be set for a dataset or a backb
 - Ridge parameters and the weights a, b, c are chosen on exact leave-one-out scores (stacked generalisation).
 - The features are stored with one byte per number (`memory/rows.py`), in fewer bytes than the Gaussians of DMC-OT.
 
-Example:
+Examples:
     >>> import clipcil
     >>> experiment = clipcil.Experiment("strata", data="emoji", tasks=10)
     >>> experiment.learn(next(iter(experiment)))

@@ -5,7 +5,7 @@
 Nothing is learnt and nothing is kept. DMC's paper names one plain sentence (section 3.1), and its low zero-shot
 accuracy suggests one sentence too, not an average of many.
 
-Example:
+Examples:
     >>> import clipcil
     >>> experiment = clipcil.Experiment("zero-shot", data="emoji", tasks=10)
     >>> for task in experiment:

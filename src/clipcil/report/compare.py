@@ -14,12 +14,14 @@ from rich.console import Console
 from rich.table import Table
 
 from clipcil.errors import printable
-from clipcil.intervals import Interval
+from clipcil.intervals import Interval, signed
 from clipcil.paper import BACKBONE, PaperResult, paper_result, read_table
 from clipcil.report.runs import RunRecord
 from clipcil.report.statistics import Bootstrap, paired
 from clipcil.report.style import Look, assign_looks
 
+SAME = 0.005
+"""Numbers nearer than this are printed the same."""
 Stream = tuple[str, int, str, str]
 """Data, number of tasks, backbone, and the other choices as JSON."""
 
@@ -31,7 +33,8 @@ class MeanStd(NamedTuple):
     std: float | None
 
     def __str__(self) -> str:
-        return f"{self.mean:.2f}" if self.std is None else f"{self.mean:.2f} ± {self.std:.2f}"
+        spread = "" if self.std is None else " (constant)" if self.std < SAME else f" ± {self.std:.2f}"
+        return f"{self.mean:.2f}{spread}"
 
 
 def mean_std(values: Iterable[float]) -> MeanStd:
@@ -262,5 +265,5 @@ def _table(title: str, words: Sequence[str], numbers: Sequence[str]) -> Table:
 def _cells(line: Line, key: str) -> tuple[str, str, str]:
     """A number of the runs, that of the paper, and the difference."""
     ours, theirs = line.group.of(key) if line.group else None, getattr(line.paper, key, None)
-    apart = "—" if ours is None or theirs is None else f"{ours.mean - theirs:+.2f}"
+    apart = "—" if ours is None or theirs is None else signed(ours.mean - theirs)
     return str(ours or "—"), "—" if theirs is None else f"{theirs:.2f}", apart

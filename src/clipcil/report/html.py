@@ -10,17 +10,18 @@ from jinja2 import Environment, PackageLoader
 from markupsafe import Markup
 
 from clipcil.errors import UserError
-from clipcil.intervals import wilson_interval
+from clipcil.intervals import signed, wilson_interval
 from clipcil.report.style import INKS
 from clipcil.storage import claim, write_text
 
 
 @cache
 def environment() -> Environment:
-    """The templates, with their filters `data_url` and `json`."""
+    """The templates, with their filters `data_url`, `json` and `signed`."""
     made = Environment(loader=PackageLoader("clipcil.report"), autoescape=True, trim_blocks=True, lstrip_blocks=True)
     made.filters["data_url"] = lambda content, kind: f"data:{kind};base64,{base64.b64encode(content).decode('ascii')}"
     made.filters["json"] = lambda value: json.dumps(value, ensure_ascii=False)
+    made.filters["signed"] = signed
     made.globals |= {"inks": INKS, "interval": wilson_interval, "A_B": Markup("A<sub>B</sub>")}
     return made
 

@@ -11,7 +11,7 @@ from clipcil.errors import UserError
 from clipcil.paper import BACKBONE
 from clipcil.report import figures
 from clipcil.report.answers import TestAnswer, Thumbnails, confused_pairs, read_predictions
-from clipcil.report.compare import Group, Standing, Stream, flatten, group_runs, rank_groups, show, stream_titles
+from clipcil.report.compare import SAME, Group, Standing, Stream, flatten, group_runs, rank_groups, show, stream_titles
 from clipcil.report.html import claim_page, write_page
 from clipcil.report.runs import RunRecord
 from clipcil.storage import claim, read_json, refuse_links, write_bytes
@@ -21,8 +21,6 @@ OWN_FIGURE = re.compile(
     r"[a-z0-9-]*-\d+tasks-\d+-([a-z0-9-]+-)?(scores|accuracy|forgetting|drift|seconds|matrix|confusion)(-dark)?\.png"
 )
 """The name of a figure of a report."""
-PRINTED_THE_SAME = 0.005
-"""Numbers nearer than this are printed the same."""
 
 
 class PageFigure(NamedTuple):
@@ -81,8 +79,8 @@ class Report:
             "test_pictures": sorted({run.test_pictures for run in runs}),
             "papers": [standing.group.paper_result() for standing in standings],
             # Columns that would repeat A_B or forgetting are left out.
-            "weighted": any(abs(run.last_weighted - run.last) > PRINTED_THE_SAME for run in runs),
-            "transfer": any(abs(run.backward_transfer + run.forgetting) > PRINTED_THE_SAME for run in runs),
+            "weighted": any(abs(run.last_weighted - run.last) > SAME for run in runs),
+            "transfer": any(abs(run.backward_transfer + run.forgetting) > SAME for run in runs),
             "figures": [
                 self.figure(name, kind, figures.best(shown, figures.MOST_METHODS[kind]), len(shown))
                 for kind, shown in compared.items()

@@ -6,7 +6,6 @@ Evidence is many finished runs in two parquet files, `runs.parquet` and `predict
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterable
 from functools import cached_property
 from pathlib import Path
@@ -16,8 +15,9 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from clipcil.data.names import ANYTHING
 from clipcil.errors import UserError
-from clipcil.settings import Count, Text, typed
-from clipcil.storage import MissingFileError, read_json
+from clipcil.plugins import need_extra
+from clipcil.settings import Count, Text, flat, typed
+from clipcil.storage import MissingFileError, read_json, walk
 
 RUNS, PREDICTIONS = "runs.parquet", "predictions.parquet"
 AS_JSON = ("per_class", "drift", "config", "timing")
@@ -160,7 +160,7 @@ class RunRecord(_Strict):
 
         Runs with equal streams can be compared. Runs that differ only in class order and seed are repetitions.
         """
-        ignored = ["method", "data", "backbone", "tasks", "seed", "order", "device", "precision"]
+        ignored = ["method", "data", "backbone", "tasks", "seed", "order", "device", "precision", "code"]
         ignored += [] if self.data in ANYTHING else ["data_root"]
         rest = {key: value for key, value in self.run.items() if key not in ignored}
         if self.data in ANYTHING and not self.run.get("data_root"):  # evidence, which has no folder of data
@@ -171,7 +171,7 @@ class RunRecord(_Strict):
     @cached_property
     def key(self) -> str:
         """A text that is equal for runs that differ only in class order and seed."""
-        run = [self.method, self.run.get("device"), self.run.get("precision")]
+        run = [self.method, self.run.get("device"), self.run.get("precision"), self.run.get("code")]
         return json.dumps([self.stream, run, self.settings], sort_keys=True)
 
 
@@ -208,13 +208,52 @@ def find_runs(places: Iterable[Path]) -> list[RunRecord]:
         elif not place.is_dir():
             raise UserError(f"{place} is not a folder; name run folders, or the folder of a bench")
         else:
-            below = (Path(folder) for folder, _, files in os.walk(place) if "results.json" in files)
+            below = (folder for folder, files in walk(place) if "results.json" in files)
             runs = [read_run(folder) for folder in ([place] if (place / "results.json").is_file() else sorted(below))]
         if not runs:
             raise UserError(f"{place} holds no finished run (there is no results.json in it or below)")
         for run in runs:
             found.setdefault(run.folder.resolve(), run)
     return list(found.values())
+
+
+class RunTable(list[dict[str, Any]]):
+    """A row for each finished run, the same keys in all."""
+
+    def to_pandas(self) -> Any:
+        """The rows as a pandas data frame; needs the extra `pandas`."""
+        return need_extra("pandas").DataFrame(self)
+
+
+def read_runs(*folders: str | Path) -> RunTable:
+    """Finished runs as a table: a row for each, with its numbers, options and settings.
+
+    A row has `folder`, the accuracies in percent (`last` is A_B, `average` is Ā, …), `seconds`, the day `finished`,
+    every option of the run by its name (`method`, `data`, `seed`, `tasks`, …), and every setting of the method, such
+    as `method.stage1.lr`.
+
+    Args:
+        folders: Folders of runs, folders that hold them, such as that of a bench, or evidence.
+
+    Raises:
+        UserError: A folder holds no finished run.
+
+    Examples:
+        >>> import clipcil, tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     results = clipcil.Experiment("simplecil", tasks=5).run(f"{folder}/run")
+        ...     table = clipcil.read_runs(folder)
+        >>> [(row["method"], row["tasks"], row["last"] == round(results.last, 4)) for row in table]
+        [('simplecil', 5, True)]
+    """
+    rows = []
+    for run in find_runs(map(Path, folders)):
+        numbers = {"tasks": run.tasks, **{key: getattr(run, key) for key in NUMBERS}}
+        rest = {"seconds": run.seconds, "finished": run.timing.finished}
+        settings = {f"method.{key}": value for key, value in flat(run.settings).items()}
+        rows.append({"folder": str(run.folder), **run.run, **numbers, **rest, **settings})
+    keys = dict.fromkeys(key for row in rows for key in row)
+    return RunTable({key: row.get(key) for key in keys} for row in rows)
 
 
 def find_evidence(place: Path) -> tuple[Path, str] | None:

@@ -5,7 +5,8 @@ picture has the same weight in every run. Class orders are too few for that, bec
 values is too narrow by half. The error of the mean over n orders is drawn from s/√n times Student's t with n − 1
 degrees of freedom instead. s, the standard deviation over orders, already contains the noise of individual pictures
 within an order, so only the noise that all orders share is added. No interval is narrower than that of the pictures
-alone, because orders can agree by chance. Runs of one class order with several seeds count as one order.
+alone, because orders can agree by chance. Runs of one class order with several seeds count as one order. Where every
+picture is right, or every one wrong, A_B has Wilson's interval.
 """
 
 from collections import Counter
@@ -19,12 +20,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from clipcil.errors import UserError
-from clipcil.intervals import Interval
-from clipcil.report.answers import read_predictions
+from clipcil.intervals import Interval, wilson_interval
+from clipcil.report.answers import read_outcomes
 from clipcil.report.runs import RunRecord
 
 DRAWS = 2000
 DRAWS_AT_ONCE = 100  # a divisor of DRAWS
+ROUNDING = 1e-9
+"""Spread in percent below which resampled values are the same but for rounding."""
 
 
 class Bootstrap:
@@ -63,6 +66,11 @@ class Bootstrap:
         if (columns := self._places(runs)) is None:
             return None
         found = interval(self._accuracy[:, columns], [run.order for run in runs])
+        if found.high - found.low < ROUNDING:
+            # All pictures right, or all wrong: resampling shows no spread. Weights w_i count as 1/Σw_i² pictures.
+            count = 1 / float((self._known[columns[0]][2] ** 2).sum())
+            low, high = wilson_interval(found.mean / 100 * count, count)
+            return Interval(found.mean, 100 * low, 100 * high)
         return Interval(found.mean, max(0.0, found.low), min(100.0, found.high))
 
     def difference(self, pairs: Sequence[tuple[RunRecord, RunRecord]]) -> Interval | None:
@@ -117,16 +125,16 @@ def students(freedom: int, draws: int) -> NDArray[np.float64]:
 def _measured(run: RunRecord) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.bool_]]:
     """Rows of the test pictures in rising order, the weight of each in A_B (1/(tasks · pictures of its task)), and
     whether it was right."""
-    found = sorted(read_predictions(run.folder), key=lambda each: each.row)
-    _, task, sizes = np.unique([each.task for each in found], return_inverse=True, return_counts=True)
-    weight = 1.0 / (len(sizes) * sizes[task])
-    return np.array([each.row for each in found]), weight, np.array([each.right for each in found])
+    tasks, rows, right = read_outcomes(run.folder)
+    order = np.argsort(rows, kind="stable")
+    _, task, sizes = np.unique(tasks[order], return_inverse=True, return_counts=True)
+    return rows[order], 1.0 / (len(sizes) * sizes[task]), right[order]
 
 
 def order_means(values: Sequence[tuple[str, float]]) -> list[float]:
     """The mean of each class order, over its seeds.
 
-    Example:
+    Examples:
         >>> order_means([("seed:1", 1.0), ("seed:1", 3.0), ("seed:2", 5.0)])
         [2.0, 5.0]
     """

@@ -32,9 +32,14 @@ class Limits:
     small_bytes: int = 64 * 2**10
     """Bytes of any other request."""
     all_bytes: int = 1280 * MB
-    """Bytes of all requests in progress together; beyond it the answer is 503."""
+    """Bytes that have arrived of all requests in progress; beyond it the answer is 503."""
     connections: int = 256
-    """Open connections; beyond it the answer is 503."""
+    """Open connections. One more closes the one that has waited longest for a request; if all wait for an answer, its
+    own is 503."""
+    head_seconds: int = 10
+    """Seconds in which the head of a request must arrive."""
+    body_seconds: int = 600
+    """Seconds in which a body must arrive."""
     queued_pictures: int = 256
     """Pictures that wait for a prediction; beyond it the answer is 503."""
     batch: int = 32

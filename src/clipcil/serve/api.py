@@ -164,9 +164,8 @@ def remove_waiting(service: Used, id: str | None = None, name: str | None = None
     """Remove the waiting picture `id`, or all waiting pictures of the class `name`."""
     if (id is None) == (name is None):
         raise HTTPException(400, "give ?id= for one picture or ?name= for a whole class")
-    if id is not None and service.staging.find(id) is None:
+    if not service.staging.remove(id, name) and id is not None:
         raise HTTPException(404, "no such picture is waiting")
-    service.staging.remove(id, name)
     return answers.Empty()
 
 
@@ -259,7 +258,7 @@ def settings(service: Used, body: Annotated[answers.Settings, answers.JSON]) -> 
 def export(service: Used, scratch: Scratch, format: Literal["pt2", "onnx"] = "pt2") -> Response:
     """Download the model exported to run without clipcil (`format`: pt2 or onnx), as a zip file."""
     service.served.need()
-    with service.packing:  # tracing a copy: it disturbs other uses of a model at the same time
+    with service.packing:  # a copy is traced, because tracing disturbs other uses of a model
         export_model(service.served.copy(), scratch / "files", format)
     return _zip(service, scratch, format)
 

@@ -13,7 +13,7 @@ from typing import Any
 from fastapi import HTTPException
 
 from clipcil.classifier.classifier import Classifier
-from clipcil.classifier.folder import read_previous, restore_previous
+from clipcil.classifier.folder import PREVIOUS, read_model, restore_previous
 from clipcil.classifier.lesson import LessonStoppedError
 from clipcil.classifier.load import load, load_or_new
 from clipcil.classifier.predict import Prediction
@@ -21,15 +21,12 @@ from clipcil.classifier.small_pictures import MOST_SMALL_PICTURES, SmallPictures
 from clipcil.classifier.state import Facts
 from clipcil.errors import UserError
 from clipcil.serve.answers import LessonResult, LessonState, Limits, accuracy, explain
-from clipcil.serve.staging import Staging, Waiting, by_class, discard
+from clipcil.serve.staging import StagedPicture, Staging, by_class, discard
 
 MOST_CLASSES = 100
 """Classes named for one picture."""
 MOST_PAIRS = 20
 """Confused pairs of classes in the result of a lesson, the most frequent first."""
-
-
-Job = tuple[bytes, "asyncio.Future[Prediction]"]
 
 
 class ServedModel:
@@ -43,10 +40,8 @@ class ServedModel:
         """Number of changes since the start."""
         self.model = load_or_new(folder, method=method, backbone=backbone, device=device)
 
-    def copy(self, folder: Path | None = None) -> Classifier:
-        """Load the model from its folder, or from another one, which never chooses its own backbone."""
-        if folder is not None:
-            return load(folder, backbone=self._backbone or self.model.facts().backbone, device=self._device)
+    def copy(self) -> Classifier:
+        """The model, loaded from its folder once more."""
         method = None if self.model.classes else self._method  # an uploaded model may have another one
         return load_or_new(self.folder, method=method, backbone=self._backbone, device=self._device)
 
@@ -55,7 +50,10 @@ class ServedModel:
         """A copy of the model, or of the one in the folder `start`, to change. If the block succeeds, the copy is
         written and answers from then on, and `undo` restores the model before it where `keep_previous` is set."""
         with self._changing():
-            model = self.copy(start)
+            if start is None:
+                model = self.copy()
+            else:  # an uploaded model never chooses the backbone that is loaded
+                model = load(start, backbone=self._backbone or self.model.facts().backbone, device=self._device)
             yield model
             model.write(self.folder, keep_previous=keep_previous)
             self.model = model
@@ -85,7 +83,7 @@ class ServedModel:
     def previous(self) -> Facts | None:
         """The model before the last change, if it is kept and undamaged."""
         try:
-            return read_previous(self.folder)
+            return read_model(self.folder, PREVIOUS)
         except UserError:
             return None
 
@@ -102,41 +100,38 @@ class Predictor:
 
     def __init__(self, served: ServedModel, limits: Limits) -> None:
         self._served, self._limits = served, limits
-        self._waiting = deque[Job]()
+        self._waiting = deque[tuple[bytes, "asyncio.Future[Prediction]"]]()
         self._turn = asyncio.Lock()
 
     async def predict(self, pictures: list[bytes]) -> list[Prediction]:
         """The prediction for each picture, in order."""
         if len(self._waiting) + len(pictures) > self._limits.queued_pictures:
             raise HTTPException(503, "too many pictures are waiting; try again in a moment", {"Retry-After": "1"})
-        jobs: list[Job] = [(picture, asyncio.get_running_loop().create_future()) for picture in pictures]
-        for picture, answer in jobs:
+        answers: list[asyncio.Future[Prediction]] = [asyncio.get_running_loop().create_future() for _ in pictures]
+        for picture, answer in zip(pictures, answers, strict=True):
             try:
                 self._limits.check(picture)
                 self._waiting.append((picture, answer))
             except UserError as error:
                 answer.set_result(Prediction([], [], error=str(error)))
-        for _, answer in jobs:
+        for answer in answers:
             async with self._turn:
                 if not answer.done():
                     await self._score_batch()
-        return await asyncio.gather(*(answer for _, answer in jobs))
+        return await asyncio.gather(*answers)
 
     async def _score_batch(self) -> None:
         """Answer the pictures that have waited longest."""
         jobs = [self._waiting.popleft() for _ in range(min(len(self._waiting), self._limits.batch))]
         try:
-            found = await asyncio.to_thread(self._score, [picture for picture, _ in jobs])
+            scored = self._served.need().predict_stream((picture for picture, _ in jobs), MOST_CLASSES)
+            found = await asyncio.to_thread(lambda: [prediction for _, prediction in scored])
         except Exception as error:
             for _, answer in jobs:
                 answer.set_exception(error)
         else:
             for (_, answer), prediction in zip(jobs, found, strict=True):
                 answer.set_result(prediction)
-
-    def _score(self, pictures: list[bytes]) -> list[Prediction]:
-        found = self._served.need().predict_stream(pictures, MOST_CLASSES)
-        return [prediction for _, prediction in found]
 
 
 class Lessons:
@@ -182,7 +177,7 @@ class Lessons:
         if self._thread is not None:
             self._thread.join()
 
-    def _run(self, taken: list[Waiting]) -> None:
+    def _run(self, taken: list[StagedPicture]) -> None:
         try:
             result = self._teach(taken)
         except BaseException as error:
@@ -199,7 +194,7 @@ class Lessons:
         finally:
             self._served.revision += 1  # it has other small pictures
 
-    def _teach(self, taken: list[Waiting]) -> LessonResult:
+    def _teach(self, taken: list[StagedPicture]) -> LessonResult:
         classes, before = by_class(item for item in taken if item.broken is None), self._served.model
         source = {name: [item.file for item in items] for name, items in classes.items()}
         try:
@@ -241,7 +236,7 @@ class Lessons:
             self.state = self.state.model_copy(update=news)
 
 
-def _with_titles(lines: list[str], taken: list[Waiting]) -> list[str]:
+def _with_titles(lines: list[str], taken: list[StagedPicture]) -> list[str]:
     """The lines with titles of pictures in place of their paths in the staging folder, which are private."""
     for item in taken:
         lines = [line.replace(str(item.file), item.title or "a picture") for line in lines]

@@ -1,16 +1,22 @@
 """`clipcil serve`: the application behind its guard, and a server that runs until it is stopped."""
 
+import asyncio
 import hmac
 import ipaddress
+import re
+import resource
 import secrets
 import socket
+import sys
 import threading
 import webbrowser
 from contextlib import suppress
+from dataclasses import replace
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
+import h11
 import uvicorn
 from fastapi import Depends, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -21,6 +27,7 @@ from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 import clipcil
 from clipcil.classifier.folder import hold_model
@@ -60,6 +67,9 @@ def serve_model(
 ) -> None:
     """Serve the model in `folder`, which stays locked, until the process is stopped."""
     limits = limits or Limits()
+    descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    if 0 < descriptors < 4 * limits.connections:  # the rest is for files, and for connections not yet refused
+        limits = replace(limits, connections=descriptors // 4)
     with _listen(host, port) as listening, hold_model(folder), open_staging(folder, limits) as staging:
         port = listening.getsockname()[1]
         shown = socket.gethostname() if host in ("0.0.0.0", "::") else host
@@ -68,11 +78,13 @@ def serve_model(
         service = Service(ServedModel(folder, method, backbone, device, staging), staging, limits)
         config = uvicorn.Config(
             build_app(service, port, token),
+            http=partial(Connection, limits=limits, waiting={}),  # type: ignore[arg-type]  # it is only called
             log_level="error",
             server_header=False,
             lifespan="off",
             ws="none",
             limit_concurrency=limits.connections,
+            backlog=32,  # at most so many are accepted at once
             timeout_graceful_shutdown=5,
         )
         server = uvicorn.Server(config)
@@ -80,7 +92,7 @@ def serve_model(
         page += f"/?token={token}" if token else ""
         print(f"{printable(folder)} is served at {page} (Ctrl-C ends it)", flush=True)
         if token:
-            print("others can reach this server: with the address and its token they can teach and use it", flush=True)
+            print("whoever has this address with its token can teach and use the model", flush=True)
         if open_page:
             threading.Timer(0.5, webbrowser.open, [page]).start()
         try:
@@ -115,7 +127,7 @@ def build_app(service: Service, port: int, token: str | None) -> ASGIApp:
         docs_url=None,
         redoc_url=None,
         generate_unique_id_function=lambda route: route.name,
-        dependencies=[Depends(HTTPBearer(auto_error=False, description="The token, on other addresses than loopback"))],
+        dependencies=[Depends(HTTPBearer(auto_error=False, description="The token; not needed on loopback"))],
         responses={"default": {"model": Error, "description": "Refused or failed, with the reason in one line"}},
         exception_handlers=handlers,
     )
@@ -150,9 +162,83 @@ def is_loopback(host: str) -> bool:
 
 def _names_loopback(host: str) -> bool:
     """Whether a Host header, with or without a port, is a name of loopback."""
-    with suppress(ValueError):
-        return is_loopback(urlsplit(f"//{host}").hostname or "")
-    return False
+    found = re.fullmatch(r"(\[[\da-fA-F:.]+\]|[\w.-]+)(:\d+)?", host)
+    return found is not None and is_loopback(found[1])
+
+
+class Connection(H11Protocol):
+    """A connection that is closed when a request takes too long to arrive, as uvicorn never does.
+
+    - A head has `Limits.head_seconds` from the connection or the last answer on, and a body `Limits.body_seconds`. The
+      rest of a refused body has the time of a head.
+    - Where there are too many connections, the one that has waited longest without a request is closed, else the one
+      that has waited longest for the rest of a request or for another.
+
+    `waiting` holds the connections of a server whose requests are not complete, in the order in which they began to
+    wait, each with its deadline.
+    """
+
+    def __init__(
+        self, *args: Any, limits: Limits, waiting: "dict[Connection, asyncio.TimerHandle]", **others: Any
+    ) -> None:
+        super().__init__(*args, **others)
+        self.limits, self.waiting = limits, waiting
+        self.states: tuple[Any, ...] = ()
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        if len(self.connections) >= self.limits.connections and self.waiting:
+            min(self.waiting, key=lambda each: each.cycle is not None)._give_up()
+            _tell_crowd(self.limits.connections)
+        self._watch()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self._watch()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._watch()
+
+    def send_400_response(self, msg: str) -> None:
+        """Answer what is not HTTP, if nothing was answered, and let the application answer no more."""
+        if self.cycle is not None:
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            super().send_400_response(msg)
+        else:
+            self.transport.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._stop_waiting()
+
+    def _watch(self) -> None:
+        """Set another deadline where the state has changed."""
+        states = self.conn.their_state, self.conn.our_state
+        if states == self.states or self.transport.is_closing():
+            return
+        self.states = states
+        self._stop_waiting()
+        if self.conn.their_state in (h11.IDLE, h11.SEND_BODY):
+            taken = self.conn.their_state is h11.SEND_BODY and not self.cycle.response_complete
+            seconds = self.limits.body_seconds if taken else self.limits.head_seconds
+            self.waiting[self] = self.loop.call_later(seconds, self._give_up)
+
+    def _stop_waiting(self) -> None:
+        if self in self.waiting:
+            self.waiting.pop(self).cancel()
+
+    def _give_up(self) -> None:
+        self._stop_waiting()
+        self.transport.abort()
+
+
+@cache
+def _tell_crowd(connections: int) -> None:
+    """Say once that connections are closed because there are too many."""
+    print(f"clipcil: {connections} connections are open; those that wait longest are closed", file=sys.stderr)
 
 
 class Guard:
@@ -161,7 +247,7 @@ class Guard:
     - On loopback the Host must name loopback: a page of another site whose name points here (DNS rebinding) sends its
       own name. On any other address every request needs the token, in a cookie or as `Authorization: Bearer`.
     - Forms and scripts of other sites (cross-site request forgery) are known by Origin and `Sec-Fetch-Site`.
-    - Every body says its size beforehand. Each has a limit, and all bodies together have another.
+    - Every body says its size beforehand. Each has a limit, and the bytes of all bodies that have arrived another.
     """
 
     def __init__(self, app: ASGIApp, port: int, token: str | None, limits: Limits) -> None:
@@ -173,22 +259,33 @@ class Guard:
         request = Request(scope)
         size = int(request.headers.get("content-length", 0))
 
+        arrived = 0
+
+        async def receive_counted() -> Message:
+            nonlocal arrived
+            message = await receive()
+            count = len(message.get("body", b""))
+            arrived += count
+            self._bytes += count
+            if self._bytes > self.limits.all_bytes:
+                raise HTTPException(503, "too many uploads at once; try again in a moment", {"Retry-After": "1"})
+            return message
+
         async def send_safely(message: Message) -> None:
             if message["type"] == "http.response.start":
                 found = MutableHeaders(scope=message)
                 found.update(HEADERS)
-                found.setdefault("Cache-Control", "no-store" if request.url.path.startswith("/api/") else "no-cache")
+                found.setdefault("Cache-Control", "no-store" if scope["path"].startswith("/api/") else "no-cache")
             await send(message)
 
         refused = self._refusal(request, size)
         if refused is not None:
             await refused(scope, receive, send_safely)
             return
-        self._bytes += size
         try:
-            await self.app(scope, receive, send_safely)
+            await self.app(scope, receive_counted, send_safely)
         finally:
-            self._bytes -= size
+            self._bytes -= arrived
 
     def _refusal(self, request: Request, size: int) -> Response | None:
         headers, path, host = request.headers, request.scope["path"], request.headers.get("host", "")
@@ -207,11 +304,10 @@ class Guard:
         if self.token is not None and not any(map(self._is_token, (bearer, request.cookies.get(self.cookie, "")))):
             return _error(401, "this server needs its token; open the address that clipcil printed when it started")
         if "transfer-encoding" in headers:
-            return _error(411, "send the size of the request in the header Content-Length")
+            status = 400 if "content-length" in headers else 411
+            return _error(status, "send the size of the request in the header Content-Length, without another coding")
         if size > self.limits.body(path):
             return _error(413, f"the request is too large; at most {self.limits.body(path)} bytes are allowed here")
-        if self._bytes + size > self.limits.all_bytes:
-            return _error(503, "too many uploads at once; try again in a moment", {"Retry-After": "1"})
         return None
 
     def _is_token(self, given: str) -> bool:

@@ -23,7 +23,7 @@ THUMBNAIL = 160
 
 
 @dataclass(frozen=True)
-class Waiting:
+class StagedPicture:
     """A picture that waits for its lesson, or a note about one that cannot be read."""
 
     id: str
@@ -53,12 +53,12 @@ class Staging:
 
     def __init__(self, folder: Path, limits: Limits) -> None:
         self.folder, self._limits = folder, limits
-        self._items: dict[str, Waiting] = {}
+        self._items: dict[str, StagedPicture] = {}
         self._lock = threading.Lock()
         self.revision = 0
         """Number of changes since the start."""
 
-    def add(self, name: str, title: str, content: bytes) -> Waiting:
+    def add(self, name: str, title: str, content: bytes) -> StagedPicture:
         """Store a picture with its thumbnail; return its entry, or that of the same picture in the same class.
 
         A `UserError` is raised where the name cannot name a class or too many pictures wait already.
@@ -66,7 +66,7 @@ class Staging:
         name, id, digest = clean_name(name), secrets.token_hex(12), hashlib.sha256(content).hexdigest()
         check_names("the waiting pictures", [name])
         title = shorten(printable(clean_name(title.replace("\\", "/").rsplit("/", 1)[-1])), 80)
-        item = Waiting(id, name, title, self.folder / f"{id}.picture", len(content), digest)
+        item = StagedPicture(id, name, title, self.folder / f"{id}.picture", len(content), digest)
         try:
             self._limits.check(content)
             small = thumbnail(decode(content, "this file"), THUMBNAIL)
@@ -91,19 +91,20 @@ class Staging:
             self.revision += 1
         return item
 
-    def find(self, id: str) -> Waiting | None:
+    def find(self, id: str) -> StagedPicture | None:
         """The entry of a picture."""
         return self._items.get(id)
 
-    def remove(self, id: str | None = None, name: str | None = None) -> None:
-        """Remove the picture `id`, or all pictures of the class `name`, and delete the files."""
+    def remove(self, id: str | None = None, name: str | None = None) -> bool:
+        """Remove the picture `id`, or all pictures of the class `name`, with their files; whether there were any."""
         with self._lock:
             key = same_name(name) if name else None
             removed = [item for item in self._items.values() if item.id == id or item.key == key]
             for item in removed:
                 del self._items[item.id]
-            self.revision += 1
+            self.revision += bool(removed)
         discard(removed)
+        return bool(removed)
 
     def follow(self, before: Sequence[KnownClass], after: Sequence[KnownClass]) -> None:
         """Rename the classes of waiting pictures where a change of the model only renamed its classes."""
@@ -114,7 +115,7 @@ class Staging:
                     self._items[id] = replace(item, name=names.get(item.key, item.name))
                 self.revision += 1
 
-    def take(self) -> list[Waiting]:
+    def take(self) -> list[StagedPicture]:
         """Take all pictures out of the list, broken ones too, to `put_back` or `discard`; none if all are broken."""
         with self._lock:
             taken = list(self._items.values())
@@ -124,28 +125,28 @@ class Staging:
             self.revision += 1
         return taken
 
-    def put_back(self, taken: list[Waiting]) -> None:
+    def put_back(self, taken: list[StagedPicture]) -> None:
         """Let pictures wait again, before those that came in the meantime."""
         with self._lock:
             self._items = {item.id: item for item in taken} | self._items
             self.revision += 1
 
-    def classes(self) -> dict[str, list[Waiting]]:
+    def classes(self) -> dict[str, list[StagedPicture]]:
         """The pictures of each class, in the order in which they came."""
         with self._lock:
             return by_class(self._items.values())
 
 
-def discard(taken: Iterable[Waiting]) -> None:
+def discard(taken: Iterable[StagedPicture]) -> None:
     """Delete the files of pictures."""
     for item in taken:
         item.file.unlink(missing_ok=True)
         item.thumbnail.unlink(missing_ok=True)
 
 
-def by_class(pictures: Iterable[Waiting]) -> dict[str, list[Waiting]]:
+def by_class(pictures: Iterable[StagedPicture]) -> dict[str, list[StagedPicture]]:
     """Pictures by class, under the first spelling of its name."""
-    found: dict[str, list[Waiting]] = {}
+    found: dict[str, list[StagedPicture]] = {}
     for each in pictures:
         found.setdefault(each.key, []).append(each)
     return {same[0].name: same for same in found.values()}

@@ -44,12 +44,9 @@ def orthogonality(tasks: Tensor) -> Tensor:
 class Replay(NamedTuple):
     """Features of old classes, drawn for one training step."""
 
-    features: Tensor
-    """(R, dim), unit."""
-    targets: Tensor
-    """(R,): their classes, or places in `among`."""
-    among: Tensor | None
-    """(S,): the classes of the step's softmax; None: all."""
+    features: Tensor  # (R, dim), unit
+    targets: Tensor  # (R,): their classes, or places in `among`
+    among: Tensor | None  # (S,): the classes of the step's softmax; None: all
 
 
 def draw_replay(

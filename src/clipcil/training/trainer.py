@@ -30,7 +30,7 @@ CHECK_EVERY = 50
 class Training:
     """How one stage is trained.
 
-    Example:
+    Examples:
         >>> import clipcil
         >>> clipcil.Training(epochs=3, lr=1e-5).batch_size
         32

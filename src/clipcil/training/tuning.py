@@ -31,13 +31,25 @@ def tuned(clip: CLIP, what: Tuned, blocks: int = 2, rank: int = 8) -> Iterator[l
     Yields:
         The parameters to train.
     """
+    tower, depth = clip.vision, clip.vision.config.layers
+    if what == "blocks" and not 1 <= blocks <= depth:
+        raise UserError(f"tuned_blocks is {blocks}; the tower has {depth} blocks, so give 1 to {depth}")
+    after = ("vision_model.post_layernorm", "visual_projection")
+    last = tuple(f"vision_model.encoder.layers.{i}." for i in range(depth - blocks, depth))
+    starts = {"lora": (), "norms": (), "projection": after[1:], "blocks": last + after, "tower": ("",)}[what]
+    named = tower.named_parameters()
+    chosen = [p for name, p in named if name.startswith(starts) or (what == "norms" and "norm" in name)]
+    layers = [m for name, m in tower.named_modules() if what == "lora" and name.endswith(("q_proj", "v_proj"))]
+    for layer in layers:
+        update = LowRank(layer.weight, rank)
+        parametrize.register_parametrization(layer, "weight", update)
+        chosen += [update.down, update.up]
     try:
-        if what == "lora":
-            with _low_rank(clip.vision, rank) as parameters:
-                yield parameters
-        else:
-            yield _choose(clip.vision, what, blocks)
+        yield chosen
     finally:
+        for layer in layers:
+            parametrize.remove_parametrizations(layer, "weight", leave_parametrized=True)
+            layer.weight.requires_grad_(False)
         clip.touch()
 
 
@@ -58,30 +70,3 @@ class LowRank(nn.Module):
 
     def forward(self, weight: Tensor) -> Tensor:
         return weight + self.up @ self.down
-
-
-@contextmanager
-def _low_rank(tower: VisionTower, rank: int) -> Iterator[list[nn.Parameter]]:
-    layers = [m for name, m in tower.named_modules() if name.endswith(("q_proj", "v_proj"))]
-    parameters: list[nn.Parameter] = []
-    for layer in layers:
-        update = LowRank(layer.weight, rank)
-        parametrize.register_parametrization(layer, "weight", update)
-        parameters += [update.down, update.up]
-    try:
-        yield parameters
-    finally:
-        for layer in layers:
-            parametrize.remove_parametrizations(layer, "weight", leave_parametrized=True)
-            layer.weight.requires_grad_(False)
-
-
-def _choose(tower: VisionTower, what: Tuned, blocks: int) -> list[nn.Parameter]:
-    depth = tower.config.layers
-    if what == "blocks" and not 1 <= blocks <= depth:
-        raise UserError(f"tuned_blocks is {blocks}; the tower has {depth} blocks, so give 1 to {depth}")
-    after = ("vision_model.post_layernorm", "visual_projection")
-    last = tuple(f"vision_model.encoder.layers.{i}." for i in range(depth - blocks, depth))
-    chosen = {"norms": (), "projection": after[1:], "blocks": last + after, "tower": ("",)}
-    named = tower.named_parameters()
-    return [p for name, p in named if name.startswith(chosen[what]) or (what == "norms" and "norm" in name)]

@@ -35,7 +35,7 @@ TEMPLATES = tuple(
 )
 """The 48 sentences that OpenAI published for UCF-101, which PROOF and ENGINE average over."""
 VIDEO = frozenset({".avi", ".mp4", ".mkv", ".webm", ".mov", ".m4v"})
-QUALITY = 95
+JPEG_QUALITY = 95
 """JPEG quality of the frames kept on disk: half a gigabyte for all of UCF-101, where PNG would take two."""
 _CLIP = re.compile(r"v_([A-Za-z]+)_g(\d+)_c(\d+)")
 _SPELLING = {"handstandpushups": "HandstandPushups"}
@@ -155,7 +155,7 @@ def _picture(clip: VideoClip, which: int, options: UcfOptions, folder: Path) -> 
         found = read_frames(clip, options.frames)
         for number, frame in enumerate([average(clip, found)] if mean else found):
             with whole_file(folder / f"{clip.name}-{mark}-{number}.jpg") as part:
-                frame.save(part, format="JPEG", quality=QUALITY, subsampling=0)
+                frame.save(part, format="JPEG", quality=JPEG_QUALITY, subsampling=0)
     return path
 
 

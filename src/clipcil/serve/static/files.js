@@ -4,7 +4,7 @@ import { callPatiently } from "./api.js";
 import { plural, tell } from "./dom.js";
 import { changed, loadWaiting, store } from "./store.js";
 
-const PICTURE = /\.(jpe?g|jpe|jfif|png|webp|bmp|gif|tiff?|ppm|pgm|pbm|jp2|avif|heic|heif)$/i;
+const PICTURE = /\.(jpe?g|jpe|jfif|png|webp|bmp|gif|tiff?|ppm|pgm|pbm|avif|heic|heif)$/i;
 const isPicture = (file) => file.type.startsWith("image/") || PICTURE.test(file.name);
 
 /** Files of a drop with their paths, folders opened. Must be called while the drop event lasts. */

@@ -1,0 +1,46 @@
+"""Standard streams that are closed or full, and Ctrl-C while Python still imports."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+NO_COMMAND = "clipcil: there is no command 'nothing'"
+
+
+@pytest.mark.parametrize(
+    ("words", "streams", "code", "out", "errors"),
+    [
+        ("--version", ">&- 2>&- <&-", 0, "", ""),
+        ("--help", "2>&-", 0, "Usage: ", ""),
+        ("--version", ">/dev/full", 2, "", "clipcil: "),
+        ("--help", ">/dev/full 2>/dev/full", 2, "", ""),
+        ("nothing", "", 2, "", NO_COMMAND),
+        ("nothing", ">&- <&-", 2, "", NO_COMMAND),
+        ("nothing", "2>&-", 2, "", ""),
+        ("nothing", "2>/dev/full", 2, "", ""),
+    ],
+)
+def test_streams(words: str, streams: str, code: int, out: str, errors: str, tmp_path: Path) -> None:
+    """The error never goes to stdout, and one line is said or nothing. Not process 0 of several says its error, too."""
+    command = f"exec {sys.executable} -m clipcil {words} {streams}"
+    environment = {**os.environ, "RANK": "3"}
+    done = subprocess.run(
+        ["sh", "-c", command], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == code, done.stderr
+    assert done.stdout.startswith(out) and bool(done.stdout) == bool(out)
+    assert done.stderr.startswith(errors) and done.stderr.count("\n") == bool(errors)
+
+
+@pytest.mark.parametrize("module", ["inspect", "cyclopts"])
+def test_ctrl_c_while_python_imports(module: str, tmp_path: Path) -> None:
+    """The module that is imported sends the signal. Both are imported before a command runs."""
+    (tmp_path / f"{module}.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGINT)\nprint('went on')\n")
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    command = [sys.executable, "-m", "clipcil", "--version"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "", "")
