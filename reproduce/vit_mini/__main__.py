@@ -40,7 +40,7 @@ def main() -> None:
     distilling = steps.add_parser("distil", help="train the vision tower, or go on where a killed run was")
     distilling.add_argument("work", type=Path, help="folder of everything that is made")
     distilling.add_argument("pictures", type=Path, help="folder of the four sets of pictures, see reproduce/mini")
-    distilling.add_argument("--steps", type=int, default=2100)
+    distilling.add_argument("--steps", type=int, default=1950)
     distilling.add_argument("--views", type=int, default=40_000, help="the first so many of the shuffled pictures")
     steps.add_parser("folder", help="write the backbone's folder").add_argument("out", type=Path)
     given = parser.parse_args()

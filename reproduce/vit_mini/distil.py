@@ -36,7 +36,7 @@ CONFIG = VisionConfig(width=192, layers=6, heads=3, mlp=768, activation="gelu", 
 DIM, MAP = 384, (384, 4, 4)  # mini's joint space and trunk output
 SHARD, BATCH, OTHERS = 512, 128, 1024
 RATE, KEEP, SHIFT = 2e-3, 0.998, 4  # the highest learning rate; of the averaged weights; in pixels
-WHOLE, FALL = 0.9, 0.6  # the share of the steps before all patches are read, and before the rate falls
+WHOLE, FALL = 0.95, 0.6  # the share of the steps before all patches are read, and before the rate falls
 WEIGHTS = {"features": 2.0, "relations": 1.0, "patches": 1.0}
 SAVE_EVERY, STEPS_PER_SHARD = 200, 8  # steps from one checkpoint, and from one shard, to the next
 
