@@ -20,6 +20,7 @@ BENCHMARKS = {
     "P8": "p8_flagship",
     "S3": "s3_predict",
     "S8": "s8_serve_load",
+    "S9": "s9_lesson",
 }
 
 

@@ -2,6 +2,9 @@
 
 Both servers run at the same time and are asked in turn, so that a busy moment of the machine falls on both. Each client
 is a connection that sends a picture, waits for the answer and sends the next.
+
+`python -m benchmarks.s8_serve_load MINUTES` asks one server for a long time, while a class is taught and taken back
+again and again: every answer must be one of the model before or after a lesson, and memory must not grow.
 """
 
 import io
@@ -11,6 +14,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -78,10 +82,10 @@ def run(quick: bool) -> list[Row]:
     ]
 
 
-def jpegs(count: int) -> list[bytes]:
+def jpegs(count: int, first: int = 0) -> list[bytes]:
     train = open_dataset("emoji").train
     files = [io.BytesIO() for _ in range(count)]
-    for row, file in enumerate(files):
+    for row, file in enumerate(files, first):
         train.image(row).resize((256, 256)).save(file, "JPEG")
     return [file.getvalue() for file in files]
 
@@ -119,8 +123,79 @@ def ask(address: str, pictures: list[bytes]) -> tuple[list[float], list[list[flo
     with httpx.Client(base_url=address, timeout=300, trust_env=False) as client:
         for picture in pictures:
             start = time.perf_counter()
-            answer = client.post("/api/predict?top=10", content=picture, headers={"Content-Type": "image/jpeg"})
+            answer = client.post("/api/predict?top=11", content=picture, headers={"Content-Type": "image/jpeg"})
             seconds.append(time.perf_counter() - start)
-            classes = sorted(answer.json()["predictions"][0]["classes"], key=lambda each: str(each["name"]))
+            classes = sorted(
+                answer.raise_for_status().json()["predictions"][0]["classes"], key=lambda each: each["name"]
+            )
             answers.append([each["probability"] for each in classes])
     return seconds, answers
+
+
+def endure(minutes: float) -> dict[str, float]:
+    """Ask and teach for some minutes; raises where an answer is an error or wrong."""
+    pictures, seconds, lessons = jpegs(32), list[float](), list[float]()
+    with tempfile.TemporaryDirectory() as name:
+        taught("strata", 10).save(Path(name))
+        with serving(Path(name), 32) as (address, process), ThreadPoolExecutor(CLIENTS + 1) as threads:
+            known = [ask(address, pictures)[1]]
+            with taught_more(address):
+                known.append(ask(address, pictures)[1])
+            over = threading.Event()
+
+            def keep_teaching() -> None:
+                while not over.is_set():
+                    start = time.perf_counter()
+                    with taught_more(address):
+                        lessons.append(time.perf_counter() - start)
+
+            def keep_asking(first: int) -> None:
+                number = first
+                while not over.is_set():
+                    some = [place % len(pictures) for place in range(number, number + 8)]
+                    took, answers = ask(address, [pictures[place] for place in some])
+                    for place, answer in zip(some, answers, strict=True):
+                        right = next(model[place] for model in known if len(model[place]) == len(answer))
+                        assert np.allclose(answer, right, atol=1e-4), (answer, right)
+                    seconds.extend(took)
+                    number += 8
+
+            jobs = [threads.submit(keep_teaching), *(threads.submit(keep_asking, 2 * n) for n in range(CLIENTS))]
+            memory, end = [], time.monotonic() + 60 * minutes
+            while time.monotonic() < end and not any(job.done() for job in jobs):
+                time.sleep(1)
+                memory.append(resident(process))
+            over.set()
+            for job in jobs:
+                job.result()
+    tenth = len(memory) // 10
+    first, last = (statistics.median(part) for part in (memory[tenth : 2 * tenth], memory[-tenth:]))
+    p50, p99 = (float(np.quantile(seconds, q)) for q in (0.5, 0.99))
+    found = {"minutes": minutes, "predictions": len(seconds), "lessons": len(lessons), "p50": p50, "p99": p99}
+    return found | {"lesson": statistics.median(lessons), "first": first, "last": last, "growth": last / first - 1}
+
+
+@contextmanager
+def taught_more(address: str) -> Iterator[None]:
+    """The model after a lesson about an eleventh class, which is undone at the end."""
+    first = int((open_dataset("emoji").train.labels == 10).nonzero()[0])
+    files = [("pictures", ("x.jpg", picture)) for picture in jpegs(6, first)]
+    with httpx.Client(base_url=address, timeout=300, trust_env=False) as client:
+        client.post("/api/waiting", data={"name": "thing more"}, files=files).raise_for_status()
+        client.post("/api/lesson").raise_for_status()
+        while (lesson := client.get("/api/lesson").raise_for_status().json())["state"] == "running":
+            time.sleep(0.2)
+        assert lesson["state"] == "done", lesson
+        yield
+        client.post("/api/undo").raise_for_status()
+
+
+def resident(process: int) -> int:
+    """MiB of memory that a process holds."""
+    return int(Path(f"/proc/{process}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") // 2**20
+
+
+if __name__ == "__main__":
+    figures = endure(float(sys.argv[1]))
+    print(", ".join(f"{name} {value:.4g}" for name, value in figures.items()))
+    sys.exit(figures["growth"] > 0.05)

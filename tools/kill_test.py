@@ -142,7 +142,7 @@ def kill_commands(work: Path, kills: int, chance: random.Random) -> int:
     grid = ["--methods", "simplecil", "--data", "folder", "--data-root", f"folder={pictures}", "--increment", "2"]
     commands = {
         "learn": ["learn", "model", str(stock / "week2"), "--quiet"],
-        "forget": ["forget", "model", "blue"],
+        "forget": ["forget", "model", "blue", "--yes"],
         "rename": ["rename", "model", "blue", "navy blue"],
         "export": ["export", "model", "--out", "export"],
         "report": ["report", "run"],

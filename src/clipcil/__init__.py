@@ -25,9 +25,11 @@ if TYPE_CHECKING:
     from clipcil.methods.base import Method as Method
     from clipcil.methods.registry import methods as methods
     from clipcil.report.runs import read_runs as read_runs
+    from clipcil.training.trainer import Callback as Callback
     from clipcil.training.trainer import Training as Training
 
 _HOME = {
+    "Callback": "training.trainer",
     "Classifier": "classifier.classifier",
     "Dataset": "data.dataset",
     "Experiment": "experiment.experiment",

@@ -12,6 +12,8 @@ from cyclopts import App, CycloptsError, Parameter
 
 from clipcil import __version__
 from clipcil.commands.bench import bench, sweep
+from clipcil.commands.doctor import doctor
+from clipcil.commands.hub import pull, push
 from clipcil.commands.info import datasets, describe, methods
 from clipcil.commands.report import report
 from clipcil.commands.run import run
@@ -21,8 +23,8 @@ from clipcil.commands.use import export, predict, show, test
 from clipcil.errors import LostProcessError, UserError, nearest, printable
 from clipcil.signals import stops_once
 
-_MODELS = (learn, predict, serve, test, show, forget, rename, undo, export)
-_RUNS = (run, bench, sweep, report, methods, datasets, describe)
+_MODELS = (learn, predict, serve, test, show, forget, rename, undo, export, push, pull)
+_RUNS = (run, bench, sweep, report, methods, datasets, describe, doctor)
 COMMANDS: dict[str, Callable[..., Any]] = {command.__name__: command for command in (*_MODELS, *_RUNS)}
 DESCRIPTION = """Class-incremental learning with CLIP: DMC, DMC-OT and the methods they are compared with.
 
@@ -82,6 +84,8 @@ def _dispatch(words: list[str]) -> None:
         raise UserError("an argument contains a NUL byte")
     if words and not words[0].startswith("-") and words[0] not in COMMANDS:
         raise UserError(f"there is no command '{words[0]}'{nearest(words[0], COMMANDS)}")
+    if words[:1] and words[0] in COMMANDS and sys.stderr.isatty() and not {"--help", "-h", "--quiet"} & {*words}:
+        print(f"clipcil {words[0]}: loading PyTorch, which takes a few seconds …", file=sys.stderr, flush=True)
     app = App(
         name="clipcil",
         help=DESCRIPTION,

@@ -5,6 +5,9 @@ import shlex
 import unicodedata
 from collections.abc import Iterable
 
+NAMES_SHOWN = 30
+"""Maximum number of known names in a message."""
+
 
 class UserError(Exception):
     """An error that the user can fix. The command line prints it as one line and exits with code 2.
@@ -24,12 +27,17 @@ class LostProcessError(UserError):
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """`"; did you mean 'x'?"` for the known name closest to `name`, or the list of known names."""
+    """`"; did you mean 'x'?"` for the known name closest to `name`, or a list of known names.
+
+    >>> nearest("castle", ["apple", "cat"]), nearest("aple", ["apple", "cat"])
+    ('; known: apple, cat', "; did you mean 'apple'?")
+    """
     names = list(known)
-    close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    close = difflib.get_close_matches(name, names, n=1, cutoff=0.65)
     if close:
         return f"; did you mean '{close[0]}'?"
-    return f"; known: {', '.join(names)}" if names else ""
+    more = f", … ({len(names)} in all)" if len(names) > NAMES_SHOWN else ""
+    return f"; known: {', '.join(names[:NAMES_SHOWN])}{more}" if names else ""
 
 
 def first_line(error: BaseException) -> str:

@@ -7,6 +7,8 @@ MOST_TEXT = 64 * 2**20
 """Bytes of a JSON, CSV or text file; the values in it can take 20 times as much memory."""
 MOST_OWN_TEXT = 512 * 2**20
 """Bytes of the user's own lists of pictures and descriptions; those of 200 classes take about 20 MiB."""
+MOST_LISTS = 2_000_000
+"""Lists and objects in a JSON file; the descriptions of 1,000 classes have a million."""
 MOST_TOML = 8 * 2**20
 """Bytes of a TOML file: 50,000 classes. The parser is written in Python and slow."""
 MOST_POINTS = 10**7
@@ -25,6 +27,8 @@ MOST_PICTURE = 256 * 2**20
 """Bytes of a picture file; decoders take up to three times as much."""
 MOST_PIXELS = 100_000_000
 """Pixels of a picture (or of a tile of a TIFF), by its header."""
+MOST_ROWS = 100_000
+"""Pixels of a side of a picture; Pillow takes time and memory for each row."""
 LARGE_PICTURE = 8_000_000
 """Pixels above which a picture is decoded while no other such picture is."""
 MOST_SCANS = 32
@@ -49,5 +53,6 @@ MOST_TOKENIZER = 32 * 2**20
 """Bytes of a file of a tokenizer; CLIP's has 2 MiB."""
 MOST_TOKENS = 10**6
 """Tokens of a vocabulary, and other sizes in the config of a backbone."""
-MOST_COLUMNS = 2**14
-"""Random features of a method; some methods keep a square matrix of them."""
+MOST_NEW_NUMBERS = 2**28
+"""Numbers in the tensors that a method makes when it is loaded, besides four for each that is stored: the sizes are in
+its settings."""

@@ -25,7 +25,7 @@ from platformdirs import user_cache_path
 from pydantic_core import from_json
 
 from clipcil.errors import UserError, first_line, printable
-from clipcil.limits import DEEPEST, MOST_POINTS, MOST_TEXT, MOST_TOML
+from clipcil.limits import DEEPEST, MOST_LISTS, MOST_POINTS, MOST_TEXT, MOST_TOML
 
 LOCK = ".lock"
 TEMPORARY = ".tmp"
@@ -85,10 +85,10 @@ def _new_file(folder: Path) -> Path:
             return path
 
 
-def write_bytes(path: Path, data: bytes) -> None:
-    """Replace `path` by a file of these bytes."""
-    with whole_file(path) as part:
-        part.write_bytes(data)
+def write_bytes(path: Path, *parts: bytes | memoryview) -> None:
+    """Replace `path` by a file of these bytes, one part after another."""
+    with whole_file(path) as half, half.open("wb") as file:
+        file.writelines(parts)
 
 
 def write_text(path: Path, text: str) -> None:
@@ -245,7 +245,10 @@ def read_text(path: Path, most: int = MOST_TEXT, *, links: bool = False) -> str:
 
 def read_json(path: Path, most: int = MOST_TEXT, *, links: bool = False) -> Any:
     """The value in a JSON file; its numbers are finite."""
-    return parse_json(read_text(path, most, links=links), str(path))
+    text = read_text(path, most, links=links)
+    if text.count("[") + text.count("{") > MOST_LISTS:
+        raise UserError(f"{path} cannot be read as JSON (it has more than {MOST_LISTS:,} lists)")
+    return parse_json(text, str(path))
 
 
 def parse_json(text: str | bytes, called: str) -> Any:

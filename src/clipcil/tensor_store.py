@@ -16,7 +16,7 @@ from typing import Any, Self
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load, save
+from safetensors.torch import load
 from torch import Tensor
 
 from clipcil.errors import UserError
@@ -25,7 +25,7 @@ from clipcil.signals import uninterrupted
 from clipcil.storage import TEMPORARY, cache_folder, open_regular, parse_json, read_bytes, refuse_links, write_bytes
 
 SHARED_BYTES = 4 * 2**30
-"""Default size of the user's cache of stages and features."""
+"""Default size of the user's cache of trained stages and features; `TensorStore.of_user` is this cache."""
 STAGES_GIB = "CLIPCIL_STAGES_GIB"
 """Environment variable for another size. Ten towers of ViT-B/16 take 3.4 GiB, and a grid over class orders reuses a
 tower only after all other orders have run, so the cache must hold the towers of all orders."""
@@ -35,8 +35,9 @@ ABANDONED = 3600
 """Seconds after which a half-written file has no writer any more."""
 ANY_SHA256 = "?" * 64
 """A pattern for the end of a file's name."""
-DTYPES = {torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.bool, torch.uint8}
-DTYPES |= {torch.int64, torch.int32, torch.int16, torch.int8}
+DTYPES = {torch.int64: "I64", torch.float64: "F64", torch.float32: "F32", torch.int32: "I32", torch.bfloat16: "BF16"}
+DTYPES |= {torch.float16: "F16", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL"}
+"""Their names in safetensors files, in the order of the tensors there."""
 Input = Tensor | str
 """An input of a stage: a tensor by its bytes, a text by its letters."""
 
@@ -84,16 +85,16 @@ class TensorStore:
 
     def save(self, key: str, tensors: dict[str, Tensor], facts: dict[str, Any] | None = None) -> Path:
         """Replace the entry of `key` by these tensors and facts; a value that is not finite is refused."""
-        content = pack(tensors, facts)
-        path = self.folder / f"{key}-{hashlib.sha256(content).hexdigest()}.safetensors"
-        if len(content) > self.most_bytes:
+        parts = pack(tensors, facts)
+        path = self.folder / f"{key}-{sha256(parts)}.safetensors"
+        if (size := sum(map(len, parts))) > self.most_bytes:
             return path
         with uninterrupted():
             older = [each for each in self.paths(key) if each != path]
-            write_bytes(path, content)
+            write_bytes(path, *parts)
             for each in older:
                 each.unlink(missing_ok=True)
-        self._unchecked += len(content)
+        self._unchecked += size
         if self._unchecked * CHECKS > self.most_bytes:  # listing the folder at every save took a fifth of a short run
             self._shrink()
             self._unchecked = 0
@@ -118,10 +119,7 @@ class TensorStore:
             with suppress(OSError):
                 if time.time() - path.stat().st_mtime > ABANDONED:
                     path.unlink()
-        found = []
-        for path in self.paths("*"):
-            with suppress(OSError):
-                found.append((path.stat().st_mtime, path.stat().st_size, path))
+        found = self._entries()
         spare = self.most_bytes - sum(size for _, size, _ in found)
         for _, size, path in sorted(found):
             if spare >= 0:
@@ -130,14 +128,44 @@ class TensorStore:
                 path.unlink()
             spare += size
 
+    def _entries(self) -> list[tuple[float, int, Path]]:
+        """When each file was last used, its bytes and its place; another process may be deleting some."""
+        found = []
+        for path in self.paths("*"):
+            with suppress(OSError):
+                found.append((path.stat().st_mtime, path.stat().st_size, path))
+        return found
 
-def pack(tensors: Mapping[str, Tensor], facts: dict[str, Any] | None = None) -> bytes:
-    """The contents of a safetensors file; a value that is not finite is refused."""
-    for name, value in tensors.items():
+    def held_bytes(self) -> int:
+        """Bytes of all entries."""
+        return sum(size for _, size, _ in self._entries())
+
+
+def pack(tensors: Mapping[str, Tensor], facts: dict[str, Any] | None = None) -> list[bytes | memoryview]:
+    """The contents of a safetensors file, as `safetensors.torch.save` makes them, in parts: the bytes of tensors on a
+    CPU are not copied. A value that is not finite is refused.
+    """
+    header: dict[str, Any] = {} if facts is None else {"__metadata__": {"facts": json.dumps(facts, allow_nan=False)}}
+    parts: list[bytes | memoryview] = []
+    end = 0
+    for name, value in sorted(tensors.items(), key=lambda item: (list(DTYPES).index(item[1].dtype), item[0])):
         if value.is_floating_point() and not bool(torch.isfinite(value).all()):
             raise UserError(f"training diverged: '{name}' holds a NaN or an infinity; try a lower learning rate")
-    plain = {name: value.detach().cpu().contiguous().clone() for name, value in tensors.items()}
-    return save(plain, {"facts": json.dumps(facts, allow_nan=False)} if facts is not None else None)
+        data = value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data
+        start, end = end, end + len(data)
+        header[name] = {"dtype": DTYPES[value.dtype], "shape": list(value.shape), "data_offsets": [start, end]}
+        parts.append(data)
+    text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return [len(text).to_bytes(8, "little"), text, *parts]
+
+
+def sha256(parts: Iterable[bytes | memoryview]) -> str:
+    """The SHA-256 of the bytes of all parts, as hexadecimal digits."""
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(part)
+    return digest.hexdigest()
 
 
 def read_entry(path: Path, sha256: str | None = None) -> tuple[dict[str, Tensor], dict[str, Any]]:

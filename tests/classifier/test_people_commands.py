@@ -4,6 +4,8 @@ import csv
 import io
 import json
 import re
+import subprocess
+import sys
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -15,6 +17,7 @@ from clipcil.classifier.small_pictures import SmallPictures
 from clipcil.cli import COMMANDS, main
 from clipcil.commands import text
 from clipcil.commands.folders import watch
+from clipcil.data.pictures import thumbnail
 from support.errors import one_line
 from support.lessons import pictures, refused, write_tree
 
@@ -69,6 +72,43 @@ def test_learning_shows_what_it_does(tmp_path: Path, capsys: Capture) -> None:
     assert "nothing new" in said(capsys, "learn", place, tmp_path / "next", code=2)
     assert "2 classes" in said(capsys, "undo", place)
     assert clipcil.load(place).classes == ["banana", "bee"]
+
+
+def test_mistakes_are_corrected_by_a_list(own: str, tmp_path: Path, capsys: Capture) -> None:
+    tests = write_tree(tmp_path / "new", {**pictures(["ant"], test=True), "bus": pictures(["bus"], test=True)["bus"]})
+    page = tmp_path / "mistakes.html"
+    assert f"clipcil learn {own} fixes.csv" in said(capsys, "test", own, tests, "--page", page)
+    offered = re.findall(r'data-picture="([^"]+)"( checked)?>', page.read_text())
+    assert (str(tests / "bus" / "0.png"), "") in offered  # an unknown class is not learnt unless it is ticked
+    (tmp_path / "fixes").mkdir()
+    fixes = tmp_path / "fixes" / "fixes.csv"
+    fixes.write_text(f'picture,class\n"{tests / "bus" / "0.png"}","bus"\n../new/bus/1.png,bus\n')
+    assert "would" not in said(capsys, "learn", own, fixes, "--dry-run")
+    said(capsys, "learn", own, tmp_path / "fixes")
+    assert clipcil.load(own).classes == ["airplane", "ant", "bus"]
+    assert "nothing new" in said(capsys, "learn", own, fixes, code=2)
+    for wrong, why in (("a,b\n1,2\n", "columns picture and class"), ("picture,class\n", "names no picture")):
+        fixes.write_text(wrong)
+        assert why in said(capsys, "learn", own, fixes, code=2)
+    (tmp_path / "fixes" / "cat").mkdir()  # beside class folders a list is a file like any other
+    assert "cat" in said(capsys, "learn", own, tmp_path / "fixes", code=2)
+
+
+def test_the_page_of_a_model_has_its_curve_its_confusions_its_pictures_and_the_next_command(
+    own: str, tmp_path: Path, capsys: Capture
+) -> None:
+    page = tmp_path / "model.html"
+    said(capsys, "report", own, "--out", page)
+    assert 'id="answers"' in page.read_text() and 'id="lessons"' not in page.read_text()  # one lesson is no curve
+    assert f"clipcil serve {own}" in page.read_text() and 'class="small"' not in page.read_text()
+    said(capsys, "learn", own, write_tree(tmp_path / "week2", pictures(["bee", "bus"])))
+    small = SmallPictures(Path(own))
+    small.switch(True)
+    small.add("bee", [thumbnail(pictures(["bee"])["bee"][0], 96)])
+    said(capsys, "report", own, "--out", page)
+    written = page.read_text()
+    assert 'id="lessons"' in written and written.count('class="small"') == 1
+    assert f"clipcil test {own} FOLDER --page" in written and f"clipcil predict {own} PICTURE" in written
 
 
 def test_testing(model: Path, asked: Path, tmp_path: Path, capsys: Capture) -> None:
@@ -160,9 +200,67 @@ def test_show_rename_undo_forget(own: str, capsys: Capture) -> None:
     for names in (["airplane", "ant"], ["airplane", "fire ant"]):
         said(capsys, "undo", own)
         assert clipcil.load(own).classes == names, "a new name can be undone, and restored"
-    said(capsys, "forget", own, "fire ant")
+    for words, classes in (("forget", ["airplane"]), ("undo", ["airplane", "fire ant"])):
+        said(capsys, words, own, *(["fire ant", "--yes"] if words == "forget" else []))
+        assert clipcil.load(own).classes == classes
+    said(capsys, "forget", own, "fire ant", "--yes", "--for-good")
+    assert clipcil.load(own).classes == ["airplane"] and "for good" in said(capsys, "undo", own, code=2)
+
+
+def test_forgetting_asks_on_a_terminal_and_is_refused_elsewhere(
+    own: str, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "--yes" in said(capsys, "forget", own, "ANT", code=2)
+    terminal = io.StringIO("\nn\nYes\n")
+    terminal.isatty = lambda: True  # type: ignore[method-assign]
+    monkeypatch.setattr("sys.stdin", terminal)
+    for _ in range(2):
+        shown = said(capsys, "forget", own, "ANT")
+        assert "'ant'" in shown and "5 pictures" in shown and "nothing was changed" in shown
+    assert clipcil.load(own).classes == ["airplane", "ant"]
+    said(capsys, "forget", own, "ANT")
     assert clipcil.load(own).classes == ["airplane"]
-    assert "after a class was forgotten" in said(capsys, "undo", own, code=2)
+    said(capsys, "undo", own)
+    assert "nothing was changed" in said(capsys, "forget", own, "ant"), "the end of the input is no answer"
+
+
+def test_a_quiet_lesson_prints_its_result_alone(tmp_path: Path, capsys: Capture) -> None:
+    week = write_tree(tmp_path / "week", pictures(["bee", "banana"]))
+    (week / "bee" / "bad.png").write_bytes(b"no picture")
+    (line,) = said(capsys, "learn", tmp_path / "m", week, "--quiet", "--skip-broken").splitlines()
+    assert "2 new classes" in line and "accuracy" in line
+
+
+def test_numbers_of_folders_are_no_part_of_a_class_except_in_models_that_know_them(
+    tmp_path: Path, capsys: Capture
+) -> None:
+    bee, ant = pictures(["bee", "ant"]).values()
+    week = write_tree(tmp_path / "week", {"001.Honey_bee": bee[:4], "2.ant": ant[:4]})
+    said(capsys, "learn", tmp_path / "m", week, "--method", "simplecil", "--quiet")
+    assert clipcil.load(tmp_path / "m").classes == ["Honey bee", "ant"]
+    old = clipcil.Classifier("simplecil")
+    old.learn({"001.Honey bee": bee[:4], "2.ant": ant[:4]})
+    old.save(tmp_path / "old")
+    write_tree(tmp_path / "more", {"001.Honey_bee": bee[4:], "2.ant": ant[4:]})
+    assert "2 known classes" in said(capsys, "learn", tmp_path / "old", tmp_path / "more")
+    assert clipcil.load(tmp_path / "old").classes == ["001.Honey bee", "2.ant"]
+
+
+def test_a_command_says_what_it_does_before_anything_heavy_is_imported() -> None:
+    code = (
+        "import io, sys\n"
+        "class Terminal(io.StringIO):\n"
+        "    isatty = lambda self: True\n"
+        "    def write(self, text):\n"
+        "        print(text.strip(), 'torch' in sys.modules) if text.strip() else None\n"
+        "sys.stderr = Terminal()\n"
+        "from clipcil.cli import main\n"
+        "main(['show', 'nowhere'])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    first, second = done.stdout.splitlines()
+    assert first.startswith("clipcil show: loading") and first.endswith("False")
+    assert "nowhere" in second and second.endswith("True") and done.returncode == 2
 
 
 def test_small_pictures_of_the_page_follow_the_commands(own: str, capsys: Capture) -> None:
@@ -171,7 +269,10 @@ def test_small_pictures_of_the_page_follow_the_commands(own: str, capsys: Captur
     small.add("ant", [b"a small picture"] * 3)
     said(capsys, "rename", own, "ant", "fire ant")
     assert len(small.of("fire ant")) == 3
-    said(capsys, "forget", own, "fire ant")
+    said(capsys, "forget", own, "fire ant", "--yes")
+    assert small.count == 3, "they are kept for undo"
+    said(capsys, "undo", own)
+    said(capsys, "forget", own, "fire ant", "--yes", "--for-good")
     assert small.count == 0 and not list(small.folder.iterdir()), "nothing of a forgotten class is left in the folder"
 
 
@@ -180,7 +281,7 @@ def test_a_page_shows_no_markup_of_a_stranger(own: str, tmp_path: Path, capsys: 
     toml.write_text(toml.read_text().replace('name = "ant"', 'name = "<img src=x>"'))
     said(capsys, "report", own, "--out", tmp_path / "page.html")
     for page in ((tmp_path / "page.html").read_text(), clipcil.load(own)._repr_html_()):
-        assert "<img src" not in page and "&lt;img src=x&gt;" in page
+        assert "<img src=x" not in page and "&lt;img src=x&gt;" in page
 
 
 def test_a_dry_run_finds_what_learning_would_refuse(model: Path, tmp_path: Path, capsys: Capture) -> None:

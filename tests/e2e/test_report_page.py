@@ -3,9 +3,12 @@
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from clipcil.classifier.scoring import Answer, evaluate_answers
+from clipcil.report.html import write_page
 from clipcil.report.page import write_report
 from clipcil.report.runs import find_runs
 from support.browser import CHROMIUM, DRIVER, MISSING, Browser
@@ -112,3 +115,22 @@ def test_the_point_under_the_pointer_says_what_it_is(page: Path, browser: Browse
         return [words, shown, tip.hidden]"""
     )
     assert said[0] == said[1] and "after task 1" in said[0] and said[2]
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_ticked_mistakes_become_a_list(browser: Browser, tmp_path: Path, width: int) -> None:
+    answers = [
+        Answer("bee", "ant", 0.9, picture=tmp_path / "a, b.png"),
+        Answer("yak", "ant", 0.8, picture=tmp_path / "y"),
+    ]
+    model = SimpleNamespace(classes=["ant", "bee"])
+    values = {"found": evaluate_answers(answers, model.classes), "mistakes": [(each, b"") for each in answers]}
+    write_page(
+        tmp_path / "page.html", "test.html", title="clipcil: test", model=model, source="new", command="x", **values
+    )
+    browser.show(tmp_path / "page.html", width)
+    browser.run("URL.createObjectURL = (blob) => { window.saved = blob.text(); return '#'; }")
+    browser.run("document.querySelector('#save').click()")
+    assert browser.run("return window.saved") == f'picture,class\n"{tmp_path}/a, b.png","bee"\n'
+    assert browser.run("return document.documentElement.scrollWidth") <= width
+    assert browser.console() == []

@@ -14,6 +14,8 @@ from clipcil.experiment.experiment import Experiment
 from clipcil.methods.registry import methods
 from support.lessons import plain, refused, write_tree
 
+FAST = ("stage1.epochs=0", "stage2.epochs=0", "stage2.steps=0")
+
 
 @pytest.mark.parametrize(
     ("words", "named"),
@@ -41,6 +43,8 @@ from support.lessons import plain, refused, write_tree
         ("run --set stage1=3", ["stage1"]),
         ("run --set stage1.lr=1 stage1=2", ["stage1"]),
         ("run --resume nothing --out other", ["--out", "--resume"]),
+        ("run --resume nothing --config other", ["--config", "--resume"]),
+        ("run --config nothing", ["nothing", "missing"]),
         ("run --resume nothing", ["nothing", "config.toml"]),
         ("learn a b --metod x", ["--metod", "--method", "clipcil learn --help"]),
         ("learn a", ["FOLDER"]),
@@ -164,6 +168,37 @@ def test_a_run_is_resumed_from_another_folder_with_the_place_of_its_pictures(
     assert "belongs to another run" in refused(capsys, "run", "--resume", "../run", "--data-root", "../copies")
     main(["run", "--resume", "../run", "--data-root", "../data", "--quiet"])
     assert results.read_bytes() == whole and (tmp_path / "run" / "config.toml").read_bytes() == kept
+
+
+def test_a_config_file_makes_the_same_run_and_words_take_precedence(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    main(["run", "dmc-ot", "--tasks", "5", "--set", "beta=0.3", *FAST, "--out", "first", "--quiet"])
+    kept = Path("first", "config.toml")
+    main(["run", "--config", str(kept), "--out", "second", "--quiet"])
+    assert Path("second", "config.toml").read_bytes() == kept.read_bytes()
+    words = ["zero-shot", "--increment", "50", "--order", "natural", "--quiet", "--out"]
+    Path("mine.toml").write_text("[run]\ntasks = 5\nseed = 4\norder = 'seed:2'\n")
+    main(["run", *words, "third", "--config", "mine.toml"])
+    run = tomllib.loads(Path("third", "config.toml").read_text())["run"]
+    assert (run["method"], run["seed"], run["order"], run["increment"]) == ("zero-shot", 4, "natural", 50)
+    assert "tasks" not in run
+    for text, named in (("tasks = 5", "'tasks'"), ("[run]\nsede = 5", "'sede'"), ("[other]\na = 1", "'other'")):
+        Path("mine.toml").write_text(text)
+        assert named in refused(capsys, "run", "--config", "mine.toml")
+
+
+def test_ten_tasks_are_a_default_that_fits_and_a_number_that_is_refused(
+    pictures: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["run", "zero-shot", "--data", str(pictures), "--quiet", "--out", str(tmp_path / "run")]
+    for tasks in ("7", "10"):
+        assert f"tasks is {tasks}; it must lie between 1 and the 6 classes" in refused(capsys, *words, "--tasks", tasks)
+    main(words)
+    assert len(json.loads((tmp_path / "run" / "results.json").read_text())["sizes"]) == 6
+    assert "tasks" not in tomllib.loads((tmp_path / "run" / "config.toml").read_text())["run"]
+    main(["run", "--config", str(tmp_path / "run" / "config.toml"), "--out", str(tmp_path / "again"), "--quiet"])
 
 
 def rows(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, str]:

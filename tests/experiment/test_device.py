@@ -1,5 +1,6 @@
-"""Processors that announce matrix instructions which they do not execute."""
+"""Precision on a processor: instructions that it announces and does not execute, and where bfloat16 is faster."""
 
+import itertools
 import os
 import signal
 import subprocess
@@ -10,8 +11,9 @@ from typing import Any
 import pytest
 
 from clipcil.errors import UserError
+from clipcil.experiment.experiment import Experiment
 from clipcil.training import device
-from clipcil.training.device import avoid_broken_amx, find_device, make_fabric
+from clipcil.training.device import avoid_broken_amx, find_device, find_precision, make_fabric
 
 VARIABLE = "ONEDNN_MAX_CPU_ISA"
 AMX = "flags : fpu avx512f amx_bf16 amx_tile amx_int8"
@@ -45,6 +47,30 @@ def test_instructions_are_tried_once_in_a_process_and_avoided_where_they_fail(
         make_fabric("cpu", precision)
     avoid_broken_amx.cache_clear()
     assert os.environ.get(VARIABLE) == limit and ends == ([None] if end is None else [])
+
+
+@pytest.mark.parametrize(
+    ("flags", "slower", "found"),
+    [
+        ("avx512f avx512_bf16", 3, "bf16-mixed"),
+        ("avx512f amx_bf16", 3, "bf16-mixed"),
+        ("avx512f avx512_bf16", 1, "32-true"),
+        ("avx512f avx2", 3, "32-true"),  # never tried
+        ("", 3, "32-true"),  # no such file
+    ],
+)
+def test_half_precision_is_taken_where_the_processor_is_faster_with_it(
+    flags: str, slower: int, found: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Products in single precision take `slower` times as long."""
+    ticks = itertools.accumulate(itertools.cycle([0, slower, 0, 1]))
+    monkeypatch.setattr(device, "CPUINFO", tmp_path / "cpuinfo")
+    monkeypatch.setattr(device.time, "perf_counter", lambda: next(ticks))
+    if flags:
+        (tmp_path / "cpuinfo").write_text(f"flags : {flags}\n")
+    assert find_precision("auto", "cpu") == found
+    assert find_precision("16-mixed", "cpu") == "16-mixed"
+    assert Experiment("zero-shot", precision="auto", device="cpu").table["run"]["precision"] == found
 
 
 def test_half_precision_works_on_this_machine() -> None:

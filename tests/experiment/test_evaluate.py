@@ -83,10 +83,12 @@ def test_against_training_pictures_and_only_as_many_as_asked_for(mini: CLIP, tmp
     fixture.method.learn(next(tasks))
     found = measure_drift(before, fixture.method, fixture.stream, 1)
     assert found["cosine_before"] > still["cosine_before"]
-    with fixture.stream.trained(0, 4) as part:
+    with fixture.stream.trained(0, 4, 9) as part:
         assert torch.bincount(part.labels).tolist() == [4, 4, 4, 4]
-    with fixture.stream.trained(0, 100) as part:
+    with fixture.stream.trained(0, 100, 9) as part:
         assert len(part) == 24
+    with fixture.stream.trained(0, 100, 2) as part:
+        assert part.labels.tolist() == [0] * 6 + [1] * 6
 
 
 def results(**options: object) -> Results:

@@ -21,7 +21,7 @@ from clipcil.data.pictures import PictureSet
 from clipcil.data.tasks import Task
 from clipcil.errors import UserError
 from clipcil.experiment.experiment import Experiment, LoadCache
-from clipcil.experiment.spec import RunSpec, read_preset
+from clipcil.experiment.spec import read_preset
 from clipcil.methods.simplecil import SimpleCIL
 from clipcil.training.device import usual_torch
 from support.lessons import plain, write_tree
@@ -168,9 +168,10 @@ def test_a_path_is_a_folder_also_where_a_dataset_is_called_like_it(
 def test_the_default_number_of_tasks_is_ten_or_that_of_fewer_classes_and_auto_is_a_device(
     colours: Dataset, mini: CLIP
 ) -> None:
-    assert RunSpec(tasks=10) == RunSpec() and RunSpec(increment=5).tasks is None
     experiment = Experiment("simplecil", data=colours, backbone=mini)
-    assert experiment.table["run"]["tasks"] == 10 and experiment.stream.sizes == [1] * 3
+    assert "tasks" not in experiment.table["run"] and experiment.stream.sizes == [1] * 3
+    with pytest.raises(UserError, match="tasks is 10; it must lie between 1 and the 3 classes"):
+        Experiment("simplecil", data=colours, backbone=mini, tasks=10).stream  # noqa: B018
     assert experiment.table["run"]["device"] == ("cuda" if torch.cuda.is_available() else "cpu")
 
 
@@ -361,3 +362,18 @@ def test_an_own_dataset_or_backbone_does_not_take_the_place_of_one_by_name(colou
     given = Experiment("simplecil", data=colours, backbone=other, cache=shared)
     named = Experiment("simplecil", data=colours, backbone="mini", cache=shared)
     assert given.method.clip is other and named.method.clip is mini
+
+
+def test_a_run_tunes_the_tower_that_it_loaded_and_begins_again_with_a_fresh_one(colours: Dataset) -> None:
+    short = {"stage1.epochs": 1, "stage1.lr": 1e-3, "stage2.epochs": 1, "stage2.steps": 0}
+    experiment = Experiment("dmc", data=colours, increment=3, **short)
+
+    def learnt() -> tuple[Tensor, Tensor]:
+        before = experiment.method.clip.vision.visual_projection.weight.clone()
+        experiment.learn(next(iter(experiment)))
+        return before, experiment.method.clip.vision.visual_projection.weight.clone()
+
+    first = learnt()
+    experiment.reset()
+    again = learnt()
+    assert torch.equal(first[0], again[0]) and torch.equal(first[1], again[1]) and not torch.equal(*first)

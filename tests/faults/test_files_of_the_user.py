@@ -64,7 +64,7 @@ def kill_the_second_time(folder):
     calls.append(folder)
     sweep(folder) if len(calls) == 1 else os.kill(os.getpid(), signal.SIGKILL)
 model_folder.sweep = kill_the_second_time
-main(["forget", sys.argv[1], "blue"])
+main(["forget", sys.argv[1], "blue", "--yes"])
 """
 
 

@@ -61,7 +61,7 @@ def test_a_model_is_read_while_another_replaces_it(saved: Path, monkeypatch: pyt
 def test_names_reach_the_terminal_harmless(capsys: pytest.CaptureFixture[str]) -> None:
     assert printable("m[red]x\x1b[2J\x9b\u202e\n") == "m[red]x\\x1b[2J\\x9b\\u202e\\n"
     assert printable("größe 👩\u200d👩 鳥") == "größe 👩\u200d👩 鳥"
-    PlainDisplay().start("m[red]x\x1b[2J", 1)
+    PlainDisplay().tell("m[red]x\x1b[2J")
     for line in (text.print_line, text.print_json, text.csv_printer(1)):
         line(Path("a\x1b[2J\x9b.png"), Prediction(["x\x1b"], [1.0]))
     out = capsys.readouterr().out

@@ -43,7 +43,11 @@ def test_nothing_is_fetched_on_behalf_of_a_folder(
     (saved / "model.toml").write_text(text.replace('backbone = "mini"', 'backbone = "stranger/private"'))
     plain("red")[0].save(tmp_path / "a.png")
     monkeypatch.setattr("clipcil.serve.server.serve_model", lambda folder, *rest: clipcil.load(folder))
-    words_of = (["predict", str(saved), str(tmp_path / "a.png")], ["forget", str(saved), "red"], ["serve", str(saved)])
+    words_of = (
+        ["predict", str(saved), str(tmp_path / "a.png")],
+        ["forget", str(saved), "red", "--yes"],
+        ["serve", str(saved)],
+    )
     for words in words_of:
         assert "--allow-download" in refused(capsys, *words)
     run = write_run(tmp_path / "run", "simplecil", tasks=2)

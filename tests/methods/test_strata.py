@@ -83,7 +83,7 @@ def test_a_forgotten_class_was_never_learnt(tiny_clip: CLIP) -> None:
 def test_left_out_is_as_if_a_picture_had_not_been_learnt(mini: CLIP, data: Dataset, cache: Path) -> None:
     """Against methods that were literally taught without it; they choose their own penalties, weights and scales."""
     fixture = learnt(mini, data, cache)
-    with fixture.stream.trained(1, 99) as pictures:
+    with fixture.stream.trained(1, 99, 99) as pictures:
         found, _ = cast(Strata, fixture.method).leave_one_out(pictures, pictures.labels)
         plain = fixture.method.logits(pictures)
         for row in (0, 7):
@@ -130,7 +130,7 @@ def test_unknown_pictures_are_stranger(mini: CLIP, cache: Path) -> None:
     assert known is not None and unknown is not None
     area = (unknown[:, None] > known).double().mean()
     assert area > 0.8
-    with fixture.stream.trained(0, 99) as pictures:
+    with fixture.stream.trained(0, 99, 99) as pictures:
         assert isinstance(fixture.method, Strata)
         _, left_out = fixture.method.leave_one_out(pictures, pictures.labels)
         plain = fixture.method.novelty(pictures)

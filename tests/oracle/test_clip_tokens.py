@@ -34,7 +34,7 @@ def strings() -> list[str]:
     return made
 
 
-@pytest.mark.parametrize("kind", ["tokenizer.json", "vocab.json"])
+@pytest.mark.parametrize("kind", ["tokenizer.json", "vocab.json", "as transformers saves it"])
 def test_tokens(kind: str, tmp_path: Path) -> None:
     if kind == "tokenizer.json":
         shutil.copy(MINI / "tokenizer.json", tmp_path)
@@ -42,6 +42,9 @@ def test_tokens(kind: str, tmp_path: Path) -> None:
     else:
         write_openai_vocabulary(tmp_path)
         oracle = CLIPTokenizer.from_pretrained(tmp_path)
+        if kind != "vocab.json":
+            oracle.save_pretrained(tmp_path)
+            assert (tmp_path / "tokenizer.json").is_file()
     ours = Tokenizer.from_folder(tmp_path, 10_000)
     assert (ours.bos, ours.eos) == ((0, 1) if kind == "tokenizer.json" else (8190, 8191))
     texts = strings()

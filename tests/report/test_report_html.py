@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
+from clipcil.classifier.scoring import Answer, evaluate_answers
 from clipcil.errors import UserError
 from clipcil.intervals import signed
 from clipcil.report import figures
@@ -128,7 +129,7 @@ def test_a_run_without_predictions_or_times_still_has_its_page(tmp_path: Path) -
     change(folder, last_weighted=12.34, backward_transfer=5.67)
     text = text_of(tmp_path)
     assert "holds no predictions.csv" in text and "-seconds" not in text
-    assert text.count("<td>—</td></tr>") == 1, "times that are not known are not zero seconds"
+    assert text.split("Each method")[0].count("<td>—</td></tr>") == 1, "times that are not known are not zero seconds"
     # Columns that do not repeat A_B and forgetting are shown.
     assert "over pictures" in text and "12.34" in text and "Backward transfer" in text and "5.67" in text
 
@@ -142,8 +143,8 @@ def test_a_figure_that_leaves_methods_out_says_so(tmp_path: Path) -> None:
     assert kept == [f"DMC-OT (beta={index})" for index in (5, 6, 7)]
     write_run(tmp_path / "simple")
     captions = re.findall(r'<figure id="[^"]*-(\w+)".*?<figcaption>(.*?)</figcaption>', text_of(tmp_path), re.DOTALL)
-    said = {name: re.findall(r"The \d+ best of \d+ by A_B", text) for name, text in captions}
-    assert said.pop("drift") == ["The 6 best of 8 by A_B"] and not any(said.values())
+    said = {name: re.findall(r"The \d+ best of \d+ by A", text) for name, text in captions}
+    assert said.pop("drift") == ["The 6 best of 8 by A"] and not any(said.values())
 
 
 def test_figures_of_an_earlier_report_do_not_stay_beside_the_new_one(tmp_path: Path) -> None:
@@ -208,7 +209,11 @@ def test_the_headline_has_the_finding_the_day_and_the_size_of_the_test_set(tmp_p
         for method, right in (("dmc-ot", 0.9), ("dmc", 0.8), ("zero-shot", 0.3)):
             write_run(tmp_path / f"{method}-{order[5:]}", method, 0, right, order=order)
     text = text_of(tmp_path)
-    assert "DMC-OT has the highest A_B on emoji, 3 tasks, mini: 85.0 %" in text
+    assert "DMC-OT has the highest A<sub>B</sub> on emoji, 3 tasks, mini: 85.0 %" in text
+    assert "<h1>DMC-OT cannot be told from DMC on emoji, 3 tasks</h1>" in text
+    assert [text.index(f"</span>{name}</th>") for name in ("DMC-OT", "DMC", "Zero-shot CLIP")] == sorted(
+        text.index(f"</span>{name}</th>") for name in ("DMC-OT", "DMC", "Zero-shot CLIP")
+    ), "the best first"
     assert "but it cannot be told from DMC (75.0 %)." in text  # 12 pictures: one mistake fewer is noise
     assert 'class="best"' not in text and "Measured on 120 test pictures." in text and ", 2026-01-31." in text
     assert "3 class orders" in text and text.count("<details") == 2 * 3  # one line for a method, not one for an order
@@ -221,6 +226,35 @@ def test_the_best_is_bold_where_its_lead_is_more_than_noise(tmp_path: Path) -> N
         write_run(tmp_path / method, method, 0, right, tasks=50)
     text = text_of(tmp_path)
     assert text.count('class="best"') == 1 and "ahead of the other method by more than the noise" in text
+    best, worst = (group.last.mean for group in group_runs(find_runs([tmp_path])))
+    found = f"DMC-OT leads by {abs(best - worst):.0f} points on emoji, 50 tasks"
+    assert f"<h1>{found}</h1>" in text and f"<title>clipcil: {found}</title>" in text
+
+
+@pytest.mark.usefixtures("no_figures")
+def test_the_title_of_one_method_and_of_several_streams(tmp_path: Path) -> None:
+    write_run(tmp_path / "one", "dmc-ot", 0, 0.9)
+    assert re.search(r"<h1>DMC-OT reaches \d+\.\d % on emoji, 3 tasks</h1>", text_of(tmp_path))
+    for tasks in (2, 4):
+        for method, right in (("dmc-ot", 0.9), ("dmc", 0.3 if tasks == 4 else 1.0)):
+            write_run(tmp_path / f"{method}{tasks}", method, 0, right, tasks=tasks)
+    assert "has the highest A_B on 1 of 2 streams of tasks</h1>" in text_of(tmp_path)
+
+
+@pytest.mark.usefixtures("no_figures")
+def test_drift_has_a_verdict_in_a_sentence(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", "dmc-ot")  # 0.14 before and 0.03 after the last task
+    assert "After the last task, calibration removes 79 % of the drift of DMC-OT." in text_of(tmp_path)
+
+
+@pytest.mark.usefixtures("no_figures")
+def test_two_pictures_of_a_class_make_no_table_of_confusions(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "a", right=0.5)
+    assert confused_pairs(read_predictions(folder)) and "ost often" not in text_of(tmp_path)
+    with (folder / "predictions.csv").open("a") as file:
+        for row in range(1000, 1003):
+            file.write(f"1,{row},picture,airplane,ambulance,0.9\n")
+    assert "Most often confused" in text_of(tmp_path) and "Most often mistaken for" in text_of(tmp_path)
 
 
 def test_confused_pairs_are_counted_from_the_predictions(tmp_path: Path) -> None:
@@ -228,6 +262,7 @@ def test_confused_pairs_are_counted_from_the_predictions(tmp_path: Path) -> None
     pairs = confused_pairs(answers)
     assert pairs[0].times == sum((each.true, each.guess) == pairs[0][:2] for each in answers) > 0
     assert [pair.times for pair in pairs] == sorted((pair.times for pair in pairs), reverse=True)
+    assert not confused_pairs(answers, fewest=pairs[0].times + 1)
 
 
 @pytest.mark.parametrize("line", ["", "1,x", "99999999999,0,a,a", "1,-3,a,a", "1"])
@@ -287,3 +322,15 @@ def test_a_dollar_in_a_name_is_no_formula(tmp_path: Path) -> None:
     change(folder, config={**config, "run": {**config["run"], "method": "$\\frac$"}})
     entries = standings_of(folder)
     assert figures.accuracy(entries, "light").points[0][2].startswith("$\\frac$, after task 1")
+
+
+def test_the_confusion_matrix_of_a_model_has_the_worst_classes_and_the_pictures_of_none() -> None:
+    answers = [Answer("cat", "cat", 0.9)] * 3 + [Answer("cat", "dog", 0.8), Answer("dog", "dog", 0.7, unknown=True)]
+    answers += [Answer(f"class {number}", f"class {number}", 0.9) for number in range(30)]
+    found = evaluate_answers(answers, ["cat", "dog", *(f"class {number}" for number in range(30))])
+    texts = [text for _, _, text in figures.answers(found, "light").points]
+    assert len(texts) == figures.MOST_CLASSES * (figures.MOST_CLASSES + 1)
+    for said in ("75 % of the pictures of cat were called cat", "25 % of the pictures of cat were called dog"):
+        assert said in texts
+    assert "100 % of the pictures of dog were called none of these" in texts
+    assert "0 % of the pictures of cat were called none of these" in texts

@@ -3,6 +3,7 @@
 The tests of this file tell one story on one server, in the order in which they stand.
 """
 
+import base64
 import io
 import json
 import threading
@@ -13,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from support.server import Server, form, running
 
@@ -28,11 +30,27 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 def test_before_the_first_lesson(server: Server, emoji: dict[str, list[bytes]]) -> None:
     assert server.call("GET", "/api/health").json()["status"] == "ok"
     assert server.model["exists"] is False and server.model["method"] == "simplecil"
-    for call in ("POST /api/lesson", "DELETE /api/lesson", "POST /api/undo", "GET /api/export", "POST /api/predict"):
-        answer = server.call(*call.split(), body=emoji["fox"][0] if "predict" in call else None)
+    asks = ("POST /api/predict", "POST /api/explain")
+    for call in (*asks, "POST /api/lesson", "DELETE /api/lesson", "POST /api/undo", "GET /api/export"):
+        answer = server.call(*call.split(), body=emoji["fox"][0] if call in asks else None)
         assert answer.status_code == 409 and "\n" not in answer.json()["error"], call
+    for wanted in (True, False):
+        assert server.call("PATCH", "/api/settings", {"keep_small_pictures": wanted}).status_code == 200
+        assert server.model["keep_small_pictures"] is wanted
+        assert not (Path(server.model["folder"]) / "small-pictures").exists()
     for call, status in (("GET /api/nothing", 404), ("PUT /api/undo", 405), ("HEAD /api/events", 405)):
         assert server.call(*call.split()).status_code == status
+
+
+def test_example_pictures_are_those_of_emoji(
+    server: Server, emoji: dict[str, list[bytes]], fresh_emoji: dict[str, bytes]
+) -> None:
+    for index, expected in enumerate([*emoji["fox"], fresh_emoji["fox"]]):
+        found = server.call("GET", "/api/examples/picture", name="fox", index=index)
+        assert found.headers["Content-Type"] == "image/png"
+        assert Image.open(io.BytesIO(found.content)).convert("RGB") == Image.open(io.BytesIO(expected)).convert("RGB")
+    for place in ({"name": "fox", "index": 8}, {"name": "../fox", "index": 0}):
+        assert server.call("GET", "/api/examples/picture", **place).status_code == 404
 
 
 def test_what_waits(server: Server, emoji: dict[str, list[bytes]]) -> None:
@@ -61,6 +79,7 @@ def test_one_class_then_a_second_and_a_third(
     for about in (alone["result"], model, *model["lessons"], *model["classes"]):
         assert about["accuracy"] is None and about["held_out"] == 1, "one class is always right, which says nothing"
     state = server.teach({"owl": emoji["owl"]})
+    assert server.model["lesson"] == state["id"]
     assert state["state"] == "done" and state["result"]["new"] == {"owl": 6}
     assert state["result"]["held_out"] == 2 and state["result"]["accuracy"] is not None
     listening.join(30)
@@ -110,16 +129,17 @@ def test_rename_and_forget(server: Server, emoji: dict[str, list[bytes]], fresh_
     body, kind = json.dumps({"name": "red_fox"}).encode(), "application/x-www-form-urlencoded"
     assert server.call("PATCH", "/api/classes", body, kind, name="fox").json() == {"name": "red fox"}
     assert server.predict(fresh_emoji["fox"])["classes"][0] == {**before, "name": "red fox"}
+    assert server.model["lesson"] is None, "what the last lesson says is not about this model"
     assert server.call("PATCH", "/api/classes", {"name": "OWL"}, name="red fox").status_code == 400
     assert server.call("DELETE", "/api/classes", name="fox").status_code == 400
     assert server.call("DELETE", "/api/classes", name="tiger").status_code == 200
     assert server.classes == ["red fox", "owl", "rocket"]
 
 
-def test_undo_goes_back_one_lesson_and_forgetting_leaves_nothing_to_go_back_to(
-    server: Server, emoji: dict[str, list[bytes]]
-) -> None:
-    assert server.model["previous"] is None, "the forgotten class would lie in it"
+def test_undo_goes_back_one_change(server: Server, emoji: dict[str, list[bytes]]) -> None:
+    for expected in (["red fox", "owl", "rocket", "tiger"], ["red fox", "owl", "rocket"]):  # the forgotten one and back
+        assert server.call("POST", "/api/undo").status_code == 200
+        assert server.classes == expected
     result = server.teach({"tiger": [*emoji["owl"][:3], *emoji["tiger"]]})["result"]
     assert result["warnings"] and not any("/" in line for line in result["warnings"]), "a picture goes by its title"
     model = server.model
@@ -155,6 +175,14 @@ def test_download_upload_and_export(server: Server, tmp_path: Path, fresh_emoji:
             time.sleep(0.05)  # it is deleted after its last byte was sent
 
 
+def test_an_answer_is_explained(server: Server, fresh_emoji: dict[str, bytes]) -> None:
+    found = server.call("POST", "/api/explain", fresh_emoji["owl"], "image/png").json()
+    assert found["name"] == server.predict(fresh_emoji["owl"])["name"] and found["similar"] is None
+    kind, _, picture = found["heatmap"].partition(",")
+    assert kind == "data:image/png;base64" and Image.open(io.BytesIO(base64.b64decode(picture))).format == "PNG"
+    assert server.call("POST", "/api/explain", b"no picture", "image/png").status_code == 400
+
+
 def test_everything_is_described(server: Server) -> None:
     described = server.call("GET", "/api/openapi.json").json()
     assert described["openapi"].startswith("3.1") and len(described["paths"]) >= 12
@@ -178,6 +206,9 @@ def test_small_pictures_follow_the_model(server: Server, emoji: dict[str, list[b
     server.teach({"lion": emoji["tiger"]})
     assert server.call("GET", "/api/classes/picture", name="lion", index=5).content[:2] == b"\xff\xd8"
     assert server.call("GET", "/api/classes/picture", name="lion", index=6).status_code == 404
+    similar = server.call("POST", "/api/explain", emoji["tiger"][3], "image/png").json()["similar"]
+    expected = server.call("GET", "/api/classes/picture", name="lion", index=3).content
+    assert server.call("GET", similar).content == expected, "of the kept pictures it is the picture itself"
     server.call("PATCH", "/api/classes", {"name": "big cat"}, name="lion")
     assert counts() == {"big cat": 6}
     server.call("POST", "/api/undo")
@@ -190,6 +221,8 @@ def test_small_pictures_follow_the_model(server: Server, emoji: dict[str, list[b
     assert counts() == {"lion": 6, "banana": 6}, "a lesson that is brought back brings them along"
     server.call("DELETE", "/api/classes", name="banana")
     server.call("DELETE", "/api/classes", name="lion")
+    assert len(list(small.iterdir())) == 1, "those of the lion, for an undo"
+    server.call("PATCH", "/api/classes", {"name": "big rocket"}, name="rocket")
     assert not list(small.iterdir())
     server.call("PATCH", "/api/settings", {"keep_small_pictures": False})
     assert not small.exists()

@@ -78,6 +78,17 @@ def test_without_the_token_nothing_is_answered() -> None:
     assert ask("/api/model?token=secret", token="secret").status_code == 401, "only the page takes it in the address"
 
 
+def test_the_token_on_another_host() -> None:
+    """The server is reached by any name; the cookie of another port or a page of another name does not count."""
+    for host in ("192.168.7.7:7860", "lab.example:7860"):
+        assert ask("/api/model", COOKIE, ("Origin", f"http://{host}"), host=host, token="secret").status_code == 200
+        assert ask("/api/model", COOKIE, ("Origin", f"http://{OWN}"), host=host, token="secret").status_code == 403
+        other = ("Cookie", COOKIE[1].replace("7860", "7861"))
+        assert ask("/api/model", other, host=host, token="secret").status_code == 401
+        assert ask("/?token=secret", host=host, token="secret").headers["Location"] == "/"
+        assert ask("/?token=other", host=host, token="secret").status_code == 401
+
+
 def test_a_body_has_a_size_and_a_limit() -> None:
     assert ask("/api/predict", method="POST", content=b"x" * 400).status_code == 200
     assert ask("/api/predict", method="POST", content=b"x" * 401).status_code == 413

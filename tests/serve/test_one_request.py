@@ -71,6 +71,13 @@ def test_a_full_disk_is_one_plain_sentence_and_nothing_is_left(
         add(service, 2)
 
 
+def test_the_document_says_that_errors_are_json_and_bodies_are_needed(service: Service) -> None:
+    for path, methods in ask(service, "GET", "/api/openapi.json").json()["paths"].items():
+        for described in methods.values():
+            assert list(described["responses"]["default"]["content"]) == ["application/json"], path
+    assert ask(service, "POST", "/api/predict").status_code == 400
+
+
 def test_those_before_a_refused_picture_wait(service: Service) -> None:
     assert add(service, 3).status_code == 400
     assert len(service.staging.classes()["fox"]) == 2 and service.staging.revision == 2

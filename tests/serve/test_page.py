@@ -30,6 +30,22 @@ said.renamed = allClasses().map((each) => each.name);
 console.log(JSON.stringify(said));
 """
 
+COLOURS = """
+let names = ["apple", "banana", "pizza", "dolphin", "fox"];
+globalThis.fetch = async () => ({ ok: true, json: async () => ({ classes: names.map((name) => ({ name })) }) });
+const { loadModel, slotOf } = await import("./store.js");
+const after = async (now) => { names = now; await loadModel(); return names.map(slotOf); };
+const said = { few: await after(names) };
+said.renamed = await after(["apple", "plantain", "pizza", "dolphin", "fox"]);
+said.forgotten = await after(["apple", "pizza", "dolphin", "fox"]);
+const fresh = await import("./store.js?again");
+names = ["apple", "banana", "pizza", "dolphin", "fox"];
+await fresh.loadModel();
+said.reloaded = names.map(fresh.slotOf);
+said.many = await after(Array.from({ length: 40 }, (_, number) => `class ${number}`));
+console.log(JSON.stringify(said));
+"""
+
 
 def source(name: str) -> str:
     return (STATIC / name).read_text(encoding="utf-8")
@@ -54,12 +70,30 @@ def test_the_page_and_the_server_agree_on_equal_names(tmp_path: Path) -> None:
     names = (f"x{letter}{end}" for letter in letters for end in ("", "y"))
     pairs = [(first, name) for name in names if (first := found.setdefault(same_name(name), name)) != name]
     (tmp_path / "pairs.json").write_text(json.dumps(pairs))
-    said = json.loads(run_node(tmp_path, NAMES, "api.js", "store.js"))
+    said = json.loads(run_node(tmp_path, NAMES, "api.js", "dom.js", "store.js"))
     assert said["cleaned"] == ["my dog", "a b", "café", ""]
     assert said["same"] == [True, True, False]
     assert said["pairs"] == [], "one class for the server is one card"
     assert said["known"] == ["My dog", "new one"]
     assert said["renamed"] == ["our cat", "new one"], "the card of the old name is gone"
+
+
+@pytest.mark.skipif(NODE is None, reason="needs Node.js")
+def test_a_class_keeps_its_colour_and_shares_it_with_none(tmp_path: Path) -> None:
+    """Whatever is renamed and forgotten."""
+    said = json.loads(run_node(tmp_path, COLOURS, "api.js", "dom.js", "store.js"))
+    few, reloaded, renamed, forgotten, many = (
+        said["few"],
+        said["reloaded"],
+        said["renamed"],
+        said["forgotten"],
+        said["many"],
+    )
+    assert few == reloaded == renamed
+    assert forgotten == few[:1] + few[2:]
+    assert len(set(many)) == 40
+    hues = sorted(slot % 24 for slot in few)
+    assert min((b - a) % 24 for a, b in zip(hues, hues[1:] + hues[:1], strict=True)) >= 4, "few classes differ clearly"
 
 
 @pytest.mark.skipif(NODE is None, reason="needs Node.js")

@@ -22,8 +22,8 @@ import json, sys
 from pathlib import Path
 from clipcil.serve.answers import Limits
 from clipcil.serve.server import serve_model
-model, host, method, limits = json.loads(sys.argv[1])
-serve_model(Path(model), host, 0, False, method, None, "cpu", Limits(**limits))
+model, host, port, method, limits = json.loads(sys.argv[1])
+serve_model(Path(model), host, port, False, method, None, "cpu", Limits(**limits))
 """
 SECONDS = 120.0
 
@@ -86,10 +86,10 @@ class Server:
 
 @contextmanager
 def running(
-    model: Path, cache: Path, *, host: str = "127.0.0.1", method: str | None = None, **limits: int
+    model: Path, cache: Path, *, host: str = "127.0.0.1", port: int = 0, method: str | None = None, **limits: int
 ) -> Iterator[Server]:
     """A server on `model`, stopped at the end as Ctrl-C stops it."""
-    command = [sys.executable, "-c", CODE, json.dumps([str(model), host, method, limits])]
+    command = [sys.executable, "-c", CODE, json.dumps([str(model), host, port, method, limits])]
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment(cache)
     )

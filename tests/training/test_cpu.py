@@ -42,6 +42,22 @@ with flushed_denormals():
 """
 """Prints how many of 2²⁰ numbers are rounded to 0, of which two threads compute one half each."""
 
+HELD = """
+from pathlib import Path
+from clipcil.training.cpu import return_freed_memory
+
+def held():
+    return int(Path("/proc/self/statm").read_text().split()[1])
+
+parts = [b"%d" % number * 2**14 for number in range(1000)]
+last, before = parts.pop(), held()
+del parts
+print(before - held())
+return_freed_memory()
+print(before - held())
+"""
+"""Prints how many pages are given back when those below a part that stays are freed, and when they are returned."""
+
 
 def printed(program: str) -> list[str]:
     """The words that a program prints in a process of its own, with the defaults of glibc."""
@@ -56,6 +72,12 @@ def test_large_tensors_are_taken_from_the_kernel_once() -> None:
     assert int(usual) >= 20 * 32  # pages of 2 MiB at most: every tensor is new memory
     done, kept = printed(FAULTS.format(keep=True))
     assert done == "True" and int(kept) * 5 < int(usual)
+
+
+@pytest.mark.skipif("CS_GNU_LIBC_VERSION" not in os.confstr_names, reason="another C library than glibc")
+def test_freed_memory_is_returned() -> None:
+    freed, returned = printed(HELD)
+    assert int(freed) < 1000 < 8000 < int(returned)
 
 
 @pytest.mark.parametrize("name", SETTINGS_OF_GLIBC)

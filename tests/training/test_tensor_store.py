@@ -1,5 +1,6 @@
 """What runs share on disk: the same bytes with and without it, for runs that may share, and never for others."""
 
+import json
 import os
 import time
 from dataclasses import replace
@@ -8,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save
 from torch import Tensor, nn
 
 from clipcil.checks import some_classes
@@ -15,7 +17,7 @@ from clipcil.clip import CLIP, load_clip
 from clipcil.data.reader import Reader
 from clipcil.experiment.experiment import Experiment, LoadCache
 from clipcil.methods.dmc import DMC
-from clipcil.tensor_store import ABANDONED, SHARED_BYTES, STAGES_GIB, TensorStore, content_key
+from clipcil.tensor_store import ABANDONED, DTYPES, SHARED_BYTES, STAGES_GIB, TensorStore, content_key, pack, read_entry
 from clipcil.training.own_random import own_random
 from clipcil.training.trainer import Trainer, Training
 from support.errors import one_line
@@ -118,7 +120,7 @@ def test_a_stage_depends_on_the_rate_of_each_group_and_on_the_number_of_rows(tmp
 
 
 def test_features_of_a_shared_tower_are_computed_once(tmp_path: Path, run: Runner) -> None:
-    """Levels, which the cache does not keep, are computed again and have the same bits."""
+    """Levels are kept once they were asked for; computed or found, they have the same bits."""
     pictures = run.data.test
     rows, kept = torch.arange(len(pictures)), TensorStore(tmp_path / "cache")
 
@@ -129,7 +131,8 @@ def test_features_of_a_shared_tower_are_computed_once(tmp_path: Path, run: Runne
         clip.touch()
         return Reader(clip, tmp_path / "pixels", store=kept)
 
-    first, again, other = reader(), reader(), reader(scale=1.5)  # the last has the same name and other weights
+    first, again, third = reader(), reader(), reader()
+    other = reader(scale=1.5)  # the same name, other weights
     for start in range(0, len(rows), 50):
         first.encoded(pictures, rows[start : start + 50])
     expected = first.open(pictures)
@@ -137,6 +140,8 @@ def test_features_of_a_shared_tower_are_computed_once(tmp_path: Path, run: Runne
     found = again.open(pictures)
     assert torch.equal(found.features, expected.features) and again.passed == 0
     assert torch.equal(found.levels, expected.levels) and again.passed == len(pictures)
+    assert torch.equal(third.open(pictures).levels, expected.levels) and third.passed == 0
+    assert kept.held_bytes() >= expected.features.nbytes + expected.levels.nbytes
     assert not torch.equal(other.open(pictures).features, expected.features)
     assert other.passed == len(pictures)
 
@@ -180,6 +185,18 @@ def test_the_cache_stays_within_its_bound_and_drops_the_oldest(tmp_path: Path) -
     assert [kept.load(key) is not None for key in keys] == [True, False, True]
     kept.save("large", {"a": torch.zeros(9000)})
     assert kept.load("large") is None
+
+
+def test_packed_tensors_are_those_of_the_library(tmp_path: Path) -> None:
+    tensors = {f"of {dtype}": torch.tensor([[1, 0], [1, 1], [0, 1]]).to(dtype) for dtype in DTYPES}
+    tensors |= {"one": torch.tensor(3.0), "none": torch.zeros(0, 4), "turned": torch.arange(6.0).view(2, 3).T}
+    facts = {"name": "fünf", "numbers": [1, 2]}
+    found, read = read_entry(TensorStore(tmp_path).save("key", tensors, facts))
+    assert read == facts and set(found) == set(tensors)
+    for name, value in tensors.items():
+        assert found[name].dtype == value.dtype and torch.equal(found[name], value)
+    plain, kept = {name: value.contiguous() for name, value in tensors.items()}, {"facts": json.dumps(facts)}
+    assert b"".join(pack(tensors, facts)) == save(plain, kept) and b"".join(pack(tensors)) == save(plain)
 
 
 def test_the_bound_is_the_user_s(monkeypatch: pytest.MonkeyPatch) -> None:

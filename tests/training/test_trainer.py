@@ -9,6 +9,7 @@ from lightning_fabric import Fabric
 from lightning_fabric.plugins.precision import MixedPrecision
 from torch import nn
 
+from clipcil.training import trainer
 from clipcil.training.augment import TowerTraining
 from clipcil.training.trainer import Trainer, Training
 from support.errors import one_line
@@ -94,3 +95,19 @@ def test_the_scale_of_a_stage_does_not_depend_on_the_stages_before_it() -> None:
     how = {"optimizer": "sgd", "clip_norm": 1, "schedule": "cosine"}
     ends = [fitted(1e34, 1, 8e33, 1, trainer=each, **how) for each in (scaled_trainer(), trainer, trainer)]
     assert ends[0] == ends[1] == ends[2]
+
+
+@pytest.mark.parametrize("kind", ["adamw", "adam"])
+def test_the_fast_step_of_many_numbers_differs_by_rounding(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def trained() -> torch.Tensor:
+        torch.manual_seed(0)
+        weight = nn.Parameter(torch.linspace(-1, 1, 5000))
+        how = Training(epochs=30, lr=0.01, weight_decay=0.1, optimizer=kind)
+        Trainer().fit("stage", [weight], 4, lambda rows: (weight.sin() * (1 + rows.sum())).square().sum(), how)
+        return weight.detach()
+
+    expected = trained()
+    monkeypatch.setattr(trainer, "LARGE", 1000)
+    found = trained()
+    assert not torch.equal(found, expected)
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-4)

@@ -260,11 +260,12 @@ class Classifier:
         labels, answers, unreadable = dataset.train.labels.tolist(), [], []
         pictures = [dataset.train.pictures[row] for row in dataset.train.rows.tolist()]
         with notebook_progress() as bar, self.learner.monitor.watching(on_progress or bar, None):
-            for label, (picture, guess) in zip(labels, self.predict_stream(pictures, top=1), strict=True):
+            for label, (picture, guess) in zip(labels, self.predict_stream(pictures, top=2), strict=True):
                 if guess.error is not None:
                     unreadable.append(guess.error)
                 else:
-                    answers.append(Answer(names[label], guess.names[0], guess.probabilities[0], guess.unknown, picture))
+                    answer = guess.answer_to(names[label])
+                    answers.append(Answer(names[label], answer, guess.probabilities[0], guess.unknown, picture))
                 self.learner.monitor.progress("testing", len(answers) + len(unreadable), len(pictures))
         return replace(evaluate_answers(answers, known), unreadable=unreadable)
 

@@ -87,7 +87,7 @@ def write_model(folder: Path, state: ModelState, *, keep_previous: bool = False)
     With `keep_previous` the model that was there is kept for `restore_previous`; otherwise nothing of an earlier model
     is left. The caller holds the lock.
     """
-    data = pack(state.tensors)
+    data = b"".join(pack(state.tensors))
     digest = hashlib.sha256(data).hexdigest()
     facts = replace(state.facts, weights=f"weights-{digest[:12]}.safetensors", sha256=digest)
     files = {facts.weights: data, CARD: _card(facts), MODEL: toml_bytes(folder / MODEL, to_table(facts))}
@@ -104,7 +104,7 @@ def restore_previous(folder: Path) -> Facts:
         facts = read_model(folder, PREVIOUS)
     except MissingFileError as error:
         raise UserError(
-            f"nothing can be undone: {folder} keeps no model before the first lesson, nor after a class was forgotten"
+            f"nothing can be undone: {folder} keeps no model of before the first lesson or before forgetting for good"
         ) from error
     _read_weights(folder, facts)
     files = {MODEL: read_bytes(folder / PREVIOUS), PREVIOUS: read_bytes(folder / MODEL), CARD: _card(facts)}

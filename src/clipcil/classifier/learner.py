@@ -282,9 +282,9 @@ class Learner:
     def evaluate(self, scores: Scores, labels: Tensor) -> Evaluation:
         """Evaluate the method on the scores of labelled pictures."""
         names, how = self.facts.names, self.facts.calibration
-        found = (most_likely(logits, novelty, names, 1, how) for logits, novelty in scores)
+        found = (most_likely(logits, novelty, names, 2, how) for logits, novelty in scores)
         answers = (
-            Answer(names[label], guess.names[0], guess.probabilities[0], guess.unknown)
+            Answer(names[label], guess.answer_to(names[label]), guess.probabilities[0], guess.unknown)
             for label, guess in zip(labels.tolist(), found, strict=True)
         )
         return evaluate_answers(answers, names)

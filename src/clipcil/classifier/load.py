@@ -34,7 +34,8 @@ def load(
         folder: Where it was saved.
         backbone: Path of the model's backbone on this machine, if it has moved.
         device: cpu, cuda or auto.
-        allow_download: Download a backbone that the folder names and that is not here; `backbone` needs no permission.
+        allow_download: Allow downloading the backbone that the folder names; one given as `backbone` needs no such
+            permission.
 
     Raises:
         UserError: There is no model, it is damaged, or it was taught with another backbone.

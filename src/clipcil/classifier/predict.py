@@ -50,6 +50,11 @@ class Prediction:
         """The likeliest class; None where the picture is unknown or broken."""
         return self.names[0] if self.names and not self.unknown else None
 
+    def answer_to(self, true: str) -> str:
+        """The likeliest class; of two equally likely ones the one that is not `true`, as chance is not right."""
+        tied = len(self.names) > 1 and self.probabilities[0] == self.probabilities[1]
+        return self.names[1] if tied and self.names[0] == true else self.names[0]
+
 
 @dataclass(frozen=True)
 class Scores:

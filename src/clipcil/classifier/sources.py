@@ -1,8 +1,11 @@
 """Sources of training pictures: a folder of class folders, a mapping of names to pictures, or a dataset.
 
-A folder whose class folders are at the wrong level is refused, with a guess at what was meant.
+A folder whose class folders are at the wrong level is refused, with a guess at what was meant. A list of corrections,
+which the page of `clipcil test` exports, is a source like a folder.
 """
 
+import csv
+import io
 import os
 import uuid
 from collections import Counter
@@ -24,13 +27,18 @@ from clipcil.data.names import clean_name, need_text
 from clipcil.data.pictures import Picture, PictureSet
 from clipcil.data.sources import HEIC, SUFFIXES, as_picture, list_files, list_folders, no_pictures, walk
 from clipcil.errors import UserError, counted, quoted
+from clipcil.limits import MOST_OWN_TEXT
+from clipcil.storage import read_text
 
 NAMES_SHOWN = 3
 """Names shown of a longer list."""
 TEMPLATE = "a photo of a {}."
 
+FIXES = "fixes.csv"
+"""A list of corrections: the columns `picture` (a path) and `class`."""
+
 Source = str | Path | Mapping[str, Sequence[Any]] | Dataset
-"""A class/picture tree, `{name: [pictures]}`, or a dataset (its training part)."""
+"""A class/picture tree, a list of corrections, `{name: [pictures]}`, or a dataset (its training part)."""
 
 
 def read_source(source: Source, subfolders: bool = False) -> Dataset:
@@ -58,6 +66,8 @@ def read_source(source: Source, subfolders: bool = False) -> Dataset:
         kind = type(given).__name__
         raise UserError(f"a {kind} cannot be learnt; give a folder, {{name: [pictures]}} or a clipcil.Dataset")
     root = Path(given)
+    if (fixes := find_fixes(root)) is not None:
+        return read_source(read_fixes(fixes))
     check_layout(root, subfolders)
     names, files = read_tree(root)
     return _learnable(str(root), names, picture_files(str(root), root, files))
@@ -65,6 +75,28 @@ def read_source(source: Source, subfolders: bool = False) -> Dataset:
 
 def _learnable(name: str, classes: list[str], train: PictureSet, templates: tuple[str, ...] = (TEMPLATE,)) -> Dataset:
     return Dataset(name, classes, train, train.subset(torch.empty(0, dtype=torch.int64)), templates)
+
+
+def find_fixes(source: Path) -> Path | None:
+    """The list of corrections that `source` is, or that lies in it instead of class folders."""
+    if source.is_file():
+        return source if source.suffix == ".csv" else None
+    fixes = source / FIXES
+    return fixes if fixes.is_file() and not list_folders(source) else None
+
+
+def read_fixes(path: Path) -> dict[str, list[Path]]:
+    """The pictures of each class in a list of corrections; paths are relative to the folder of the list."""
+    found: dict[str, list[Path]] = {}
+    for line in csv.DictReader(io.StringIO(read_text(path, MOST_OWN_TEXT, links=True), newline="")):
+        if not line.get("picture") or not line.get("class"):
+            raise UserError(
+                f"{path} is not a list of corrections; it needs the columns picture and class in every line"
+            )
+        found.setdefault(line["class"], []).append(path.parent / line["picture"])
+    if not found:
+        raise UserError(f"{path} names no picture; tick some on the page and save the list again")
+    return found
 
 
 def as_list(pictures: Any) -> tuple[list[Any] | Any, bool]:
@@ -142,6 +174,8 @@ def check_swapped(model: Path, folder: Path, command: str) -> None:
 
 def skipped_files(root: Path) -> list[Path]:
     """Files below `root` that are not learnt: not pictures by their ending, or pictures outside the class folders."""
+    if find_fixes(root) is not None:
+        return []
     found = [path for path in walk(root) if path.parent == root or path.suffix.lower() not in SUFFIXES]
     return sorted(found, key=lambda path: (path.parent != root, path.as_posix()))
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 import clipcil
 from clipcil.classifier.scoring import Calibration
-from clipcil.data.names import Template, need_text, same_name
+from clipcil.data.names import Template, folder_class, need_text, same_name
 from clipcil.errors import UserError, nearest
 from clipcil.settings import Count, Text, typed
 
@@ -115,8 +115,13 @@ class Facts:
         return sum(known.right for known in self.known), sum(known.held_out for known in self.known)
 
     def find(self, names: list[str]) -> list[int | None]:
-        """The class of each name. CLIP reads everything in lower case, so case makes no difference."""
-        places = {same_name(known.name): index for index, known in enumerate(self.known)}
+        """The class of each name. CLIP reads everything in lower case, so case makes no difference.
+
+        A model of an earlier version may have names with the numbers of folders, `001.Black footed Albatross`.
+        """
+        names_of = [known.name for known in self.known]
+        places = {same_name(folder_class(name)): index for index, name in enumerate(names_of)}
+        places |= {same_name(name): index for index, name in enumerate(names_of)}
         return [places.get(same_name(need_text(name))) for name in names]
 
     def need(self, name: str) -> int:

@@ -8,11 +8,13 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import ConfigDict, Field, model_validator
 from pydantic.dataclasses import dataclass
 
+from clipcil.limits import LONGEST_SIDE, MOST_TOKENS
 from clipcil.settings import typed
 
-Size = Annotated[int, Field(ge=1, le=10**6)]
+Size = Annotated[int, Field(ge=1, le=MOST_TOKENS)]
 """The bound, far above every CLIP, refuses a damaged config before towers are built."""
-TokenId = Annotated[int, Field(ge=0, le=10**6)]
+TokenId = Annotated[int, Field(ge=0, le=MOST_TOKENS)]
+Side = Annotated[int, Field(ge=1, le=LONGEST_SIDE)]
 HUGGING_FACE = {
     "width": "hidden_size",
     "layers": "num_hidden_layers",
@@ -57,8 +59,14 @@ class VisionConfig(TowerConfig):
     """The vision tower: a ViT over `channels × image_size × image_size`, cut into `patch_size` squares."""
 
     channels: Size = 3
-    image_size: Size = 224
-    patch_size: Size = 32
+    image_size: Side = 224
+    patch_size: Side = 32
+
+    @model_validator(mode="after")
+    def _patches_fit(self) -> Self:
+        if self.patch_size > self.image_size:
+            raise ValueError(f"patches of {self.patch_size} do not fit into pictures of {self.image_size}")
+        return self
 
     @property
     def patches(self) -> int:

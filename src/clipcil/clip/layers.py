@@ -49,8 +49,12 @@ class Attention(nn.Module):
     ) -> Tensor:
         """Attention of projected queries (B, Q, width), keys and values (B, T, width) → (B, Q, width).
 
-        `mask` is broadcast to (B, heads, Q, T); True: may attend.
+        `mask` is broadcast to (B, heads, Q, T); True: may attend. Mixed precision leaves it in single precision on a
+        CPU, whose backward pass in bfloat16 takes many times as long.
         """
+        if queries.device.type == "cpu" and torch.is_autocast_enabled("cpu"):
+            with torch.autocast("cpu", enabled=False):
+                return self.mix(queries.float(), keys.float(), values.float(), causal, mask)
         mixed = F.scaled_dot_product_attention(
             self._split(queries), self._split(keys), self._split(values), attn_mask=mask, is_causal=causal
         )  # (B, heads, Q, width / heads)

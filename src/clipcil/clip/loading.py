@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import torch
+from PIL import Image
 from pydantic import Field
 from safetensors import SafetensorError
 from safetensors.torch import load_file
@@ -128,7 +129,21 @@ def _from_file(path: Path, name: str) -> CLIP:
     ours = {key.partition(".")[2]: key for key in clip.state_dict()}  # without "vision." or "text." before them
     set_weights(clip, {ours.get(key, key): value for key, value in tensors.items()}, f"'{name}'")
     clip.vision.inner = preprocess.trunk.inner_sizes if preprocess.trunk is not None else ()
-    return clip.freeze()
+    clip.freeze()
+    with _errors_name(f"weights and config of '{name}'"):
+        _try_out(clip)
+    return clip
+
+
+@torch.no_grad()
+def _try_out(clip: CLIP) -> None:
+    """Refuse a backbone whose features of two pictures, or of two texts, are not finite or do not differ."""
+    pixels = clip.preprocess([Image.linear_gradient("L"), Image.radial_gradient("L")])
+    seen, texts = clip.vision(pixels, class_only=True), clip.encode_texts(["a", "photo"])
+    if not all(bool(each.isfinite().all()) for each in (seen.features, seen.levels, texts, clip.scale)):
+        raise UserError("features are not finite; copy its files again")
+    if torch.equal(seen.features[0], seen.features[1]) or torch.equal(texts[0], texts[1]):
+        raise UserError("all pictures or all texts have the same features; copy its files again")
 
 
 def _preprocess(folder: Path, config: VisionConfig) -> Preprocess:

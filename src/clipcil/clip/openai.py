@@ -11,7 +11,7 @@ import re
 import warnings
 import zipfile
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +19,10 @@ import torch
 from pydantic import InstanceOf, TypeAdapter
 from torch import Tensor
 
-from clipcil.clip.config import CLIPConfig, TextConfig, VisionConfig
+from clipcil.clip.config import CLIPConfig
 from clipcil.clip.preprocess import Steps
 from clipcil.errors import UserError, first_line
+from clipcil.settings import typed
 from clipcil.storage import sha256
 
 OPEN_CLIP_CONFIG = "open_clip_config.json"
@@ -139,11 +140,11 @@ def make_config(settings: Mapping[str, Any], tensors: Mapping[str, Tensor], name
     if "heads" in (model.get("text_cfg") or {}):
         text["heads"] = int(model["text_cfg"]["heads"])
     side = math.isqrt(places - 1) * patch
-    return CLIPConfig(
-        VisionConfig(**vision, channels=channels, image_size=side, patch_size=patch),
-        TextConfig(**text, vocab=vocab, context=context),
-        dim,
+    vision |= {"channels": channels, "image_size": side, "patch_size": patch}
+    config: CLIPConfig = typed(
+        {"vision": vision, "text": {**text, "vocab": vocab, "context": context}, "dim": dim}, CLIPConfig
     )
+    return config
 
 
 def _shared(tensors: Mapping[str, Tensor], tower: str) -> dict[str, Any]:
@@ -159,4 +160,5 @@ def make_steps(settings: Mapping[str, Any], image_size: int) -> Steps:
     steps = Steps.plain(image_size)
     if found.get("resize_mode") == "squash":
         steps = replace(steps, short_side=None, exact=steps.crop)
-    return replace(steps, mean=found.get("mean") or steps.mean, std=found.get("std") or steps.std)
+    changed: Steps = typed({**asdict(steps), **{key: found[key] for key in ("mean", "std") if found.get(key)}}, Steps)
+    return changed

@@ -11,19 +11,21 @@ from typing import Annotated, Any, Literal
 import numpy as np
 import torch
 from PIL import Image
-from pydantic import Field, FiniteFloat
+from pydantic import Field
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
+from clipcil.clip.config import Side
 from clipcil.clip.trunk import Trunk
 from clipcil.errors import UserError
+from clipcil.limits import LONGEST_SHAPE
+from clipcil.settings import typed
 
 OPENAI_MEAN = (0.48145466, 0.4578275, 0.40821073)
 OPENAI_STD = (0.26862954, 0.26130258, 0.27577711)
-LONGEST_SHAPE = 32
-"""Longer pictures are cropped to this ratio of the sides before they are resized, to bound the memory."""
-Side = Annotated[int, Field(ge=1, le=10_000)]
-Deviation = Annotated[FiniteFloat, Field(gt=0)]
+Mean = Annotated[float, Field(ge=-1000, le=1000)]
+Factor = Annotated[float, Field(ge=1e-6, le=1000)]
+"""Far from every CLIP's: with such values pixels are finite, and their products with weights too."""
 
 
 @dataclass(frozen=True)
@@ -38,9 +40,9 @@ class Steps:
     """Or resize to (height, width) without keeping the shape."""
     resample: Literal[0, 1, 2, 3, 4, 5] = 3
     """A filter of `PIL.Image.Resampling`; 3 is bicubic."""
-    mean: tuple[FiniteFloat, FiniteFloat, FiniteFloat] = OPENAI_MEAN
-    std: tuple[Deviation, Deviation, Deviation] = OPENAI_STD
-    rescale: FiniteFloat = 1 / 255
+    mean: tuple[Mean, Mean, Mean] = OPENAI_MEAN
+    std: tuple[Factor, Factor, Factor] = OPENAI_STD
+    rescale: Factor = 1 / 255
 
     @classmethod
     def plain(cls, image_size: int) -> Steps:
@@ -57,22 +59,26 @@ class Steps:
         if crop not in (None, (image_size, image_size)):
             raise UserError(f"it makes pictures of {crop}, config.json wants {image_size}×{image_size}")
         normalise, rescale = raw.get("do_normalize", True), raw.get("do_rescale", True)
-        return cls(
-            crop=(image_size, image_size),
-            short_side=short,
-            exact=exact,
-            resample=raw.get("resample", 3),
-            mean=raw.get("image_mean", OPENAI_MEAN) if normalise else (0.0, 0.0, 0.0),
-            std=raw.get("image_std", OPENAI_STD) if normalise else (1.0, 1.0, 1.0),
-            rescale=raw.get("rescale_factor", 1 / 255) if rescale else 1.0,
-        )
+        values = {
+            "crop": (image_size, image_size),
+            "short_side": short,
+            "exact": exact,
+            "resample": raw.get("resample", 3),
+            "mean": raw.get("image_mean", OPENAI_MEAN) if normalise else (0.0, 0.0, 0.0),
+            "std": raw.get("image_std", OPENAI_STD) if normalise else (1.0, 1.0, 1.0),
+            "rescale": raw.get("rescale_factor", 1 / 255) if rescale else 1.0,
+        }
+        steps: Steps = typed(values, cls)
+        return steps
 
     @classmethod
     def from_trunk(cls, spec: Mapping[str, Any]) -> Steps:
         """From the content of a `trunk.json`."""
         side, filters = (spec["image_size"], spec["image_size"]), Image.Resampling
         resample: Any = int(filters[spec["resample"].upper()])
-        return cls(crop=side, exact=side, resample=resample, mean=spec["image_mean"], std=spec["image_std"])
+        values = {"crop": side, "exact": side, "resample": resample}
+        steps: Steps = typed({**values, "mean": spec["image_mean"], "std": spec["image_std"]}, cls)
+        return steps
 
 
 class Preprocess:

@@ -6,10 +6,9 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
-from pydantic.dataclasses import dataclass
 from tokenizers import Regex, normalizers, pre_tokenizers, processors
 from tokenizers import Tokenizer as Backend
 from tokenizers.models import BPE
@@ -27,30 +26,13 @@ _WORDS = r"'s|'t|'re|'ve|'m|'ll|'d|\p{L}+|\p{N}|[^\s\p{L}\p{N}]+"
 _BLANKS = {"type": "Replace", "pattern": {"Regex": r"\s+"}, "content": " "}
 _NORMALIZERS = [{"type": "NFC"}, _BLANKS, {"type": "Lowercase"}]
 _SPLIT = {"type": "Split", "pattern": {"Regex": _WORDS}, "behavior": "Removed", "invert": True}
-
-
-@dataclass(frozen=True)
-class _Model:
-    """The part `model` of a `tokenizer.json`."""
-
-    type: Literal["BPE"]
-    vocab: dict[str, TokenId]
-    merges: list[str | tuple[str, str]]
-    end_of_word_suffix: Literal["</w>"]
-    unk_token: str | None = None
-    dropout: Literal[0] | None = None
-    continuing_subword_prefix: Literal[""] | None = None
-    fuse_unk: Literal[False] = False
-    byte_fallback: Literal[False] = False
-    ignore_merges: Literal[False] = False
-
-
-@dataclass(frozen=True)
-class _Added:
-    """A special token."""
-
-    content: Literal["<|startoftext|>", "<|endoftext|>"]
-    id: TokenId
+_MODEL: dict[str, tuple[Any, ...]] = {
+    "type": ("BPE",),
+    "end_of_word_suffix": ("</w>",),
+    "continuing_subword_prefix": (None, ""),
+    **dict.fromkeys(("dropout", "fuse_unk", "byte_fallback", "ignore_merges"), (None, False)),
+}
+"""The values of CLIP's model of a `tokenizer.json`."""
 
 
 class Tokenizer:
@@ -114,8 +96,13 @@ class Tokenizer:
 
 def _from_json(table: dict[str, Any]) -> Backend:
     """The tokenizer of a `tokenizer.json`; a `UserError` where a part is not CLIP's."""
-    model: _Model = typed(table["model"], _Model, "model")
-    added: list[_Added] = typed(table.get("added_tokens", []), list[_Added], "added_tokens")
+    model: dict[str, Any] = typed(table["model"], dict[str, Any], "model")
+    for key, allowed in _MODEL.items():
+        if model.get(key) not in allowed:
+            raise UserError(f"'model.{key}' is '{str(model.get(key))[:60]}', not CLIP's")
+    added = {each["content"]: each["id"] for each in table.get("added_tokens", [])}
+    if more := added.keys() - {BOS, EOS}:
+        raise UserError(f"it adds the token '{min(more)[:60]}'")
     split, letters = table["pre_tokenizer"]["pretokenizers"]
     words = split["pattern"]["Regex"].removeprefix(r"<\|startoftext\|>|<\|endoftext\|>|")
     split = {**split, "pattern": {"Regex": words.replace(r"[\p{L}]", r"\p{L}").replace(r"[\p{N}]", r"\p{N}")}}
@@ -124,8 +111,8 @@ def _from_json(table: dict[str, Any]) -> Backend:
         raise UserError("its normalizer or pre-tokenizer is not CLIP's")
     if (table.get("post_processor") or {}).get("type") not in ("RobertaProcessing", "TemplateProcessing"):
         raise UserError(f"it does not put {BOS} and {EOS} around a text")
-    merges = [each if isinstance(each, str) else " ".join(each) for each in model.merges]
-    return _bpe(model.vocab | {each.content: each.id for each in added}, merges, model.unk_token)
+    merges = [each if isinstance(each, str) else " ".join(each) for each in model["merges"]]
+    return _bpe(typed(model["vocab"] | added, dict[str, TokenId], "vocab"), merges, model.get("unk_token"))
 
 
 def _bpe(vocab: dict[str, int], merges: Sequence[str], unknown: str | None) -> Backend:

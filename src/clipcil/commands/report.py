@@ -21,8 +21,8 @@ def report(
 
     The page shows the accuracy after each task, the accuracy matrix, forgetting, drift before and after calibration,
     confusion between tasks, seconds per phase, the paper's numbers beside the measured ones, settings, and pictures
-    with right and wrong predictions. For a taught model it shows the lessons with the accuracy over all classes after
-    each, the classes, and the most confused pairs.
+    with right and wrong predictions. For a taught model it shows the accuracy over all classes after each lesson, a
+    confusion matrix, the classes with their small pictures, and what to do next.
 
     For example:
       clipcil report runs/2026-01-31-dmc-ot-emoji
@@ -32,13 +32,13 @@ def report(
     Args:
         runs: Folders of runs, or folders that hold them, such as that of a bench; or one taught model.
         out: File to write. Default: report.html in the folder given, or here if several are; for a model, MODEL.html.
-        allow_download: Download a dataset that a run names and that is not here, to show its pictures.
+        allow_download: Allow downloading the dataset that a run names, to show its pictures.
     """
     from clipcil.classifier.folder import MODEL
     from clipcil.classifier.load import load
+    from clipcil.classifier.small_pictures import SmallPictures
     from clipcil.commands import text
-    from clipcil.report.html import write_page
-    from clipcil.report.page import write_report
+    from clipcil.report.page import write_model_page, write_report
     from clipcil.report.runs import find_runs
 
     if not runs:
@@ -48,7 +48,7 @@ def report(
             raise UserError(f"{runs[0]} is a taught model; name one model alone, or runs")
         path = out or runs[0].resolve().with_name(f"{runs[0].resolve().name}.html")
         model = load(runs[0], allow_download=allow_download)
-        write_page(path, "model.html", title="clipcil: model", model=model, found=model.held_out_evaluation())
+        write_model_page(path, model, runs[0], {name: SmallPictures(runs[0]).of(name) for name in model.classes})
         text.say(f"{path}: the model in {runs[0]}")
         return
     found = find_runs(runs)

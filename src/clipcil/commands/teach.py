@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from clipcil.commands.types import Backbone, Device, Download, Flag, Model, Name, NewBackbone, Number, Pictures, Words
-from clipcil.errors import UserError, counted, quoted
+from clipcil.errors import UserError, counted, printable, quoted
 from clipcil.network import allow_downloads
 
 if TYPE_CHECKING:
@@ -46,11 +47,12 @@ def learn(
     For example:
       clipcil learn birds/ week1/
       clipcil learn birds/ week2/ --dry-run
+      clipcil learn birds/ fixes.csv
       clipcil learn tuned/ week1/ --method dmc-ot
 
     Args:
         model: Folder of the model; created if it does not exist.
-        folder: Folder of class folders.
+        folder: Folder of class folders, or the list of corrections that the page of `clipcil test` saves.
         method: Method of a new model; `clipcil methods` lists them. Default: strata.
         seed: Seed of a new model. Default: 0.
         set: Settings of the method, for a new model.
@@ -58,7 +60,7 @@ def learn(
         skip_broken: Leave out pictures that cannot be decoded, and list them, instead of stopping.
         subfolders: Accept class folders that hold only folders of pictures.
         dry_run: Show what would be learnt, and learn nothing.
-        quiet: Print only the closing lines.
+        quiet: Print one line with the result.
     """
     from clipcil.classifier.folder import refuse_other_folders
     from clipcil.classifier.load import load_or_new
@@ -89,13 +91,23 @@ def learn(
                     )
                 except BrokenPictureError as error:
                     raise UserError(f"{error}, or leave out all such pictures with --skip-broken") from error
-    text.lesson(classifier, lesson, model)
+    text.lesson(classifier, lesson, model, quiet)
 
 
-def forget(model: Model, name: ClassName, /, *, backbone: Backbone = None, allow_download: Download = False) -> None:
+def forget(
+    model: Model,
+    name: ClassName,
+    /,
+    *,
+    yes: Flag = False,
+    for_good: Flag = False,
+    backbone: Backbone = None,
+    allow_download: Download = False,
+) -> None:
     """Remove a class from a model, with everything that is kept of it.
 
-    Nothing of it is left in the folder, so this cannot be undone.
+    It asks first. `clipcil undo` brings the class back until the next change; with --for-good nothing of it is left in
+    the folder.
 
     For example:
       clipcil forget birds/ "house sparrow"
@@ -103,13 +115,30 @@ def forget(model: Model, name: ClassName, /, *, backbone: Backbone = None, allow
     Args:
         model: Folder of the model.
         name: The class.
+        yes: Do not ask.
+        for_good: Do not keep the model before it for clipcil undo.
     """
+    from clipcil.classifier.folder import read_model
     from clipcil.commands import text
 
-    # The previous model would still contain the class.
-    with allow_downloads(allow_download), _changing(model, keep_previous=False, backbone=backbone) as classifier:
+    facts = read_model(model)
+    known = facts.known[facts.need(name)]
+    if not yes and not sys.stdin.isatty():
+        raise UserError(f"'{known.name}' is not forgotten without a question; say --yes where nobody can answer it")
+    if not yes and not _agreed(f"Forget '{known.name}', learnt from {counted(known.pictures, 'picture')}?"):
+        text.say("nothing was changed")
+        return
+    with allow_downloads(allow_download), _changing(model, not for_good, backbone=backbone) as classifier:
         classifier.forget(name)
-    text.say(f"{quoted(model)} has forgotten '{name}'")
+    back = "" if for_good else f"; clipcil undo {quoted(model)} brings it back"
+    text.say(f"{quoted(model)} has forgotten '{known.name}'{back}")
+
+
+def _agreed(question: str) -> bool:
+    try:
+        return input(f"{printable(question)} [y/N] ").strip().lower() in ("y", "yes")
+    except EOFError:
+        return False
 
 
 def rename(
@@ -139,9 +168,9 @@ def rename(
 
 
 def undo(model: Model, /) -> None:
-    """Undo the last lesson or new name of a model; undoing again restores it.
+    """Undo the last change of a model: a lesson, a new name or a forgotten class; undoing again restores it.
 
-    The model before the last `clipcil learn` or `clipcil rename` is kept until the next change.
+    The model before the last `clipcil learn`, `rename` or `forget` is kept until the next change.
 
     For example:
       clipcil undo birds/
@@ -159,7 +188,7 @@ def undo(model: Model, /) -> None:
         facts = restore_previous(model)
         SmallPictures(model).follow(before)
     lessons, classes = counted(facts.lessons, "lesson"), counted(len(facts.known), "class", "classes")
-    text.say(f"{quoted(model)} is again as it was after {lessons}: it knows {classes}")
+    text.say(f"{quoted(model)} is the model after {lessons} again, with {classes}")
 
 
 def serve(

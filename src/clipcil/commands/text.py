@@ -21,7 +21,6 @@ from clipcil.classifier.predict import Prediction
 from clipcil.classifier.scoring import Calibration, Evaluation
 from clipcil.classifier.sources import describe_skipped, skipped_files
 from clipcil.data.dataset import Dataset
-from clipcil.data.names import same_name
 from clipcil.errors import counted, nearest, printable, quoted
 from clipcil.methods.registry import find_method
 
@@ -85,8 +84,8 @@ def json_text(value: Any, indent: int | None = None) -> str:
 def plan(model: Classifier, dataset: Dataset, folder: Path) -> None:
     """Print the classes with their numbers of pictures, which of them are new, and which files are skipped."""
     counts = dataset.train.labels.bincount(minlength=len(dataset.classes)).tolist()
-    known = {same_name(name) for name in model.classes}
-    about = ("known: more pictures" if same_name(name) in known else "new" for name in dataset.classes)
+    places = model.learner.facts.find(dataset.classes)
+    about = ("new" if place is None else "known: more pictures" for place in places)
     print_table(("class", "pictures", ""), zip(dataset.classes, counts, about, strict=True))
     if files := skipped_files(folder):
         more = [f"  … and {len(files) - 5} more"] if len(files) > 5 else []
@@ -102,12 +101,16 @@ def preview(lesson: Lesson, skip_broken: bool) -> None:
     say(*_repeated(lesson, "would be skipped"), *_notes(lesson), "nothing was learnt (--dry-run)")
 
 
-def lesson(model: Classifier, lesson: Lesson, folder: Path) -> None:
-    """Print the closing lines of a lesson."""
-    say(*(f"skipped: {line}" for line in lesson.unreadable), *_repeated(lesson, "skipped"))
+def lesson(model: Classifier, lesson: Lesson, folder: Path, quiet: bool = False) -> None:
+    """Print the closing lines of a lesson, or one line with its result."""
     more = f", and more of {counted(len(lesson.again), 'known class', 'known classes')}" if lesson.again else ""
     total, known = len(model.classes), counted(len(model.classes), "class", "classes")
-    say(f"learnt {counted(len(lesson.new), 'new class', 'new classes')}{more}; the model knows {known} now")
+    result = f"learnt {counted(len(lesson.new), 'new class', 'new classes')}{more}; the model knows {known} now"
+    if quiet:
+        right = f"; accuracy {lesson.accuracy:.1%}" if total > 1 and lesson.accuracy is not None else ""
+        say(f"{result}{right}")
+        return
+    say(*(f"skipped: {line}" for line in lesson.unreadable), *_repeated(lesson, "skipped"), result)
     held = f"; {lesson.held_out} held out" if lesson.held_out else ""
     say(f"trained on {lesson.pictures - lesson.held_out} of {counted(lesson.pictures, 'picture')}{held}")
     found, test = lesson.evaluation, f"clipcil test {quoted(folder)} FOLDER"
@@ -120,7 +123,7 @@ def lesson(model: Classifier, lesson: Lesson, folder: Path) -> None:
         say(confusions(found, 3))
     if lesson.calibration.threshold is not None:
         say(lesson.calibration.when_unknown)
-    say(*_notes(lesson), f"model in {quoted(folder)}; ask it: clipcil predict {quoted(folder)} PICTURE")
+    say(*_notes(lesson), f"model in {quoted(folder)}; try it: clipcil predict {quoted(folder)} PICTURE")
 
 
 def _repeated(lesson: Lesson, what: str) -> list[str]:

@@ -18,7 +18,7 @@ Count = Annotated[Number, Parameter(validator=validators.Number(gte=1, lte=1_000
 Flag = Annotated[bool, Parameter(negative=(), show_default=False)]
 Folder = Annotated[Path | None, Parameter(metavar="DIR")]
 File = Annotated[Path | None, Parameter(metavar="FILE")]
-Download = Annotated[Flag, Parameter(help="Download a backbone that the folder names and that is not here.")]
+Download = Annotated[Flag, Parameter(help="Allow downloading the backbone that the model or the run names.")]
 Device = Annotated[str, Parameter(metavar="NAME", help="cpu, cuda or auto.")]
 Name = Annotated[str | None, Parameter(metavar="NAME")]
 Backbone = Annotated[Name, Parameter(help="Path of the model's backbone on this machine, if it has moved.")]

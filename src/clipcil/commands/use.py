@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import Parameter
 
 from clipcil.commands.types import Address, Backbone, Count, Device, Download, File, Flag, Folder, Model, On, Pictures
-from clipcil.errors import UserError
+from clipcil.errors import UserError, quoted
 
 if TYPE_CHECKING:
     from clipcil.classifier.classifier import Classifier
@@ -184,7 +184,7 @@ def test(
     Args:
         model: Folder of the model.
         folder: Folder of class folders.
-        page: Write an HTML page too, with the mistakes sorted by confidence.
+        page: Write an HTML page too, with the mistakes sorted by confidence; it saves a list of corrections to learn.
         json: Print one JSON object.
         subfolders: Accept class folders that hold only folders of pictures.
     """
@@ -203,9 +203,12 @@ def test(
         text.test(classifier, found)
     if page is not None:
         mistakes = [(answer, _thumbnail(answer.picture)) for answer in found.mistakes[:MISTAKES_SHOWN]]
-        values = {"model": classifier, "found": found, "source": folder, "mistakes": mistakes}
+        command = f"clipcil learn {quoted(model)} fixes.csv"
+        values = {"model": classifier, "found": found, "source": folder, "mistakes": mistakes, "command": command}
         write_page(page, "test.html", title="clipcil: test", **values)
         print(f"page: {page}", file=sys.stderr if json else sys.stdout)
+        if mistakes and not json:
+            text.say(f"to correct the model, tick mistakes on the page, save the list, and then: {command}")
     if found.unreadable:
         sys.exit(1)
 

@@ -30,6 +30,15 @@ def clean_name(raw: str, *, camel: bool = False, hyphens: bool = False) -> str:
     return " ".join(text.split())
 
 
+def folder_class(folder: str) -> str:
+    """The class that a folder is named after; a number and a dot before it only sort the folders.
+
+    >>> folder_class("001.Black_footed_Albatross"), folder_class("1.5_volts"), folder_class("2_wheelers")
+    ('Black footed Albatross', '1.5 volts', '2 wheelers')
+    """
+    return clean_name(re.sub(r"^\d+\.[\s_]*(?=[^\W\d_])", "", folder))
+
+
 def same_name(name: str) -> str:
     """A key that is equal for names that mean one class.
 

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from clipcil.data.bombs import BombError, MeteredFile, refuse_bombs
 from clipcil.errors import UserError, first_line
-from clipcil.limits import LARGE_PICTURE, MOST_PICTURE, MOST_PIXELS
+from clipcil.limits import LARGE_PICTURE, MOST_PICTURE, MOST_PIXELS, MOST_ROWS
 from clipcil.storage import MissingFileError, open_regular
 
 T = TypeVar("T")
@@ -196,7 +196,7 @@ def _finish(image: Image.Image, called: str, turn: ExitStack) -> Image.Image:
         raise BrokenPictureError(f"{called} has no pixels; replace or remove it")
     tags = getattr(image, "tag_v2", {})  # of a TIFF, whose tiles are decoded whole and may be larger than the picture
     pixels = max(image.width * image.height, tags.get(TILE_WIDTH, 0) * tags.get(TILE_HEIGHT, 0))
-    if pixels > MOST_PIXELS:
+    if pixels > MOST_PIXELS or max(image.size) > MOST_ROWS:
         raise BombError(f"{pixels:,} pixels")
     if pixels > LARGE_PICTURE:
         turn.enter_context(_turn)

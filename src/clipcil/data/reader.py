@@ -1,8 +1,9 @@
 """From pictures to tensors, each step done once.
 
-A picture is decoded and preprocessed once per machine (`cache.py`) and encoded once per version of the vision tower (in
-memory; on disk too, where runs share trained towers). A batch gives its `pixels` or its `features` when asked, so a
-method with a frozen tower never decodes a picture twice and never encodes one twice.
+A picture is decoded and preprocessed once per machine (`cache.py`) and encoded once per version of the vision tower: in
+memory, and in a store that runs share (`tensor_store.py`), where the tower is frozen or runs share trained towers. A
+batch gives its `pixels` or its `features` when asked, so a method with a frozen tower never decodes or encodes a
+picture twice.
 """
 
 from __future__ import annotations
@@ -42,10 +43,10 @@ class FeatureTable:
     levels: Tensor
     done: set[int] = field(default_factory=set)
     """Blocks that were encoded."""
-    key: str = ""
-    """The table's key in the store; empty where it is not to be saved."""
-    found: bool = False
-    """Whether all features come from the store, which has no levels."""
+    keys: dict[str, str] = field(default_factory=dict)
+    """Keys in the store of "features" and "levels", once they were asked for; empty where nothing is to be saved."""
+    found: set[str] = field(default_factory=set)
+    """Which of "features" and "levels" come from the store."""
 
 
 class Reader:
@@ -56,7 +57,8 @@ class Reader:
         cache: Folder of preprocessed pictures; None: temporary files.
         device: Where batches are.
         shared: Whether several runs use this reader.
-        store: Keeps the features of a tuned tower for other runs.
+        store: Keeps features for other runs.
+        half: Encode with products of bfloat16 numbers.
     """
 
     def __init__(
@@ -66,8 +68,9 @@ class Reader:
         device: torch.device | str = "cpu",
         shared: bool = False,
         store: TensorStore | None = None,
+        half: bool = False,
     ) -> None:
-        self.clip, self.cache, self.shared, self.store = clip, cache, shared, store
+        self.clip, self.cache, self.shared, self.store, self.half = clip, cache, shared, store, half
         self.device = torch.device(device)
         self.passed = 0
         """Number of pictures that passed the tower."""
@@ -93,35 +96,43 @@ class Reader:
         table = self._tables.get(pictures.key)
         if table is None or table.version != self.clip.version:
             table = self._tables[pictures.key] = self._new_table(pictures)
+        part = "levels" if levels else "features"
+        if part not in table.keys:
+            table.keys[part] = self._find(table, pictures, part)
         missing = sorted(set((rows // TOWER_BATCH).tolist()) - table.done)
-        if missing and (levels or not table.found):
+        if missing and part not in table.found:
             self._encode(table, pictures, missing)
-            if table.key and self.store is not None and len(table.done) == -(-len(pictures) // TOWER_BATCH):
-                with suppress(UserError):  # a full disk does not stop a run
-                    self.store.save(table.key, {"features": table.features})
+        if table.keys[part] and self.store is not None and len(table.done) == -(-len(pictures) // TOWER_BATCH):
+            with suppress(UserError):  # a full disk does not stop a run
+                self.store.save(table.keys[part], {part: getattr(table, part)})
+            table.keys[part] = ""
         return table
 
     def _new_table(self, pictures: PictureSet) -> FeatureTable:
-        """A table that holds the features which another run with the same tower saved, where there are any."""
-        count, width = len(pictures), sum(self.clip.vision.level_sizes)
-        features = torch.empty(count, self.clip.config.dim, device=self.device)
-        table = FeatureTable(self.clip.version, features, torch.empty(count, width, device=self.device))
+        sizes = self.clip.config.dim, sum(self.clip.vision.level_sizes)
+        features, levels = (torch.empty(len(pictures), size, device=self.device) for size in sizes)
+        return FeatureTable(self.clip.version, features, levels)
+
+    def _find(self, table: FeatureTable, pictures: PictureSet, part: str) -> str:
+        """Fill a part of the table with what another run with the same tower saved, or else return its key."""
         if self.store is None or self.device.type != "cpu" or world_size() > 1:
-            return table
+            return ""
         if self._tower[0] != self.clip.version:  # the weights are hashed once for each version
             self._tower = (self.clip.version, content_key(self.clip.vision.state_dict().values()))
-        how = (self.clip.config, pixels_key(self.clip.preprocess))
-        table.key = content_key(["features", self._tower[1], repr(how), pictures.key])
-        found = (self.store.load(table.key) or {}).get("features")
-        if found is not None and found.shape == features.shape and found.dtype == features.dtype:
-            table.features, table.key, table.found = found, "", True
-        return table
+        how = (self.clip.config, pixels_key(self.clip.preprocess), self.half)
+        key = content_key([part, self._tower[1], repr(how), pictures.key])
+        found, own = (self.store.load(key) or {}).get(part), getattr(table, part)
+        if found is None or found.shape != own.shape or found.dtype != own.dtype:
+            return key
+        setattr(table, part, found)
+        table.found.add(part)
+        return ""
 
     @torch.no_grad()
     def _encode(self, table: FeatureTable, pictures: PictureSet, blocks: list[int]) -> None:
         """Fill `blocks` of the table; where several processes work on a run, each encodes a share of them.
 
-        Mixed precision is off, even inside a loss that uses it: the features are kept for all later uses.
+        A loss with mixed precision does not decide the precision: the features are kept for all later uses.
         """
         inside = [torch.arange(block * TOWER_BATCH, min((block + 1) * TOWER_BATCH, len(pictures))) for block in blocks]
         share_of_blocks, cuts = share(len(blocks))
@@ -129,7 +140,7 @@ class Reader:
         features, levels = [table.features[:0]], [table.levels[:0]]
         for done, rows in enumerate(own):
             pixels = self.pixels(pictures, rows)
-            with torch.autocast(self.device.type, enabled=False):
+            with torch.autocast(self.device.type, torch.bfloat16, enabled=self.half):
                 output = self.clip.vision(pixels, class_only=True)
             features.append(output.features.float())
             levels.append(output.levels.float())

@@ -96,8 +96,8 @@ class TaskStream:
         return self._reader.open(self._test[index])
 
     @contextmanager
-    def trained(self, index: int, most: int) -> Iterator[Pictures]:
-        """Training pictures of a task that has ended, at most `most` of each class, evenly spread.
+    def trained(self, index: int, most: int, classes: int) -> Iterator[Pictures]:
+        """Training pictures of a task that has ended, at most `most` of each of its first `classes`, evenly spread.
 
         For measuring drift only: no method is ever given the stream.
         """
@@ -105,7 +105,8 @@ class TaskStream:
         counts = torch.bincount(labels)[labels]
         place = torch.arange(len(labels)) - torch.searchsorted(labels, labels)  # labels are sorted
         kept = torch.minimum(counts, torch.tensor(most))
-        part = self._train[index].subset(torch.nonzero(place * kept % counts < kept).flatten())
+        chosen = (place * kept % counts < kept) & (labels < labels[0] + classes)
+        part = self._train[index].subset(torch.nonzero(chosen).flatten())
         try:
             yield self._reader.open(part)
         finally:

@@ -29,7 +29,7 @@ from clipcil.experiment.experiment import Experiment, LoadCache
 from clipcil.experiment.folder import ERROR, finished_run, inputs
 from clipcil.experiment.grid import PlannedRun
 from clipcil.experiment.monitor import Display
-from clipcil.experiment.spec import Grid
+from clipcil.experiment.spec import TASKS, Grid
 from clipcil.report.compare import Group, Line, group_runs
 from clipcil.report.runs import NUMBERS, RunRecord, find_runs
 from clipcil.settings import typed
@@ -185,6 +185,8 @@ class FinishedRuns:
 def _options_key(table: dict[str, Any], *without: str) -> str:
     """Options and settings as text, without unset options and without the folder of a dataset that has a name."""
     run = {key: value for key, value in table["run"].items() if value is not None and key not in without}
+    if "increment" not in run:
+        run.setdefault("tasks", TASKS)
     if run["data"] not in ANYTHING:
         run.pop("data_root", None)
     return json.dumps([run, table["method"]], sort_keys=True, default=str)

@@ -19,6 +19,8 @@ from clipcil.transport import wasserstein2_to_samples
 EVALUATION_BATCH = 256
 DRIFT_PICTURES = 50
 """Pictures of a class that are encoded again to measure its drift; more would cost time and change little."""
+DRIFT_CLASSES = 10
+"""Old classes whose drift is measured: the first ones of each task, equally many and at least one."""
 
 
 @dataclass
@@ -105,7 +107,7 @@ def copy_memory(method: Method) -> GaussianMemory | None:
 
 
 def measure_drift(before: GaussianMemory, method: Method, stream: TaskStream, tasks: int) -> dict[str, float]:
-    """The mean drift over the classes of the first `tasks` tasks.
+    """The mean drift over classes of the first `tasks` tasks, the first ones of each.
 
     Old training pictures are read again for this; methods see neither them nor these numbers.
     """
@@ -113,7 +115,7 @@ def measure_drift(before: GaussianMemory, method: Method, stream: TaskStream, ta
     assert isinstance(after, GaussianMemory)
     rows: list[Drift] = []
     for index in range(tasks):
-        with stream.trained(index, DRIFT_PICTURES) as pictures:
+        with stream.trained(index, DRIFT_PICTURES, max(1, DRIFT_CLASSES // tasks)) as pictures:
             features, labels = normalize(pictures.features, dim=-1).double(), pictures.labels
             for label in torch.unique(labels).tolist():
                 rows.append(class_drift(features[labels == label], before, after, label))

@@ -1,6 +1,6 @@
 """An experiment: a method learns a dataset task by task and is evaluated after each task."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -16,12 +16,13 @@ from clipcil.experiment.evaluate import Record, copy_memory, evaluate, measure_d
 from clipcil.experiment.monitor import Display, Timer, default_display
 from clipcil.experiment.results import Results
 from clipcil.experiment.spec import (
-    TASKS,
     RunSpec,
     as_table,
     check_same,
     files_of,
     method_settings,
+    over,
+    placed,
     read_config,
     resolved,
 )
@@ -32,7 +33,7 @@ from clipcil.network import on_behalf_of_a_folder
 from clipcil.settings import build, merge, nested
 from clipcil.storage import cache_folder
 from clipcil.tensor_store import TensorStore
-from clipcil.training.device import find_device, make_fabric, usual_torch
+from clipcil.training.device import make_fabric, usual_torch
 from clipcil.training.own_random import OwnState
 from clipcil.training.trainer import Callback, Trainer
 
@@ -121,7 +122,7 @@ class Experiment:
         elif spec.data_options or spec.data_root:
             raise UserError("data_root and data_options are for datasets by name; this dataset is open already")
         else:
-            self.spec = replace(spec, device=find_device(spec.device), code=files_of(kind))
+            self.spec = replace(placed(spec), code=files_of(kind))
         settings = {} if settings is None else settings
         if isinstance(settings, kind.Config) and not own:
             self.config: Any = settings
@@ -163,9 +164,7 @@ class Experiment:
         if "data" in options:
             options["data"] = named_dataset(options["data"])
         settings, kept = options.pop("settings", {}), read_config(folder)
-        other = {"tasks": "increment", "increment": "tasks"}  # the one given replaces the other one kept
-        run = {key: value for key, value in kept["run"].items() if other.get(key) not in options}
-        begun, spec = build(RunSpec, run), resolved(build(RunSpec, merge(run, options)))
+        begun, spec = build(RunSpec, kept["run"]), resolved(build(RunSpec, over(kept["run"], options)))
         data_root = spec.data_root
         spec = replace(spec, data_root=begun.data_root)  # the pictures are compared, not where they are
         kind = find_method(begun.method)  # another method is refused by the comparison, not by its settings
@@ -291,18 +290,25 @@ class Experiment:
                 drift = measure_drift(before, method, self.stream, newest) if before is not None else None
             self.records.append(record)  # both or, where one was interrupted, neither
             self.drift.append(drift)
-        return self._measured()
+        return self.results_after()
 
     @property
     def results(self) -> Results:
         """Results after every task learnt so far; where learning was interrupted, after those before."""
-        return self._measured() if self._interrupted is not None and self.records else self.evaluate()
+        return self.results_after() if self._interrupted is not None and self.records else self.evaluate()
 
-    def run(self, folder: str | Path, *, display: Display | None = None, resume: bool = True) -> Results:
+    def run(
+        self,
+        folder: str | Path,
+        *,
+        display: Display | None = None,
+        resume: bool = True,
+        callbacks: Sequence[Callback] = (),
+    ) -> Results:
         """Learn and evaluate every task, writing results and checkpoints to `folder`; see `experiment.run.run`."""
         from clipcil.experiment.run import run
 
-        return run(self, Path(folder), display, resume)
+        return run(self, Path(folder), display, resume, callbacks)
 
     def launch(self) -> None:
         """Start the other processes of a run on several devices, and wait for them. Nothing with one device."""
@@ -315,12 +321,13 @@ class Experiment:
         with self.method.trainer.phase(phase), usual_torch(self.method.device):
             yield
 
-    def _measured(self) -> Results:
+    def results_after(self, tasks: int | None = None) -> Results:
+        """The results after so many tasks, or after all that are measured."""
         notes = self.method.notes()
         if count := self.spec.hold_out:
             notes = [*notes, f"measured on {count} held-out training pictures per class, not on the test pictures"]
         stream = self.stream
-        return Results(self.table, stream.names, stream.sizes, list(self.records), list(self.drift), notes)
+        return Results(self.table, stream.names, stream.sizes, self.records[:tasks], self.drift[:tasks], notes)
 
     def _check_uninterrupted(self) -> None:
         if self._interrupted is not None:
@@ -342,18 +349,19 @@ class Experiment:
             usual_torch(trainer.device),
             self.random.active(),
         ):
-            clip = self._backbone if isinstance(self._backbone, CLIP) else self._open_backbone()
+            given = self._backbone if isinstance(self._backbone, CLIP) else None
+            owned = given is None and self._alone
+            clip = given or (load_clip(spec.backbone) if owned else self._open_backbone())
             dataset, self.notes = self._open_dataset()
             if spec.hold_out is not None:
                 dataset = dataset.hold_out(spec.hold_out, spec.seed)
             if spec.shots is not None:
                 dataset = dataset.shrink(spec.shots, spec.seed)
-            method = build_method(self._kind, self.config, clip, trainer, spec.seed, dataset.templates)
+            method = build_method(self._kind, self.config, clip, trainer, spec.seed, dataset.templates, owned=owned)
             method.check_names(dataset.classes)
             reader = self._open_reader(method)
             order = class_order(spec.order, dataset.classes)
-            tasks = None if spec.tasks == TASKS else spec.tasks  # the default adapts to fewer classes
-            sizes = task_sizes(len(order), tasks, spec.increment, spec.base)
+            sizes = task_sizes(len(order), spec.tasks, spec.increment, spec.base)
             self._stream = TaskStream(dataset, reader, order, sizes)
         reader.on_progress = self.display.progress
         self._method = method
@@ -384,10 +392,12 @@ class Experiment:
     def _open_reader(self, method: Method) -> Reader:
         """A reader of its own for a method that tunes its tower; otherwise one for all experiments that share."""
         clip, device, readers = method.clip, method.device, self._cache.readers
+        half = device.type == "cpu" and self.spec.precision == "bf16-mixed"
         if method.tunes_tower:
-            return Reader(clip, cache_folder(), device, store=method.trainer.cache)
-        reader = readers.get(self.spec.backbone)
-        if reader is None or reader.clip is not clip or reader.device != device:  # another backbone of the same name
-            reader = readers[self.spec.backbone] = Reader(clip, cache_folder(), device, shared=not self._alone)
+            return Reader(clip, cache_folder(), device, store=method.trainer.cache, half=half)
+        reader, shared = readers.get(self.spec.backbone), not self._alone
+        if reader is None or (reader.clip, reader.device, reader.half) != (clip, device, half):  # of the same name
+            reader = Reader(clip, cache_folder(), device, shared, TensorStore.of_user(), half)
+            readers[self.spec.backbone] = reader
         reader.make_room()
         return reader

@@ -12,7 +12,8 @@ import resource
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,8 +22,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from torch import Tensor
 
-from clipcil.errors import printable
-from clipcil.storage import open_log
+from clipcil.errors import UserError, printable
+from clipcil.settings import Count, Text, typed
+from clipcil.storage import open_log, parse_json, read_bytes
 from clipcil.training.trainer import Callback
 
 if TYPE_CHECKING:
@@ -57,6 +59,18 @@ class Timer(Callback):
             self.end_stage(name)
 
 
+@dataclass
+class Step:
+    """A line of `steps.jsonl`."""
+
+    task: Count
+    stage: Text
+    epoch: Count
+    step: Count
+    loss: float
+    rate: float
+
+
 class StepLog(Callback):
     """`steps.jsonl`: a line for every training step.
 
@@ -77,6 +91,14 @@ class StepLog(Callback):
 
     def end_stage(self, stage: str) -> None:
         self.write()
+
+    def read(self) -> list[Step]:
+        """The steps so far; only those before the first line that is damaged."""
+        steps: list[Step] = []
+        with suppress(UserError):
+            for line in read_bytes(self.path)[: self.size].splitlines():
+                steps.append(typed(parse_json(line, str(self.path)), Step))
+        return steps
 
     def write(self) -> None:
         """Write the lines of all steps since the last call."""
@@ -109,20 +131,11 @@ class Display(Callback):
     _stage = ("", 0, 0)
     """Name of the current stage, steps done, and their total number."""
 
-    def start(self, title: str, tasks: int) -> None:
-        """A run begins."""
-
     def tell(self, line: str) -> None:
         """Print a line."""
 
     def show(self, what: str, done: int, total: int) -> None:
         """Show that `done` of `total` are done, 0 where the number is not known; no text: nothing is under way."""
-
-    def row(self, results: Results, seconds: float) -> None:
-        """A task is learnt and evaluated, which took `seconds`."""
-
-    def stop(self) -> None:
-        """The run has ended or failed."""
 
     def progress(self, what: str, done: int, total: int) -> None:
         """Pictures are being preprocessed or encoded."""
@@ -153,14 +166,15 @@ class PlainDisplay(Display):
         self.console = console or Console(highlight=False, soft_wrap=True, markup=False)
         self._has_header = False
 
-    def start(self, title: str, tasks: int) -> None:
-        self.tell(title)
-        self._has_header = False
+    def begin_run(self, experiment: Any, folder: Path) -> None:
+        self.tell(repr(experiment))
+        self._has_header, self._since = False, time.perf_counter()
 
     def tell(self, line: str) -> None:
         self.console.print(printable(line), markup=False)
 
-    def row(self, results: Results, seconds: float) -> None:
+    def end_task(self, results: Results) -> None:
+        seconds, self._since = time.perf_counter() - self._since, time.perf_counter()
         count = len(results.records)
         numbers = (results.last, results.last_weighted, results.matrix[-1, -1], results.matrix[-1, 0])
         cells = [f"{count}/{len(results.sizes)}", str(sum(results.sizes[:count]))]
@@ -184,9 +198,9 @@ class LiveDisplay(PlainDisplay):
         self._bars = Progress(*columns, console=self.console, transient=True)
         self._tasks, self._bar = self._bars.add_task("tasks", total=None), self._bars.add_task("", total=None)
 
-    def start(self, title: str, tasks: int) -> None:
-        super().start(title, tasks)
-        self._bars.reset(self._tasks, total=tasks)
+    def begin_run(self, experiment: Any, folder: Path) -> None:
+        super().begin_run(experiment, folder)
+        self._bars.reset(self._tasks, total=len(experiment))
         self._bars.start()
 
     def show(self, what: str, done: int, total: int) -> None:
@@ -194,11 +208,11 @@ class LiveDisplay(PlainDisplay):
             self._bars.reset(self._bar)  # the time shown starts again at 0
         self._bars.update(self._bar, description=what, completed=done, total=total or None)
 
-    def row(self, results: Results, seconds: float) -> None:
-        super().row(results, seconds)
+    def end_task(self, results: Results) -> None:
+        super().end_task(results)
         self._bars.update(self._tasks, completed=len(results.records))
 
-    def stop(self) -> None:
+    def end_run(self) -> None:
         self._bars.stop()
 
 
@@ -212,13 +226,13 @@ class NotebookDisplay(PlainDisplay):
 
     def show(self, what: str, done: int, total: int) -> None:
         if not what:
-            self.stop()
+            self.end_run()
         elif done in (0, total) or time.monotonic() - self._updated >= BAR_PAUSE:
             self._updated = time.monotonic()
             count, place = (f" {done}/{total}", f' max="{total}" value="{done}"') if total else ("", "")
             self._put(f"<progress{place}></progress> {html.escape(what)}{count}")
 
-    def stop(self) -> None:
+    def end_run(self) -> None:
         if self._handle is not None:
             self._put("")
 
@@ -244,7 +258,7 @@ def notebook_progress() -> Iterator[Callable[[str, int, int], None] | None]:
     try:
         yield display.show if in_notebook() else None
     finally:
-        display.stop()
+        display.end_run()
 
 
 def open_display(quiet: bool = False) -> Display:

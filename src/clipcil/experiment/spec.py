@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from clipcil.methods.base import Method
 
 TASKS = 10
-"""Number of tasks where neither tasks nor increment is given."""
+"""Number of tasks where neither tasks nor increment is given and there are as many classes."""
 PROCESSES = ("devices", "nodes")
 """Options that do not determine the result."""
 PER_RUN = {"method", "data", "data_root", "data_options", "seed", "code", *PROCESSES}
@@ -66,20 +66,15 @@ class RunSpec:
     """Evaluate each old task on at most this many of its test pictures; the last evaluation uses all of them."""
     device: str = "auto"
     """cpu, cuda, or auto: CUDA if there is one, else the CPU."""
-    precision: Literal["32-true", "bf16-mixed", "16-mixed"] = "32-true"
-    """32-true, bf16-mixed or 16-mixed; parameters are in single precision in each of them."""
+    precision: Literal["auto", "32-true", "bf16-mixed", "16-mixed"] = "32-true"
+    """32-true, bf16-mixed, 16-mixed, or auto: bf16-mixed on a CPU where it is faster, else 32-true. Parameters are in
+    single precision in each of them."""
     devices: Processes = 1
     """Devices of this machine that work on the run together, one process each; the result is the same to rounding."""
     nodes: Processes = 1
     """Machines that work on the run together, started by torchrun or Slurm; the run folder is on storage they share."""
     code: tuple[str, ...] | None = None
     """The files that define the method or the dataset, with the digests of their contents; filled in."""
-
-    @field_validator("tasks")
-    @classmethod
-    def _fill_tasks(cls, tasks: int | None, info: ValidationInfo) -> int | None:
-        """Giving the default number of tasks and leaving it out are the same setting."""
-        return TASKS if tasks is None and info.data.get("increment") is None else tasks
 
     def __post_init__(self) -> None:
         if self.tasks is not None and self.increment is not None:
@@ -185,16 +180,23 @@ def method_settings(
 
 
 def resolved(spec: RunSpec, kind: type[Method] | None = None) -> RunSpec:
-    """The same run with its device chosen, every option of its dataset filled in, and a folder as dataset `folder`."""
+    """The same run with every choice made: device, precision, options of its dataset, a folder as dataset `folder`."""
     from clipcil.data.dataset import datasets, find_dataset, resolve_options
     from clipcil.methods.registry import find_method
-    from clipcil.training.device import find_device
 
     if spec.data and spec.data not in datasets() and Path(spec.data).is_dir():  # Path("") is the current folder
         spec = replace(spec, data="folder", data_root=Path(spec.data))
     options = to_dict(resolve_options(spec.data, spec.data_options))
     code = files_of(kind or find_method(spec.method), find_dataset(spec.data).open)
-    return replace(spec, data_options=options, device=find_device(spec.device), code=code)
+    return replace(placed(spec), data_options=options, code=code)
+
+
+def placed(spec: RunSpec) -> RunSpec:
+    """The same run with its device and precision chosen."""
+    from clipcil.training.device import find_device, find_precision
+
+    device = find_device(spec.device)
+    return replace(spec, device=device, precision=find_precision(spec.precision, device))
 
 
 def files_of(*things: Any) -> tuple[str, ...] | None:
@@ -233,6 +235,21 @@ def read_config(folder: Path) -> dict[str, Any]:
                 " Python, make the same Experiment again and call run(folder), which continues"
             )
     return table
+
+
+def read_tables(path: Path) -> dict[str, dict[str, Any]]:
+    """The tables `run` and `method` of a TOML file of the user's own; each may be missing."""
+    table = {"run": {}, "method": {}} | read_toml(path, links=True)
+    for key, value in table.items():
+        if key not in ("run", "method") or not isinstance(value, dict):
+            raise UserError(f"{path} has '{key}' outside of its tables; it may have [run] and [method]")
+    return table
+
+
+def over(kept: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """The options that are `given` over those of a file; the number of tasks and the increment replace each other."""
+    other = {"tasks": "increment", "increment": "tasks"}
+    return merge({key: value for key, value in kept.items() if other.get(key) not in given}, given)
 
 
 def check_same(folder: Path, found: dict[str, Any], asked: dict[str, Any]) -> None:

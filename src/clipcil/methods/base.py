@@ -3,21 +3,26 @@
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from itertools import accumulate
+from math import prod
 from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from clipcil.clip import CLIP
 from clipcil.data.reader import Batch
 from clipcil.data.tasks import Task
 from clipcil.errors import UserError, first_line
+from clipcil.limits import MOST_NEW_NUMBERS
 from clipcil.memory.rows import without
 from clipcil.settings import options
 from clipcil.training.trainer import Trainer
 
 LARGEST_TENSOR = 2**24
 """Numbers in the largest tensor of a forward pass at test: 64 MB."""
+MAKERS = ("zeros", "ones", "full", "empty", "rand", "randn")
+"""Functions of torch that make a tensor of given sizes."""
 TEMPLATES = ("a photo of a {}.",)
 
 
@@ -264,25 +269,46 @@ def build_method(
     seed: int,
     templates: Sequence[str] = TEMPLATES,
     state: tuple[dict[str, Tensor], dict[str, Any]] | None = None,
+    *,
+    owned: bool = False,
 ) -> Method:
     """A method on its backbone, ready to learn. Every run and every lesson builds its method here.
 
     Args:
         kind: Class of the method.
         config: An instance of its `Config`.
-        clip: The backbone. A method that tunes the vision tower gets a copy of the tower.
+        clip: The backbone. A method that tunes the vision tower gets a copy of the tower, unless it is `owned`.
         trainer: Training context.
         seed: Seed of the random state in which the method is built.
         templates: Sentences about a class.
         state: What `method_state` returned; None: a method without any class.
+        owned: Whether nobody else uses the backbone.
     """
     clip = clip.to(trainer.device)
-    clip = clip.with_own_vision_tower() if kind.tunes_tower else clip
+    clip = clip.with_own_vision_tower() if kind.tunes_tower and not owned else clip
     torch.manual_seed(seed)
-    method = kind(config, clip, trainer, templates).to(trainer.device)
-    if state is not None:
+    if state is None:
+        return kind(config, clip, trainer, templates).to(trainer.device).eval()
+    with BoundedSizes(MOST_NEW_NUMBERS + 4 * sum(each.numel() for each in state[0].values())):
+        method = kind(config, clip, trainer, templates).to(trainer.device)
         restore_method(method, *state)
     return method.eval()
+
+
+class BoundedSizes(TorchFunctionMode):
+    """Inside it tensors of at most `left` numbers can be made: their sizes come from settings in a stranger's file."""
+
+    def __init__(self, left: int) -> None:
+        super().__init__()
+        self.left = left
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if getattr(func, "__name__", "") in MAKERS:
+            sizes = args[0] if args and isinstance(args[0], list | tuple) else args
+            self.left -= prod(size for size in sizes if isinstance(size, int))
+            if self.left < 0:
+                raise UserError("its settings ask for tensors far larger than those that it stores")
+        return func(*args, **kwargs or {})
 
 
 def method_state(method: Method) -> tuple[dict[str, Tensor], dict[str, Any]]:

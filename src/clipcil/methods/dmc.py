@@ -158,7 +158,8 @@ class DMC(Method):
         def loss(rows: Tensor, batch: Pictures) -> Tensor:
             return losses.clip_loss(scale * self.encode(batch, self.config.stage1.augment) @ texts.T, labels[rows])
 
-        past = {name: value.detach().clone() for name, value in self.tower.named_parameters()}
+        average = self.config.average_tower  # otherwise nothing is copied
+        past = {k: v.detach().clone() if average else v.detach() for k, v in self.tower.named_parameters()}
         what = (self.config.tuned, self.config.tuned_blocks, self.config.lora_rank)
         given: list[Tensor | str] = [repr(what), repr(self.clip.config), task.pictures.key, labels, texts, scale]
         given += past.values()

@@ -104,8 +104,8 @@ class Pair(NamedTuple):
     """In percent of all pictures of the true class."""
 
 
-def confused_pairs(predictions: Sequence[TestAnswer], most: int = 12) -> list[Pair]:
-    """The pairs of classes confused most often, the largest share first.
+def confused_pairs(predictions: Sequence[TestAnswer], fewest: int = 1, most: int = 12) -> list[Pair]:
+    """The pairs of classes confused `fewest` times or more, the most frequent first.
 
     Examples:
         >>> wrong, right = TestAnswer(1, 0, "cat", "dog"), TestAnswer(1, 1, "cat", "cat")
@@ -114,7 +114,7 @@ def confused_pairs(predictions: Sequence[TestAnswer], most: int = 12) -> list[Pa
     """
     totals = Counter(each.true for each in predictions)
     counts = Counter((each.true, each.guess) for each in predictions if not each.right)
-    pairs = [Pair(true, guess, count, 100 * count / totals[true]) for (true, guess), count in counts.items()]
+    pairs = [Pair(*pair, count, 100 * count / totals[pair[0]]) for pair, count in counts.items() if count >= fewest]
     return sorted(pairs, key=lambda pair: (-pair.times, -pair.share, pair.true, pair.guess))[:most]
 
 

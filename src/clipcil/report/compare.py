@@ -34,7 +34,7 @@ class MeanStd(NamedTuple):
 
     def __str__(self) -> str:
         spread = "" if self.std is None else " (constant)" if self.std < SAME else f" ± {self.std:.2f}"
-        return f"{self.mean:.2f}{spread}"
+        return f"{self.mean:.2f}{spread}".replace("-", "−")
 
 
 def mean_std(values: Iterable[float]) -> MeanStd:
@@ -88,7 +88,7 @@ class Group:
         """The number of class orders, seeds or runs, such as `3 class orders`."""
         orders, seeds = len(self.orders), len({run.seed for run in self.runs})
         if orders > 1 and seeds > 1:
-            return f"{len(self.runs)} runs ({orders} class orders, {seeds} seeds)"
+            return f"{len(self.runs)} runs of {orders} class orders and {seeds} seeds"
         return f"{orders} class orders" if orders > 1 else f"{seeds} seeds" if seeds > 1 else "1 run"
 
     def paper_result(self, table: str = "") -> PaperResult | None:

@@ -2,6 +2,7 @@
 
 import io
 import os
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from textwrap import fill
@@ -12,9 +13,10 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from clipcil.errors import UserError
+from clipcil.intervals import wilson_interval
 from clipcil.report.compare import Group, MeanStd, Standing
 from clipcil.report.runs import WHOLE
-from clipcil.report.style import INKS, Theme, figure_style, series_looks
+from clipcil.report.style import INKS, LOOKS, Theme, figure_style, series_looks
 from clipcil.storage import read_bytes, whole_file
 
 MOST_METHODS = {"scores": 36, "accuracy": 12, "forgetting": 24, "drift": 6, "seconds": 24}
@@ -27,6 +29,10 @@ ROW_WIDTH = 22
 """Characters of a line of a label at the left of its row."""
 MADE_BY = "clipcil sweep"
 """Creator in the metadata of a curve: a file without it belongs to the user."""
+MOST_CLASSES = 18
+"""Classes in the confusion matrix of a model."""
+LABEL_WIDTH = 16
+"""Characters of a label of a confusion matrix."""
 FORMATS = ("png", "svg", "pdf")
 
 
@@ -87,7 +93,7 @@ def accuracy(standings: Sequence[Standing], theme: Theme) -> Figure:
             for task, value, wide in zip(across, mean, std, strict=True):
                 more = f" ± {wide:.1f}" if len(values) > 1 else ""
                 canvas.tip(task, value, f"{group.label}, after task {task}: {value:.1f} %{more}")
-        axes.set(xlabel="tasks learnt", ylabel="accuracy over all classes seen, %")
+        axes.set(xlabel="tasks learnt", ylabel="A_k: mean of the tasks' accuracies, %")
         axes.set_xticks(across if len(across) <= 12 else across[:: -(-len(across) // 10)])
         low, high = axes.get_ylim()
         axes.set_ylim(max(0, low), min(100.5, high))
@@ -129,6 +135,46 @@ def confusion(group: Group, theme: Theme) -> Figure:
     share = 100 * counts / np.maximum(counts.sum(1, keepdims=True), 1)
     tip = "{value:.1f} % of the pictures of task {row} were classified as a class of task {column}"
     return _heat(share, ("classified as a class of task", "pictures of task", "share, %"), tip, theme)
+
+
+def answers(found: Any, theme: Theme) -> Figure:
+    """Of the pictures of a model's classes, the share that was given each class or none. Of more than `MOST_CLASSES`
+    classes those with the most mistakes are shown. `found` is an `Evaluation`."""
+    wrong = Counter({one.name: one.pictures - one.right for one in found.classes})
+    for pair in found.confused:
+        wrong[pair.guess] += pair.pictures
+    worst = sorted((one.name for one in found.classes), key=lambda name: -wrong[name])[:MOST_CLASSES]
+    shown = [one for one in found.classes if one.name in worst]
+    names = [one.name for one in shown]
+    share = np.diag([float(one.right) for one in shown])
+    none = np.array([one.pictures - one.right for one in shown], dtype=np.float64)
+    for pair in found.confused:
+        if pair.true in names:
+            none[names.index(pair.true)] -= pair.pictures
+            if pair.guess in names:
+                share[names.index(pair.true), names.index(pair.guess)] = pair.pictures
+    share = 100 * np.column_stack([share, none]) / np.array([[one.pictures] for one in shown])
+    tip = "{value:.0f} % of the pictures of {row} were called {column}"
+    return _heat(share, ("answer", "class", "share, %"), tip, theme, (names, [*names, "none of these"]))
+
+
+def lessons(history: Sequence[Any], theme: Theme) -> Figure:
+    """The accuracy over all classes after each lesson of a model, with its 95 % interval; `LessonRecord`s."""
+    with figure_style(theme) as pyplot:
+        canvas = Canvas(pyplot, 2.8)
+        measured = [(place, one) for place, one in enumerate(history, 1) if one.held_out]
+        ends = 100 * np.array([wilson_interval(one.right, one.held_out) for _, one in measured])
+        across, line = [place for place, _ in measured], {"color": LOOKS["dmc"].colour(theme), "marker": "o"}
+        canvas.axes.plot(across, [100 * one.right / one.held_out for _, one in measured], **line)
+        canvas.axes.fill_between(across, ends[:, 0], ends[:, 1], color=line["color"], alpha=0.15, linewidth=0)
+        for place, one in measured:
+            value = 100 * one.right / one.held_out
+            canvas.tip(
+                place, value, f"after lesson {place}: {value:.1f} % of {one.held_out} pictures, {one.classes} classes"
+            )
+        canvas.axes.set(xlabel="lessons", ylabel="accuracy over all classes, %", ylim=(0, 102))
+        canvas.axes.xaxis.get_major_locator().set_params(integer=True)
+        return canvas.draw()
 
 
 def forgetting(standings: Sequence[Standing], theme: Theme) -> Figure:
@@ -194,14 +240,14 @@ def seconds(standings: Sequence[Standing], theme: Theme) -> Figure:
 
 
 def _phases(group: Group) -> dict[str, float]:
-    """Seconds of the parts of learning (from 2 % of the whole on), of the rest of learning, and of the other phases."""
+    """Seconds of the parts of learning (from 2 % of the whole on), of learning beside them, and of the other phases."""
     total: dict[str, float] = {}
     for run in group.runs:
         for name, value in run.timing.seconds.items():
             total[name] = total.get(name, 0.0) + value / len(group.runs)
     whole = sum(total.get(name, 0.0) for name in WHOLE)
     inner = {name: value for name, value in total.items() if name not in WHOLE and value > 0.02 * whole}
-    rest = {"rest of learning": max(0.0, total.get("learning", 0.0) - sum(inner.values()))}
+    rest = {"other learning": max(0.0, total.get("learning", 0.0) - sum(inner.values()))}
     return {**inner, **rest, **{name: total[name] for name in WHOLE if name in total and name != "learning"}}
 
 
@@ -212,9 +258,17 @@ def _drift_line(group: Group, key: str) -> tuple[NDArray[np.int64], NDArray[np.f
     return np.arange(1, len(mean) + 1)[known], mean[known]
 
 
-def _heat(values: NDArray[np.float64], names: tuple[str, str, str], tip: str, theme: Theme) -> Figure:
-    """Cells with their numbers where there is room; cividis reads the same with and without colour blindness."""
+def _heat(
+    values: NDArray[np.float64],
+    names: tuple[str, str, str],
+    tip: str,
+    theme: Theme,
+    labels: tuple[list[str], list[str]] | None = None,
+) -> Figure:
+    """Cells with their numbers where there is room; cividis reads the same with and without colour blindness. `labels`
+    are those of rows and columns; without them they are counted from 1."""
     count = len(values)
+    rows, columns = labels or [[str(place + 1) for place in range(size)] for size in values.shape]
     known = values[~np.isnan(values)]
     low, high = (known.min(), known.max()) if known.size else (0.0, 100.0)
     with figure_style(theme) as pyplot:
@@ -223,19 +277,24 @@ def _heat(values: NDArray[np.float64], names: tuple[str, str, str], tip: str, th
         # Fixed margins: a layout found from the texts would double the time, and a report may have hundreds of these.
         canvas = Canvas(pyplot, 4.6, layout="none")
         axes = canvas.axes
-        canvas.figure.subplots_adjust(left=0.105, right=0.865, bottom=0.105, top=0.985)
+        near = 0.24 if labels else 0.105
+        canvas.figure.subplots_adjust(left=near, right=0.865, bottom=near, top=0.985)
         shown, scale = np.ma.masked_invalid(values), {"vmin": low, "vmax": max(high, low + 1)}
         image = axes.imshow(shown, cmap="cividis", aspect="auto", **scale)
         axes.grid(visible=False)
         axes.spines[:].set_visible(False)
-        ticks = range(0, count, 1 if count <= 12 else 2)
-        axes.set_xticks(ticks, [str(tick + 1) for tick in ticks])
-        axes.set_yticks(ticks, [str(tick + 1) for tick in ticks])
+        step = 1 if labels or count <= 12 else 2
+        axes.set_xticks(
+            range(0, len(columns), step), [shorten(name) for name in columns[::step]], rotation=90 * bool(labels)
+        )
+        axes.set_yticks(range(0, len(rows), step), [shorten(name) for name in rows[::step]])
+        if labels:
+            axes.tick_params(labelsize=8 if count <= 12 else 7)
         axes.set(xlabel=names[0], ylabel=names[1])
         for (row, column), value in np.ndenumerate(values):
             if np.isnan(value):
                 continue
-            canvas.tip(column, row, tip.format(row=row + 1, column=column + 1, value=value))
+            canvas.tip(column, row, tip.format(row=rows[row], column=columns[column], value=value))
             if count <= 12 and round(value) > 0:
                 ink = "#000000" if value > low + 0.55 * (high - low) else "#ffffff"
                 axes.text(column, row, f"{value:.0f}", ha="center", va="center", color=ink, fontsize=9)
@@ -244,6 +303,11 @@ def _heat(values: NDArray[np.float64], names: tuple[str, str, str], tip: str, th
         bar.update_ticks()
         bar.outline.set_visible(False)
         return canvas.draw()
+
+
+def shorten(name: str) -> str:
+    """A name of at most `LABEL_WIDTH` characters."""
+    return name if len(name) <= LABEL_WIDTH else f"{name[: LABEL_WIDTH - 1]}…"
 
 
 def _rows(pyplot: Any, standings: Sequence[Standing], theme: Theme, below: str, extra: float = 0.9) -> Canvas:

@@ -9,7 +9,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader
 from markupsafe import Markup
 
-from clipcil.errors import UserError
+from clipcil.errors import UserError, printable
 from clipcil.intervals import signed, wilson_interval
 from clipcil.report.style import INKS
 from clipcil.storage import claim, write_text
@@ -19,10 +19,17 @@ from clipcil.storage import claim, write_text
 def environment() -> Environment:
     """The templates, with their filters `data_url`, `json` and `signed`."""
     made = Environment(loader=PackageLoader("clipcil.report"), autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    # Direction marks in the names of a stranger's run would turn the text of the page around.
+    made.finalize = lambda value: printable(value) if type(value) is str else value
     made.filters["data_url"] = lambda content, kind: f"data:{kind};base64,{base64.b64encode(content).decode('ascii')}"
-    made.filters["json"] = lambda value: json.dumps(value, ensure_ascii=False)
+    made.filters["json"] = lambda value: json.dumps(value)
     made.filters["signed"] = signed
-    made.globals |= {"inks": INKS, "interval": wilson_interval, "A_B": Markup("A<sub>B</sub>")}
+    made.globals |= {
+        "inks": INKS,
+        "interval": wilson_interval,
+        "A_B": Markup("A<sub>B</sub>"),
+        "A_k": Markup("A<sub>k</sub>"),
+    }
     return made
 
 

@@ -53,6 +53,8 @@ class Limits:
         """Maximum bytes of a request to `path`."""
         if path in ("/api/predict", "/api/waiting"):
             return self.request_bytes
+        if path == "/api/explain":
+            return self.picture_bytes
         return self.model_bytes if path == "/api/model/upload" else self.small_bytes
 
     def check(self, picture: bytes) -> None:
@@ -133,6 +135,16 @@ class Predictions(BaseModel):
     predictions: list[PredictionAnswer]
 
 
+class ExplanationAnswer(BaseModel):
+    """Why a picture is called what it is called."""
+
+    name: str
+    similar: str | None
+    """Address of the most similar kept picture of the class; None where no small pictures are kept."""
+    heatmap: str
+    """The picture under a heat map of what speaks for the class, as a data URL."""
+
+
 class WaitingPicture(BaseModel, from_attributes=True):
     """A picture that waits to be taught; `broken` says why it cannot be read."""
 
@@ -164,6 +176,8 @@ class LessonResult(BaseModel):
     held_out: int
     left_one_out: bool
     accuracy: float | None
+    accuracy_if_forced: float | None
+    """The accuracy without "none of these"."""
     interval: list[float]
     confused: list[Confusion]
     warnings: list[str]
@@ -221,6 +235,8 @@ class ModelFacts(BaseModel):
     method: str
     classes: list[ClassFacts]
     lessons: list[LessonFacts]
+    lesson: str | None
+    """Id of the lesson that made the model what it is; None after any other change."""
     accuracy: float | None
     held_out: int
     threshold: float | None

@@ -1,6 +1,7 @@
 """The JSON API. An endpoint's docstring is its description in `/docs`; endpoints without `async` run in threads."""
 
 import asyncio
+import base64
 import errno
 import io
 import shutil
@@ -10,9 +11,11 @@ import zlib
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import suppress
 from dataclasses import asdict
+from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated, Any, Literal
+from urllib.parse import urlencode
 
 from fastapi import APIRouter, Depends, Form, HTTPException, Query, Request, UploadFile
 from fastapi.responses import FileResponse, Response
@@ -23,6 +26,7 @@ import clipcil
 from clipcil.classifier.export import export as export_model
 from clipcil.classifier.folder import CARD, MODEL, RESTORE_ADVICE
 from clipcil.classifier.state import WEIGHTS
+from clipcil.data.dataset import Dataset, open_dataset
 from clipcil.data.names import clean_name, same_name
 from clipcil.errors import UserError, printable
 from clipcil.serve import answers
@@ -41,6 +45,7 @@ class Service:
         self.served, self.staging, self.limits = served, staging, limits
         self.lessons, self.predictor = Lessons(served, staging), Predictor(served, limits)
         self.packing = threading.Lock()
+        self.explaining = asyncio.Lock()
         self.stopping: Callable[[], bool] = lambda: False
         """Whether the server is asked to stop."""
 
@@ -69,6 +74,10 @@ class Jpeg(Response):
     media_type = "image/jpeg"
 
 
+class Png(Response):
+    media_type = "image/png"
+
+
 class Zip(FileResponse):
     media_type = "application/zip"
 
@@ -79,7 +88,7 @@ def _takes(schemas: dict[str, Any]) -> dict[str, Any]:
     return {"requestBody": {"required": True, "content": content}}
 
 
-FORM = {"type": "object", "properties": {"pictures": {"type": "array", "items": FILE}}}
+FORM = {"type": "object", "properties": {"pictures": {"type": "array", "items": FILE}}, "required": ["pictures"]}
 PICTURES = _takes({"multipart/form-data": FORM, "image/*": FILE})
 
 
@@ -101,7 +110,7 @@ def model(service: Used) -> answers.ModelFacts:
         folder=printable(folder),
         backbone=facts.backbone,
         revision=served.revision,
-        keep_small_pictures=small.on,
+        keep_small_pictures=served.keep_small,
         limits=asdict(service.limits),
         exists=count > 0,
         method=facts.method,
@@ -117,6 +126,7 @@ def model(service: Used) -> answers.ModelFacts:
             answers.LessonFacts(**asdict(each), accuracy=answers.accuracy(each.right, each.held_out, each.classes))
             for each in facts.history
         ],
+        lesson=served.lesson,
         accuracy=answers.accuracy(right, held_out, count),
         held_out=held_out,
         threshold=facts.calibration.threshold,
@@ -133,11 +143,43 @@ async def predict(
         async with request.form(max_files=service.limits.request_pictures) as form:
             pictures = [await part.read() for part in form.getlist("pictures") if isinstance(part, FormFile)]
     else:
-        pictures = [await request.body()]
+        pictures = [body] if (body := await request.body()) else []
     if not pictures:
         raise HTTPException(400, "send at least one picture in a field 'pictures'")
     found = await service.predictor.predict(pictures)
     return answers.Predictions(predictions=[answers.PredictionAnswer.of(each, top) for each in found])
+
+
+@router.post("/explain", openapi_extra=_takes({"image/*": FILE}))
+async def explain(service: Used, request: Request) -> answers.ExplanationAnswer:
+    """Why a picture (the body) is called what it is called: a heat map, and the most similar kept picture."""
+    picture, served = await request.body(), service.served
+    async with service.explaining:
+        found = await asyncio.to_thread(served.need().explain, picture)
+    kept = served.small.of(found.name)
+    similar = None
+    if found.similar in kept:
+        place = urlencode({"name": found.name, "index": kept.index(found.similar), "revision": served.revision})
+        similar = f"/api/classes/picture?{place}"
+    heatmap = f"data:image/png;base64,{base64.b64encode(found.png).decode()}"
+    return answers.ExplanationAnswer(name=found.name, similar=similar, heatmap=heatmap)
+
+
+@router.get("/examples/picture", response_class=Png)
+def example_picture(name: Name, index: Annotated[int, Query(ge=0)] = 0) -> Response:
+    """Picture number `index` (PNG) of a class of the embedded dataset emoji: 0 to 5 to teach, 6 and 7 to try."""
+    data = _examples()
+    if name in data.classes:
+        parts = [(part, part.labels == data.classes.index(name)) for part in (data.train, data.test)]
+        rows = [part.pictures[row] for part, own in parts for row in part.rows[own].tolist()]
+        if index < len(rows):
+            return Png(rows[index])
+    raise HTTPException(404, "there is no such example picture")
+
+
+@cache
+def _examples() -> Dataset:
+    return open_dataset("emoji")
 
 
 @router.get("/waiting", response_model=answers.WaitingClasses)
@@ -222,8 +264,8 @@ def rename_class(service: Used, name: Name, body: Annotated[answers.ClassName, a
 
 @router.delete("/classes")
 def forget_class(service: Used, name: Name) -> answers.Empty:
-    """Forget the class `name`, with everything that is kept of it; this cannot be undone."""
-    with service.served.change(keep_previous=False) as model:  # the previous model would still contain the class
+    """Forget the class `name`. The folder keeps it, for an undo, until the next change; then nothing of it is left."""
+    with service.served.change() as model:
         model.forget(name)
     return answers.Empty()
 
@@ -247,11 +289,13 @@ def undo(service: Used) -> answers.Empty:
 
 @router.patch("/settings")
 def settings(service: Used, body: Annotated[answers.Settings, answers.JSON]) -> answers.Settings:
-    """Switch the keeping of small pictures on or off; switching it off deletes them."""
-    service.served.need()
-    service.served.small.switch(body.keep_small_pictures)
-    service.served.revision += 1
-    return answers.Settings(keep_small_pictures=service.served.small.on)
+    """Switch the keeping of small pictures on or off, also before the first lesson; switching it off deletes them."""
+    served = service.served
+    if served.model.classes:  # before the first lesson there is no folder
+        served.small.switch(body.keep_small_pictures)
+    served.keep_small = body.keep_small_pictures
+    served.revision += 1
+    return body
 
 
 @router.get("/export", response_class=Zip)

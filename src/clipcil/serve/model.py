@@ -22,6 +22,7 @@ from clipcil.classifier.state import Facts
 from clipcil.errors import UserError
 from clipcil.serve.answers import LessonResult, LessonState, Limits, accuracy, explain
 from clipcil.serve.staging import StagedPicture, Staging, by_class, discard
+from clipcil.training.cpu import return_freed_memory
 
 MOST_CLASSES = 100
 """Classes named for one picture."""
@@ -38,6 +39,10 @@ class ServedModel:
         self._lock = threading.Lock()
         self.revision = 0
         """Number of changes since the start."""
+        self.lesson: str | None = None
+        """Id of the lesson that made the model what it is."""
+        self.keep_small = self.small.on
+        """Whether small pictures are kept, from the next lesson on."""
         self.model = load_or_new(folder, method=method, backbone=backbone, device=device)
 
     def copy(self) -> Classifier:
@@ -46,16 +51,16 @@ class ServedModel:
         return load_or_new(self.folder, method=method, backbone=self._backbone, device=self._device)
 
     @contextmanager
-    def change(self, start: Path | None = None, keep_previous: bool = True) -> Iterator[Classifier]:
+    def change(self, start: Path | None = None) -> Iterator[Classifier]:
         """A copy of the model, or of the one in the folder `start`, to change. If the block succeeds, the copy is
-        written and answers from then on, and `undo` restores the model before it where `keep_previous` is set."""
+        written and answers from then on, and `undo` restores the model before it."""
         with self._changing():
             if start is None:
                 model = self.copy()
             else:  # an uploaded model never chooses the backbone that is loaded
                 model = load(start, backbone=self._backbone or self.model.facts().backbone, device=self._device)
             yield model
-            model.write(self.folder, keep_previous=keep_previous)
+            model.write(self.folder, keep_previous=True)
             self.model = model
 
     def undo(self) -> None:
@@ -78,6 +83,7 @@ class ServedModel:
         finally:
             self._staging.follow(before, self.model.class_facts)
             self.revision += 1
+            self.lesson = None
             self._lock.release()
 
     def previous(self) -> Facts | None:
@@ -190,9 +196,11 @@ class Lessons:
                 raise
         else:
             discard(taken)
+            self._served.lesson = self.state.id if self.state else None
             self._tell(state="done", result=result)
         finally:
             self._served.revision += 1  # it has other small pictures
+            return_freed_memory()
 
     def _teach(self, taken: list[StagedPicture]) -> LessonResult:
         classes, before = by_class(item for item in taken if item.broken is None), self._served.model
@@ -201,6 +209,8 @@ class Lessons:
             with self._served.change() as model:
                 lesson = model.learn(source, on_progress=self._progress, should_stop=self._stop.is_set)
                 self._tell(stage="saving", done=0, total=0, seconds_left=None)
+            if self._served.keep_small:
+                self._served.small.switch(True)
             for name, items in classes.items():
                 self._served.small.add(name, [item.thumbnail.read_bytes() for item in items[-MOST_SMALL_PICTURES:]])
         except (UserError, OSError) as error:
@@ -209,7 +219,7 @@ class Lessons:
             # The model is written, so the lesson has succeeded.
             lesson.warnings.append(f"no small pictures are kept of this lesson: {error}")
         broken = [f"{item.title}: {item.broken}" for item in taken if item.broken is not None]
-        found = lesson.evaluation
+        found, known = lesson.evaluation, len(self._served.model.classes)
         return LessonResult(
             new=lesson.new,
             again=lesson.again,
@@ -217,7 +227,8 @@ class Lessons:
             repeated=len(lesson.repeated),
             held_out=found.pictures,
             left_one_out=lesson.left_one_out,
-            accuracy=accuracy(found.right, found.pictures, len(self._served.model.classes)),
+            accuracy=accuracy(found.right, found.pictures, known),
+            accuracy_if_forced=accuracy(found.right_if_forced, found.pictures, known),
             interval=list(found.interval),
             confused=found.confused[:MOST_PAIRS],
             warnings=_with_titles(lesson.warnings, taken),

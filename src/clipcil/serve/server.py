@@ -3,6 +3,7 @@
 import asyncio
 import hmac
 import ipaddress
+import logging
 import re
 import resource
 import secrets
@@ -66,6 +67,7 @@ def serve_model(
     limits: Limits | None = None,
 ) -> None:
     """Serve the model in `folder`, which stays locked, until the process is stopped."""
+    logging.getLogger("python_multipart").setLevel(logging.ERROR)  # else each wrong form is a line in the terminal
     limits = limits or Limits()
     descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     if 0 < descriptors < 4 * limits.connections:  # the rest is for files, and for connections not yet refused
@@ -119,6 +121,7 @@ def build_app(service: Service, port: int, token: str | None) -> ASGIApp:
     handlers: dict[int | type[Exception], Any] = {OSError: _explain_disk, Exception: _explain}
     for expected in (HTTPException, RequestValidationError, UserError, ClientDisconnect):
         handlers[expected] = _explain  # without this the terminal would report it
+    failed = {"application/json": {"schema": Error.model_json_schema()}}  # also where the answer is a picture
     app = FastAPI(
         title="clipcil serve",
         version=clipcil.__version__,
@@ -128,7 +131,7 @@ def build_app(service: Service, port: int, token: str | None) -> ASGIApp:
         redoc_url=None,
         generate_unique_id_function=lambda route: route.name,
         dependencies=[Depends(HTTPBearer(auto_error=False, description="The token; not needed on loopback"))],
-        responses={"default": {"model": Error, "description": "Refused or failed, with the reason in one line"}},
+        responses={"default": {"description": "Refused or failed, with the reason in one line", "content": failed}},
         exception_handlers=handlers,
     )
     app.state.service = service

@@ -3,7 +3,7 @@
 import ctypes
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import torch
 from torch import Tensor
@@ -35,6 +35,15 @@ def keep_freed_memory() -> bool:
         return False
     large = mallopt(M_MMAP_THRESHOLD, 2**30) or mallopt(M_MMAP_THRESHOLD, 2**25)  # the most that older versions accept
     return bool(large and mallopt(M_TRIM_THRESHOLD, 2**31 - 1))
+
+
+def return_freed_memory() -> None:
+    """Give freed memory back to the system, where the C library is glibc, which keeps what each thread freed.
+
+    Without this a server that is asked during its lessons holds a third more memory after ten of them.
+    """
+    with suppress(OSError, AttributeError):  # another C library
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 @contextmanager

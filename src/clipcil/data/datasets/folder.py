@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 
 from clipcil.data.dataset import Dataset, SplitOptions, register
-from clipcil.data.names import Template, clean_name
+from clipcil.data.names import Template, folder_class
 from clipcil.data.pictures import PictureSet, identity_of_files
 from clipcil.data.sources import SUFFIXES, list_files, list_folders, no_pictures
 from clipcil.data.tasks import split_by_class
@@ -67,7 +67,7 @@ def read_tree(root: Path, suffixes: Iterable[str] = SUFFIXES) -> tuple[list[str]
     for folder, found in zip(folders, inside, strict=True):
         if not found:
             raise no_pictures(folder, "; put some there or remove the folder")
-    return [clean_name(folder.name) for folder in folders], inside
+    return [folder_class(folder.name) for folder in folders], inside
 
 
 def picture_files(name: str, root: Path, classes: Sequence[Sequence[Path]]) -> PictureSet:

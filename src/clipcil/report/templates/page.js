@@ -56,4 +56,22 @@
     image.addEventListener("pointerdown", show);
     image.addEventListener("pointerleave", hide);
   }
+  // The ticked mistakes as a list of corrections.
+  const save = document.querySelector("#save");
+  if (save) {
+    save.hidden = false;
+    save.addEventListener("click", () => {
+      const quoted = (text) => `"${text.replaceAll('"', '""')}"`;
+      const lines = [...document.querySelectorAll(".fixes li")].flatMap((item) => {
+        const tick = item.querySelector("[data-picture]");
+        const name = item.querySelector("[list]").value.trim();
+        return tick.checked && name ? [`${quoted(tick.dataset.picture)},${quoted(name)}`] : [];
+      });
+      const link = document.createElement("a");
+      link.href = URL.createObjectURL(new Blob([["picture,class", ...lines, ""].join("\n")], { type: "text/csv" }));
+      link.download = "fixes.csv";
+      link.click();
+      URL.revokeObjectURL(link.href);
+    });
+  }
 })();

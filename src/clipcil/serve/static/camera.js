@@ -47,8 +47,10 @@ export function whileHeld(button, shoot, milliseconds = 250) {
     timer = setInterval(shoot, milliseconds);
   };
   const stop = () => { clearInterval(timer); timer = null; button.classList.remove("on"); };
-  button.addEventListener("pointerdown", (event) => { if (event.button === 0) start(); });
-  for (const kind of ["pointerup", "pointerleave", "pointercancel", "blur"]) button.addEventListener(kind, stop);
+  // The pointer is captured: each new picture may move the button away from under it.
+  button.addEventListener("pointerdown", (event) => { if (event.button === 0) { button.setPointerCapture(event.pointerId); start(); } });
+  for (const kind of ["pointerup", "pointercancel", "blur"]) button.addEventListener(kind, stop);
+  button.addEventListener("contextmenu", (event) => event.preventDefault()); // a long touch
   button.addEventListener("keydown", (event) => { if (event.key === " " || event.key === "Enter") { event.preventDefault(); start(); } });
   button.addEventListener("keyup", stop);
   button.addEventListener("click", (event) => { if (event.detail === 0 && !timer) shoot(); }); // a screen reader's press

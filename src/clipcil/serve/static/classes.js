@@ -5,10 +5,10 @@ import { closeCamera, frame, isOpen, openCamera, whileHeld } from "./camera.js";
 import { ask } from "./dialog.js";
 import { attempt, byId, colour, day, h, icon, plural, setText, show, sync, tell } from "./dom.js";
 import { byClass, chosenFiles, picturesOf, send, takesDrops } from "./files.js";
-import { allClasses, changed, cleaned, loadWaiting, same, store, watch } from "./store.js";
+import { allClasses, changed, cleaned, keptPicture, loadWaiting, same, slotOf, store, watch } from "./store.js";
 
 const SHOWN = 40; // thumbnails of a class before "more"
-const MANY = 12; // classes from which on they can be searched
+const MANY = 12; // classes from which on they can be searched and are shown as rows
 const cards = new Map(); // by the name they show
 
 export function startClasses() {
@@ -49,6 +49,8 @@ function render() {
   byId("filter-row").hidden = classes.length < MANY && !wanted;
   setText(byId("classes-count"), classes.length ? `${plural(classes.length, "class", "classes")}` : "");
   byId("start-hint").hidden = classes.length > 0;
+  byId("new-class").classList.toggle("small-drop", classes.length > 0);
+  list.classList.toggle("rows", classes.length >= MANY);
   for (const [key, card] of cards) if (!classes.some((each) => each.name === key)) { card.close(); cards.delete(key); }
   // The newest first, and never in another order: a card that moved would take focus and camera away from the person.
   const sorted = classes.filter((each) => each.name.toLowerCase().includes(wanted)).reverse();
@@ -100,13 +102,14 @@ function makeCard(name) {
 
   function update(each) {
     const good = each.pictures.filter((picture) => !picture.broken), broken = each.pictures.filter((picture) => picture.broken), known = each.known;
-    root.style.setProperty("--own", colour(each.index));
+    root.style.setProperty("--own", colour(slotOf(name)));
+    root.classList.toggle("busy", each.pictures.length > 0 || each.uploading > 0);
     const accuracy = known?.accuracy ?? null;
-    show(line, known ? [plural(known.pictures, "picture"), day(known.newest)].filter(Boolean).join(" · ") : "new class",
-      accuracy === null ? null : [" · ", h("span", { class: "together" }, `${Math.round(accuracy * known.held_out)} of ${known.held_out} classified correctly`)]);
+    show(line, known ? plural(known.pictures, "picture") : "new class", known?.newest ? h("span", { class: "long" }, ` · ${day(known.newest)}`) : null,
+      accuracy === null ? null : [h("span", { class: "together" }, `${Math.round(accuracy * known.held_out)} of ${known.held_out}`, h("span", { class: "long" }, " classified correctly"))]);
     told.hidden = accuracy === null;
     told.firstChild.style.width = `${100 * (accuracy ?? 0)}%`;
-    show(kept, Array.from({ length: known?.small_pictures ?? 0 }, (_, index) => h("img", { src: `/api/classes/picture?${new URLSearchParams({ name, index, revision: store.model.revision })}`, alt: "", loading: "lazy" })));
+    show(kept, Array.from({ length: known?.small_pictures ?? 0 }, (_, index) => h("img", { src: keptPicture(name, index), alt: "", loading: "lazy" })));
     kept.hidden = !known?.small_pictures;
     updateMenu(known, each.pictures.length);
     const more = all ? 0 : Math.max(0, good.length - SHOWN);
@@ -159,8 +162,7 @@ async function rename(name) {
 
 async function forget(name) {
   const sure = await ask({
-    title: `Forget ${name}?`, text: "The model loses this class and all that was learnt of it.", yes: "Forget", danger: true,
-    twice: { title: "Really forget it?", text: `The pictures of ${name} are not kept here. To bring the class back you would have to teach it again.`, yes: `Yes, forget ${name}` },
+    title: `Forget ${name}?`, text: "The model loses this class and all that was learnt of it. “Undo the last change” brings it back, until the next change.", yes: "Forget", danger: true,
   });
   if (sure && await attempt(() => call("DELETE", "/api/classes", null, { name }))) tell(`${name} is forgotten`);
 }

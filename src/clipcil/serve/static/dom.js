@@ -1,5 +1,6 @@
 // Building the page. No string is ever parsed as HTML.
 
+export const HUES = 24;
 export const byId = (id) => document.getElementById(id);
 
 const SVG = "http://www.w3.org/2000/svg";
@@ -81,4 +82,5 @@ export const day = (text) => {
   const year = date.getFullYear() === new Date().getFullYear() ? undefined : "numeric";
   return Number.isNaN(date.getTime()) ? text : date.toLocaleDateString(undefined, { day: "numeric", month: "short", year });
 };
-export const colour = (index) => `var(--c${index % 12})`;
+/** The colour of a slot: 24 hues, first in one tone, then in another. */
+export const colour = (slot) => `oklch(var(--tone${Math.floor(slot / HUES) % 2}) ${15 * (slot % HUES) + 5})`;

@@ -3,7 +3,7 @@
 import { call } from "./api.js";
 import { ask } from "./dialog.js";
 import { attempt, byId, colour, day, h, percent, plural, s, setText, show, tell } from "./dom.js";
-import { colourIndex, store, watch } from "./store.js";
+import { keptCount, keptPicture, slotOf, store, watch } from "./store.js";
 
 const STAGES = {
   starting: "Getting ready", "comparing with pictures taught before": "Comparing with pictures taught before", preprocess: "Reading the pictures",
@@ -36,10 +36,11 @@ function render() {
   const pictures = good.reduce((sum, count) => sum + count, 0), lesson = store.lesson, running = lesson?.state === "running";
   setText(byId("teach-summary"), running ? `Teaching ${plural(Object.values(lesson.classes).reduce((sum, count) => sum + count, 0), "picture")} …`
     : pictures ? `${plural(pictures, "picture")} of ${plural(good.length, "class", "classes")} ${pictures === 1 ? "waits" : "wait"} to be taught.`
-    : "Nothing is waiting. Add pictures to a class first.");
-  const button = byId("teach-button");
-  button.hidden = running;
-  button.disabled = !pictures || [...store.uploading.values()].some(Boolean);
+    : "Pictures that are added to a class wait here to be taught.");
+  const button = byId("teach-button"), told = outcomeMark(lesson) !== null && !pictures; // a result speaks for itself
+  byId("teach-summary").hidden = told;
+  button.hidden = running || told;
+  button.disabled = !pictures || store.lost !== null || [...store.uploading.values()].some(Boolean);
   byId("tab-waiting").hidden = !pictures;
   setText(byId("tab-waiting"), String(pictures));
   byId("progress").hidden = !running;
@@ -57,17 +58,25 @@ function renderProgress(lesson) {
   setText(byId("time-left"), left === null || left === undefined ? "" : left < 1 ? "almost done" : left < 90 ? `about ${Math.ceil(left)} s left` : `about ${Math.ceil(left / 60)} min left`);
 }
 
+/** What the outcome is of; null for none, also once the model was changed in another way: its accuracy is another now. */
+function outcomeMark(lesson) {
+  if (!lesson || lesson.state === "running" || (lesson.state === "done" && store.model?.lesson !== lesson.id)) return null;
+  return `${lesson.id} ${lesson.state} ${store.model?.keep_small_pictures}`;
+}
+
 function renderOutcome(lesson) {
-  const outcome = byId("outcome"), mark = lesson && lesson.state !== "running" ? `${lesson.id} ${lesson.state}` : null;
+  const outcome = byId("outcome"), mark = outcomeMark(lesson);
   if (mark === shownOutcome) return;
-  const fresh = seen, had = document.activeElement === byId("cancel-button");
+  const fresh = seen, had = [byId("cancel-button"), document.body].includes(document.activeElement);
   shownOutcome = mark;
+  seen &&= mark === null;
   outcome.hidden = mark === null;
   if (!mark) return;
   if (lesson.state === "done") outcome.replaceChildren(...learnt(lesson.result));
   else if (lesson.state === "cancelled") outcome.replaceChildren(h("p", { class: "note" }, "The lesson was cancelled. The model is as it was, and the pictures wait again."));
   else outcome.replaceChildren(h("p", { class: "note bad", role: "alert" }, `The lesson failed: ${lesson.error}. The model is as it was.`));
-  if (had) outcome.focus({ preventScroll: true });
+  if (fresh && had) outcome.focus({ preventScroll: true });
+  if (fresh && lesson.state === "failed") tell(`The lesson failed: ${lesson.error}`, true);
   if (fresh && lesson.state === "done") tell(lesson.result.accuracy === null ? "Learnt." : `Learnt. ${percent(lesson.result.accuracy)} of held-out pictures are classified correctly.`);
 }
 
@@ -76,17 +85,23 @@ function learnt(result) {
   return [
     h("div", { class: "score" }, result.accuracy === null ? null : ring(result.accuracy),
       h("div", {}, h("h3", {}, "Learnt"), h("p", { class: "small quiet" }, result.accuracy === null
-        ? result.held_out ? "One class alone is always right. Teach another one to see how well the two are told apart." : "Too few pictures to hold some out, so the accuracy is not known. Five or more of each class are enough."
-        : `of ${plural(result.held_out, "picture")} ${result.left_one_out ? "(left out one by one)" : "held out"} classified correctly, over all classes it knows, old ones included. For pictures like these, expect ${percent(result.interval[0])} to ${percent(result.interval[1])}.`))),
-    h("ul", { class: "chips", "aria-label": "What was learnt" }, names.slice(0, 30).map(([name, count, kind]) => h("li", { class: "chip", own: colour(colourIndex(name)) },
-      h("span", { class: "dot", "aria-hidden": "true" }), `${name} · ${kind === "new" ? plural(count, "picture") : `${count} more`}`)), names.length > 30 ? h("li", { class: "chip" }, `and ${names.length - 30} more`) : null),
-    result.confused.length ? h("div", {}, h("h3", {}, "Now confused"), h("ul", { class: "confused" }, result.confused.slice(0, 6).map((pair) =>
-      h("li", {}, h("strong", {}, pair.true), h("span", { class: "quiet" }, "mistaken for"), h("strong", {}, pair.guess), h("span", { class: "quiet" }, `${pair.pictures}×`))))) : null,
+        ? result.held_out ? "With one class every answer is right. Teach another class to measure the accuracy." : "Too few pictures to measure the accuracy: five or more of each class are enough."
+        : `${Math.round(result.accuracy * result.held_out)} of ${plural(result.held_out, "picture")} ${result.left_one_out ? "(each left out once)" : "held out of training"} are classified correctly, over all classes, old ones included${result.accuracy_if_forced > result.accuracy ? `; ${percent(result.accuracy_if_forced)} if none may be called “none of these”` : ""}. Expect ${percent(result.interval[0])} to ${percent(result.interval[1])} on pictures like these.`))),
+    h("ul", { class: "chips", "aria-label": "What was learnt" }, names.slice(0, 8).map(([name, count, kind]) => h("li", { class: "chip", own: colour(slotOf(name)) },
+      h("span", { class: "dot", "aria-hidden": "true" }), `${name} · ${kind === "new" ? plural(count, "picture") : `${count} more`}`)), names.length > 8 ? h("li", { class: "chip" }, `and ${names.length - 8} more`) : null),
+    result.confused.length ? h("div", {}, h("h3", {}, "Confused"), h("ul", { class: "confused" }, result.confused.slice(0, 6).map((pair) =>
+      h("li", {}, looks(pair.true), h("span", {}, h("strong", {}, pair.true), h("span", { class: "quiet" }, " mistaken for "), h("strong", {}, pair.guess), h("span", { class: "quiet" }, ` ${pair.pictures}×`)), looks(pair.guess))))) : null,
     result.warnings.slice(0, 10).map((text) => h("p", { class: "note" }, `${text[0].toUpperCase()}${text.slice(1)}.`)),
     result.warnings.length > 10 ? h("p", { class: "note" }, `And ${result.warnings.length - 10} more notes of this kind.`) : null,
     result.repeated ? h("p", { class: "note" }, `${plural(result.repeated, "picture")} left out: taught before.`) : null,
     result.unreadable.length ? h("p", { class: "note" }, `Left out: ${result.unreadable.slice(0, 5).join("; ")}`) : null,
   ].flat().filter(Boolean);
+}
+
+/** Small pictures of a class, where some are kept. */
+function looks(name) {
+  const count = Math.min(2, keptCount(name));
+  return count ? h("span", { class: "looks", "aria-hidden": "true" }, Array.from({ length: count }, (_, index) => h("img", { src: keptPicture(name, index), alt: "" }))) : null;
 }
 
 function ring(share) {
@@ -117,12 +132,11 @@ function taught(lesson) {
 function curve(lessons) {
   const points = lessons.map((lesson, index) => [index, lesson.accuracy]).filter(([, accuracy]) => accuracy !== null);
   if (points.length < 2) return null;
-  const lowest = Math.max(0, Math.floor(10 * Math.min(...points.map(([, accuracy]) => accuracy)) - 0.5) / 10), last = lessons.length - 1;
-  const x = (index) => 38 + (index / last) * 290, y = (share) => 110 - ((share - lowest) / (1 - lowest || 1)) * 96;
+  const last = lessons.length - 1, x = (index) => 46 + (index / last) * 282, y = (share) => 110 - share * 96;
   const line = points.map(([index, share]) => `${x(index)},${y(share)}`).join(" ");
   const words = `Accuracy on held-out pictures over ${lessons.length} lessons: ${points.map(([, share]) => percent(share)).join(", ")}`;
   return s("svg", { class: "curve", viewBox: "0 0 340 132", role: "img", "aria-label": words },
-    [lowest, (1 + lowest) / 2, 1].map((share) => [s("line", { class: "grid", x1: 38, x2: 328, y1: y(share), y2: y(share) }), s("text", { x: 30, y: y(share) + 4, "text-anchor": "end" }, `${Math.round(100 * share)}`)]).flat(),
+    [0, 0.5, 1].map((share) => [s("line", { class: "grid", x1: 46, x2: 328, y1: y(share), y2: y(share) }), s("text", { x: 39, y: y(share) + 4, "text-anchor": "end" }, `${100 * share}\u00a0%`)]).flat(),
     s("polygon", { class: "area", points: `${x(points[0][0])},110 ${line} ${x(points[points.length - 1][0])},110` }), s("polyline", { class: "line", points: line }),
     points.map(([index, share]) => s("circle", { cx: x(index), cy: y(share), r: 4 })),
     [0, last].map((index) => s("text", { x: x(index), y: 128, "text-anchor": index ? "end" : "start" }, `lesson ${index + 1}`)));

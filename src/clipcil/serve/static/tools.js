@@ -43,7 +43,7 @@ function render() {
   if (!model) return;
   setText(byId("model-line"), model.exists ? `${model.name} · ${plural(model.classes.length, "class", "classes")}` : `${model.name} · a new model`);
   document.title = `${model.name} – clipcil`;
-  for (const id of ["download", "export", "keep-small"]) byId(id).disabled = !model.exists || byId(id).textContent.startsWith("Getting");
+  for (const id of ["download", "export"]) byId(id).disabled = !model.exists || byId(id).textContent.startsWith("Getting");
   byId("keep-small").checked = model.keep_small_pictures;
   const pictures = model.classes.reduce((sum, each) => sum + each.pictures, 0);
   const row = (name, value) => [h("dt", {}, name), h("dd", {}, value)];
