@@ -29,11 +29,14 @@ def test_vision_tower_equals_dense_computation(what: str, rows: int) -> None:
         tokens.append(encode_by_hand(exact, picture, own, pairs))
     assert out.tokens.shape == (3, 1 + 4 + (5 if extra is not None else 0), 32)
     pooled = exact.vision.vision_model.post_layernorm(torch.stack(tokens)[:, 0])
-    patches = pixels.unfold(2, 8, 8).unfold(3, 8, 8).mean((2, 3)).flatten(1).double()
-    del lower.vision.vision_model.encoder.layers[1:]  # half of them
-    halfway = lower.vision(pixels, extra).tokens[:, -4:].mean(1).double()
+    levels, layers = [pooled], lower.vision.vision_model.encoder.layers
+    while layers:  # what each block reads
+        last = layers.pop(len(layers) - 1)
+        normed = last.layer_norm1(lower.vision(pixels, extra).tokens).double()
+        levels = [normed[:, 0], normed[:, -4:].mean(1), *levels]
+    assert [level.shape[1] for level in levels] == list(clip.vision.level_sizes)
     features = torch.stack([project(exact, each) for each in tokens])
-    expected = (torch.stack(tokens), pooled, features, torch.cat([patches, halfway, pooled], 1))
+    expected = (torch.stack(tokens), pooled, features, torch.cat(levels, 1))
     for ours, dense in zip(out, expected, strict=True):
         torch.testing.assert_close(ours.double(), dense, atol=2e-5, rtol=1e-5)
 

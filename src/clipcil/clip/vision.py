@@ -10,6 +10,9 @@ from torch import Tensor, nn
 from clipcil.clip.config import VisionConfig
 from clipcil.clip.layers import Encoder, Prefix, embedding
 
+INNER_BLOCKS = 2
+"""Blocks at the end of a plain ViT whose inputs are `levels`. Chosen on held-out training pictures (docs/beyond.md)."""
+
 
 class VisionOutput(NamedTuple):
     tokens: Tensor
@@ -20,7 +23,7 @@ class VisionOutput(NamedTuple):
     """(B, dim): `pooled` projected into the joint space, not normalised."""
     levels: Tensor
     """(B, sum of `level_sizes`): the picture at several depths, the last one `pooled`. Before it come averages of inner
-    layers of the trunk or, without a trunk, the average patch and the average patch token halfway up the tower."""
+    layers of the trunk or, without a trunk, the class token and the average patch token that the last blocks read."""
 
 
 class PatchEmbedding(nn.Module):
@@ -33,21 +36,13 @@ class PatchEmbedding(nn.Module):
 
     def forward(self, pixels: Tensor) -> Tensor:
         """(B, C, H, W) → (B, N, width); rows and columns left over at the end are dropped, as a convolution does."""
-        squares = self.squares(pixels)
-        flat = squares.permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2)  # (B, N, C·p·p)
-        return F.linear(flat, self.weight.flatten(1))
-
-    def average(self, pixels: Tensor) -> Tensor:
-        """(B, C, H, W) → (B, C·p·p): the mean of the patches, not embedded."""
-        return self.squares(pixels).mean((2, 4)).flatten(1)
-
-    def squares(self, pixels: Tensor) -> Tensor:
-        """(B, C, H, W) → (B, C, H/p, p, W/p, p)."""
         patch = self.patch
         high, wide = pixels.shape[-2] // patch, pixels.shape[-1] // patch
         pixels = pixels[..., : high * patch, : wide * patch]
         batch, channels = pixels.shape[:2]
-        return pixels.reshape(batch, channels, high, patch, wide, patch)
+        squares = pixels.reshape(batch, channels, high, patch, wide, patch)
+        flat = squares.permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2)  # (B, N, C·p·p)
+        return F.linear(flat, self.weight.flatten(1))
 
 
 class VisionEmbeddings(nn.Module):
@@ -97,8 +92,8 @@ class VisionTower(nn.Module):
     @property
     def level_sizes(self) -> tuple[int, ...]:
         """Number of values of each of the `levels`."""
-        patch, width = self.config.channels * self.config.patch_size**2, self.config.width
-        return (*self.inner, width) if self.inner else (patch, width, width)
+        width, blocks = self.config.width, min(INNER_BLOCKS, self.config.layers)
+        return (*(self.inner or 2 * blocks * (width,)), width)
 
     def forward(
         self,
@@ -136,17 +131,15 @@ class VisionTower(nn.Module):
         prefixes = prefixes or {}
         if unknown := [layer for layer in prefixes if not 0 <= layer < len(blocks)]:
             raise IndexError(f"prefix for layer {unknown[0]} of a tower with {len(blocks)} layers")
-        halfway = hidden
+        read = []
         for layer, block in enumerate(blocks):
-            if layer == len(blocks) // 2:
-                halfway = hidden
+            if not self.inner and layer >= len(blocks) - INNER_BLOCKS:
+                normed = block.layer_norm1(hidden)
+                read += [normed[:, 0], normed[:, -self.config.patches :].mean(1)]
             if class_only and layer == len(blocks) - 1:
                 hidden = block.at(hidden, 0, prefixes.get(layer)).unsqueeze(1)
             else:
                 hidden = block(hidden, prefixes.get(layer))
         pooled = model.post_layernorm(hidden[:, 0])
-        levels = [packed.flatten(1)[:, : sum(self.inner)], pooled]
-        if not self.inner:
-            average = model.embeddings.patch_embedding.average(pixels)
-            levels = [average, halfway[:, -self.config.patches :].mean(1), pooled]
+        levels = [packed.flatten(1)[:, : sum(self.inner)], *read, pooled]
         return VisionOutput(hidden, pooled, self.visual_projection(pooled), torch.cat(levels, dim=1))
