@@ -139,8 +139,8 @@ def test_the_tower_is_the_mean_of_what_the_tasks_made_of_it() -> None:
         method.forget(2)
 
 
-def test_stage_1_slows_down_and_stops() -> None:
-    """The rate of task k is 1/k of the first one's; a bound that any step passes leaves one step a task."""
+def test_stage_1_slows_down() -> None:
+    """The rate of task k is 1/k of the first one's."""
 
     class Rates(Callback):
         def __init__(self) -> None:
@@ -163,8 +163,6 @@ def test_stage_1_slows_down_and_stops() -> None:
 
     assert rates() == [[1e-3] * 6] * 3
     assert rates(slow_down=True) == [pytest.approx([1e-3 / place] * 6) for place in (1, 2, 3)]
-    assert [len(task) for task in rates(most_drift=1e-12)] == [2, 2, 2]  # the first step's loss is before any movement
-    assert [len(task) for task in rates(most_drift=2.0)] == [6, 6, 6]
 
 
 @pytest.mark.parametrize("what", ["tower", "blocks", "norms", "projection", "lora"])

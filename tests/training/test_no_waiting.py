@@ -51,7 +51,7 @@ class Strict(Trainer):
         super().__init__()
         self.patch, self.steps = patch, 0
 
-    def fit(self, stage, parameters, data, loss, how, each_epoch=None, depends_on=None, until=None):
+    def fit(self, stage, parameters, data, loss, how, each_epoch=None, depends_on=None):
         flat = [p for group in parameters for p in (group["params"] if isinstance(group, dict) else [group])]
 
         def strict(*given: Any) -> Tensor:
@@ -61,7 +61,7 @@ class Strict(Trainer):
                 torch.autograd.grad(value, flat, retain_graph=True, allow_unused=True)
             return value
 
-        super().fit(stage, parameters, data, strict, how, each_epoch, until=until)
+        super().fit(stage, parameters, data, strict, how, each_epoch)
 
 
 def grown(train_old: bool = True) -> Growth:

@@ -42,14 +42,12 @@ from clipcil.transport import CalibrationName, transport_memory
 
 @options
 class DMCConfig:
-    """Values that the paper does not give are explained in the README's table of open points."""
+    """Values that the paper does not give are explained in docs/paper.md."""
 
     stage1: TowerTraining = TowerTraining(epochs=3, lr=1e-5, weight_decay=1e-4)
     """Training of the vision tower on hard-prompt texts, Eq. (1)."""
     slow_down: bool = False
     """Whether stage 1 of task k has its learning rate divided by k."""
-    most_drift: NonNegativeFloat = 0.0
-    """Stage 1 ends where the mean of 1 − cos(feature before, feature now) over a batch passes this; 0: no bound."""
     tuned: Tuned = "tower"
     """Part of the tower that stage 1 trains."""
     tuned_blocks: int = 2
@@ -133,8 +131,6 @@ class DMC(Method):
         check_sentences(self.clip, names, [self.config.template])
         tokenize_names(self.clip, names, self.config.prompt_length, self.config.suffix)
 
-    # Algorithm 1
-
     def learn_task(self, task: Task) -> None:
         """Algorithm 1 of the paper."""
         moves = self.config.calibration != "none" and len(self.memory) > 0
@@ -158,29 +154,21 @@ class DMC(Method):
             self.train_together(task.pictures)
             return
         texts = encode_classes(self.clip, task.names, [self.config.template])
-        scale, labels, most = self.clip.scale, task.pictures.labels - self.old, self.config.most_drift
-        place = int(self.memory.tasks) + 1  # k; `sizes` has no entry for a task whose classes are all forgotten
-        how = self.config.stage1
+        scale, labels = self.clip.scale, task.pictures.labels - self.old
+        how, place = self.config.stage1, int(self.memory.tasks) + 1  # k; `sizes` forgets a task with its last class
         how = replace(how, lr=how.lr / place) if self.config.slow_down else how
-        before = normalize(task.pictures.features, dim=-1) if most else texts[:0]
-        drift = [0.0]  # of the last batch
 
         def loss(rows: Tensor, batch: Pictures) -> Tensor:
-            now = self.encode(batch, how.augment)
-            if most:
-                plain = now.detach() if how.augment == "none" else self.encode(batch, "none").detach()
-                drift[0] = float(1 - (plain * before[rows]).sum(1).mean())
-            return losses.clip_loss(scale * now @ texts.T, labels[rows])
+            return losses.clip_loss(scale * self.encode(batch, how.augment) @ texts.T, labels[rows])
 
         average = self.config.average_tower  # otherwise nothing is copied
         past = {k: v.detach().clone() if average else v.detach() for k, v in self.tower.named_parameters()}
         what = (self.config.tuned, self.config.tuned_blocks, self.config.lora_rank)
-        given: list[Tensor | str] = [repr((what, most)), repr(self.clip.config), task.pictures.key, labels, texts]
-        given += [scale, *past.values()]
-        until = (lambda: drift[0] > most) if most else None
+        given: list[Tensor | str] = [repr(what), repr(self.clip.config), task.pictures.key, labels, texts, scale]
+        given += past.values()
         with own_random("stage1", task.index), tuned(self.clip, *what) as parameters:
-            self.trainer.fit("stage1", parameters, task.pictures, loss, how, depends_on=given, until=until)
-        if self.config.average_tower:
+            self.trainer.fit("stage1", parameters, task.pictures, loss, how, depends_on=given)
+        if average:
             average_with(self.tower, past, 1 / place)
 
     def encode(self, batch: Pictures, augment: Augment) -> Tensor:
@@ -268,20 +256,18 @@ class DMC(Method):
     def logits(self, batch: Batch) -> Tensor:
         return self.clip.scale * normalize(batch.features, dim=-1) @ self.classifier.T
 
-    # Not in Algorithm 1
-
     def train_together(self, pictures: Pictures) -> None:
         """Ablation: the loss of stage 2 with the tower free to move."""
         with tuned(self.clip, self.config.tuned, self.config.tuned_blocks, self.config.lora_rank) as tower:
             prompts = {"params": self.prompt_parameters(self.config.train_old_prompts), "lr": self.config.stage2.lr}
-            groups = [prompts, {"params": tower, "lr": self.config.stage1.lr}]
-            self.fit_prompts(pictures, groups, self.old, frozen=False)
+            self.fit_prompts(
+                pictures, [prompts, {"params": tower, "lr": self.config.stage1.lr}], self.old, frozen=False
+            )
 
     def learn_again(self, task: Task) -> None:
         """Merge more pictures of known classes into their Gaussians and train the prompts further.
 
-        These classes are replayed too, so that one new picture does not outweigh the many earlier ones. The tower stays
-        frozen, so nothing drifts.
+        They are replayed too, so that one new picture does not outweigh the many earlier ones. The tower stays frozen.
         """
         features, labels = normalize(task.pictures.features, dim=-1), task.pictures.labels
         for label in torch.unique(labels).tolist():

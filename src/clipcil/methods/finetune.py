@@ -6,7 +6,7 @@ v is the tower's raw feature, head a linear layer whose rows of earlier tasks st
 C3Box (`models/finetune.py`, `exps/finetune.json`); its weight decay is 2e-4 after the first task and also shrinks the
 old rows.
 
-Example:
+Examples:
     >>> import clipcil
     >>> experiment = clipcil.Experiment("finetune", data="emoji", tasks=20)
     >>> experiment.learn(next(iter(experiment)))

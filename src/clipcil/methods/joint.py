@@ -5,7 +5,7 @@
 The stream hands the pictures of earlier tasks to this method alone, so it is not class-incremental. Tower, head and
 options are those of `finetune`.
 
-Example:
+Examples:
     >>> import clipcil
     >>> experiment = clipcil.Experiment("joint", data="emoji", tasks=20)
     >>> experiment.learn(next(iter(experiment)))

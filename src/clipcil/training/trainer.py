@@ -169,7 +169,6 @@ class Trainer:
         how: Training,
         each_epoch: Callable[[], None] | None = None,
         depends_on: Sequence[Input] | None = None,
-        until: Callable[[], bool] | None = None,
     ) -> None:
         """Train parameters by minibatches, or restore them where the stage was trained before.
 
@@ -187,7 +186,6 @@ class Trainer:
             each_epoch: Called before every epoch, to draw what stays the same during it.
             depends_on: Everything that the loss depends on beside the parameters and the random state. Where it is
                 given, the stage is shared with other runs through the cache.
-            until: Called after every step; training ends where it returns True.
         """
         optimizer = _optimizer(parameters, how)
         peaks = [group["lr"] for group in optimizer.param_groups]
@@ -238,7 +236,7 @@ class Trainer:
                 if len(losses) % steps % CHECK_EVERY == 0:
                     _check_finite(losses, trained, stage, how, steps)
                 report(len(losses) - 1)
-                ended = len(losses) == total or (until is not None and until())
+                ended = len(losses) == total
                 if ended:
                     break
         for parameter in trained:
