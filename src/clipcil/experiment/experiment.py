@@ -165,8 +165,7 @@ class Experiment:
             options["data"] = named_dataset(options["data"])
         settings, kept = options.pop("settings", {}), read_config(folder)
         begun, spec = build(RunSpec, kept["run"]), resolved(build(RunSpec, over(kept["run"], options)))
-        data_root = spec.data_root
-        spec = replace(spec, data_root=begun.data_root)  # the pictures are compared, not where they are
+        data_root, spec = spec.data_root, replace(spec, data_root=begun.data_root)  # where pictures are is not compared
         kind = find_method(begun.method)  # another method is refused by the comparison, not by its settings
         config = method_settings(spec, merge(kept["method"], settings), preset=False, kind=kind)
         check_same(folder, kept, as_table(spec, config))
@@ -211,8 +210,7 @@ class Experiment:
     def method(self) -> Method:
         """The method, as far as it has learnt."""
         if self._method is None:
-            self._load()
-        assert self._method is not None
+            self._method = self._load()
         return self._method
 
     @property
@@ -253,8 +251,7 @@ class Experiment:
             UserError: It is not the next task, or it has ended, or it is of another experiment.
         """
         self._check_uninterrupted()
-        method = self.method
-        learnt = len(method.sizes)
+        method, learnt = self.method, len(self.method.sizes)
         if task.index != learnt:
             raise UserError(f"task {task.index + 1} is not the next one: {learnt} tasks are learnt")
         task.pictures.check()
@@ -336,8 +333,8 @@ class Experiment:
                 " make a new Experiment, or use run(folder), which continues"
             )
 
-    def _load(self) -> None:
-        """Load the backbone and the data, and build the method and the stream of tasks."""
+    def _load(self) -> Method:
+        """Load the backbone and the data, and build the stream of tasks and the method."""
         self.launch()
         spec = self.spec
         # The key of a cached stage covers the code of this package, not that of somebody else's method.
@@ -364,7 +361,7 @@ class Experiment:
             sizes = task_sizes(len(order), spec.tasks, spec.increment, spec.base)
             self._stream = TaskStream(dataset, reader, order, sizes, joint=self._kind.bound == "upper")
         reader.on_progress = self.display.progress
-        self._method = method
+        return method
 
     def _open_backbone(self) -> CLIP:
         """The backbone, loaded once for all experiments that share the cache."""

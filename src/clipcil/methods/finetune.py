@@ -1,4 +1,6 @@
-"""Fine-tuning of tower and head on each task, with nothing against forgetting: the field's lower bound.
+"""Fine-tuning (https://arxiv.org/abs/2302.03648): tower and head learn each task, with nothing against forgetting.
+
+The lower bound of the field.
 
     loss = CE(head(v(x)), y; classes of the current task)
 

@@ -1,4 +1,6 @@
-"""Training on all pictures of all classes seen, from the start at every task: the field's upper bound.
+"""Joint training (https://arxiv.org/abs/2302.03648): all pictures of all classes seen, from the start at every task.
+
+The upper bound of the field.
 
     loss = CE(head(v(x)), y; all classes seen)
 
