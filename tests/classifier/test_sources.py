@@ -14,6 +14,7 @@ from clipcil.classifier import sources as layout
 from clipcil.classifier.sources import as_list, check_layout, describe_skipped, expand, read_source, skipped_files
 from clipcil.data import pictures as data_pictures
 from clipcil.data import sources as data_sources
+from clipcil.data.datasets.folder import read_tree
 from clipcil.data.pictures import decode
 from clipcil.data.sources import SUFFIXES
 from support.errors import one_line
@@ -77,7 +78,8 @@ def test_pictures_of_a_phone_without_the_extra_are_named(tmp_path: Path, monkeyp
     """Somebody whose every picture is of this kind is not told that there are no pictures."""
     without = SUFFIXES - {".heic", ".heif"}
     monkeypatch.setattr(data_sources, "SUFFIXES", without)
-    monkeypatch.setattr(data_sources.list_files, "__defaults__", (without,))
+    for finds in (data_sources.list_files, read_tree):
+        monkeypatch.setattr(finds, "__defaults__", (without,))
     monkeypatch.setattr(data_pictures, "readable_formats", lambda: ["JPEG", "PNG"])
     root = tree(tmp_path / "photos", "ant/1.heic", "bee/2.HEIC")
     (root / "ant" / "1.heic").write_bytes(b"\0\0\0\x18ftypheic\0\0\0\0")

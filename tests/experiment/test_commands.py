@@ -184,7 +184,12 @@ def test_a_config_file_makes_the_same_run_and_words_take_precedence(
     run = tomllib.loads(Path("third", "config.toml").read_text())["run"]
     assert (run["method"], run["seed"], run["order"], run["increment"]) == ("zero-shot", 4, "natural", 50)
     assert "tasks" not in run
-    for text, named in (("tasks = 5", "'tasks'"), ("[run]\nsede = 5", "'sede'"), ("[other]\na = 1", "'other'")):
+    for text, named in (
+        ("tasks = 5", "'tasks'"),
+        ("[run]\nsede = 5", "'seed'"),
+        ("[run]\npreset = 1", "'preset'"),
+        ("[other]\na = 1", "'other'"),
+    ):
         Path("mine.toml").write_text(text)
         assert named in refused(capsys, "run", "--config", "mine.toml")
 

@@ -3,20 +3,24 @@
 from pathlib import Path
 
 import pytest
+import torch
 
 from clipcil.cli import main
+from clipcil.tensor_store import STAGES_GIB, TensorStore
 
 
 def test_doctor(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CLIPCIL_CACHE", str(tmp_path / "cache"))
     (tmp_path / "cache").mkdir()
     (tmp_path / "cache" / "rows").write_bytes(b"0" * 3_000_000)
+    monkeypatch.setenv(STAGES_GIB, "1")
+    TensorStore.of_user().save("features", {"features": torch.zeros(500_000)})
     installed = ["av>=13; extra == 'video'", 'nothing-like-it; extra == "wandb"', "torch>=2"]
     monkeypatch.setattr("importlib.metadata.requires", lambda name: installed)
     main(["doctor"])
     lines = dict(line.split(": ", 1) for line in capsys.readouterr().out.splitlines())
     assert len(lines) == 8 and all(name.startswith("ok ") for name in lines)
-    assert lines["ok      cache"] == f"{tmp_path / 'cache'}, 3 MB"
+    assert lines["ok      cache"] == f"{tmp_path / 'cache'}, 5 MB; 2 of at most 1074 MB are features and stages"
     assert lines["ok      extras"] == "video; not installed: wandb"
     (tmp_path / "file").touch()
     monkeypatch.setenv("CLIPCIL_CACHE", str(tmp_path / "file"))

@@ -123,14 +123,29 @@ def test_a_run_is_continued_only_where_its_files_are_named_and_are_the_same(
     (own / "run" / "results.json").unlink()
     as_in_a_new_process(monkeypatch)
     line = refused(capsys, "run", "--resume", "run")
-    assert "'hues' of a file" in line and "clipcil run --data FILE.py --resume run" in line
+    assert "'hues'" in line and "clipcil run --data FILE.py --resume run" in line
     line = refused(capsys, "run", "--data", "hues.py", "--resume", "run")
-    assert "'own-means' of a file" in line and "clipcil run FILE.py --resume run" in line
+    assert "'own-means'" in line and "clipcil run FILE.py --resume run" in line
     words = ["run", "mine.py", "--data", "hues.py", "--resume", "run", "--quiet"]
     main(words)
     assert (own / "run" / "results.json").read_bytes() == whole
     (own / "mine.py").write_text(f"{MEANS}\n# edited")
     assert "run.code" in refused(capsys, *words)
+
+
+def test_a_stopped_run_says_how_to_continue_with_its_files(
+    own: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(self: object, folder: Path, **_: object) -> None:
+        (folder / "config.toml").parent.mkdir()
+        (folder / "config.toml").touch()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(clipcil.Experiment, "run", stop)
+    with pytest.raises(SystemExit) as stopped:
+        main(["run", "mine:Means", "--data", "hues.py", "--out", "my run", "--log", "csv"])
+    assert stopped.value.code == 130
+    assert "clipcil run mine:Means --data hues.py --resume 'my run' --log csv\n" in capsys.readouterr().err
 
 
 def test_nothing_that_a_folder_names_is_executed(own: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -32,7 +32,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(runner: Runner
     told = Told()
     runner.run("rapf", stopped, resume=True, display=told)
     assert [line for line in told.lines if "task-0002" in line and "going back" in line], told.lines
-    assert "going on after task 1 of 3" in told.lines
+    assert "continuing after task 1 of 3" in told.lines
     assert digest(stopped) == digest(whole)
 
 

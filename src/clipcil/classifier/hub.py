@@ -6,16 +6,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from clipcil.classifier.folder import (
-    CARD,
-    MODEL,
-    RESTORE_ADVICE,
-    hold_model,
-    load_model,
-    read_model,
-    refuse_other_folders,
-    write_model,
-)
+from clipcil.classifier import folder as models
 from clipcil.classifier.state import WEIGHTS, Facts
 from clipcil.errors import UserError, first_line
 
@@ -24,11 +15,11 @@ def push(folder: Path, repository: str, public: bool = False) -> str:
     """Upload a model to `owner/name`, which is created where it does not exist; returns the address of the commit."""
     from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
 
-    weights, api = load_model(folder).facts.weights, HfApi()  # a damaged model is refused
+    weights, api = models.load_model(folder).facts.weights, HfApi()  # a damaged model is refused
     with _errors_of_the_hub(repository):
         api.create_repo(repository, private=not public, exist_ok=True)
         old = [name for name in api.list_repo_files(repository) if WEIGHTS.fullmatch(name) and name != weights]
-        new = [CommitOperationAdd(name, str(folder / name)) for name in (MODEL, CARD, weights)]
+        new = [CommitOperationAdd(name, str(folder / name)) for name in (models.MODEL, models.CARD, weights)]
         operations = [*new, *map(CommitOperationDelete, old)]
         return str(api.create_commit(repository, operations, commit_message="A model of clipcil").commit_url)
 
@@ -37,15 +28,15 @@ def pull(repository: str, folder: Path) -> Facts:
     """Download the model `owner/name[@revision]` into a folder that is new, empty or holds a model."""
     from huggingface_hub import HfApi
 
-    refuse_other_folders(folder)
+    models.refuse_other_folders(folder)
     name, _, revision = repository.partition("@")
     with TemporaryDirectory() as place, _errors_of_the_hub(repository, place):
         options: dict[str, Any] = {"revision": revision or None, "local_dir": place}
-        HfApi().hf_hub_download(name, MODEL, **options)
-        HfApi().hf_hub_download(name, read_model(Path(place)).weights, **options)
-        state = load_model(Path(place))
-    with hold_model(folder):
-        return write_model(folder, state, keep_previous=True)
+        HfApi().hf_hub_download(name, models.MODEL, **options)
+        HfApi().hf_hub_download(name, models.read_model(Path(place)).weights, **options)
+        state = models.load_model(Path(place))
+    with models.hold_model(folder):
+        return models.write_model(folder, state, keep_previous=True)
 
 
 @contextmanager
@@ -53,5 +44,6 @@ def _errors_of_the_hub(repository: str, place: str = "") -> Iterator[None]:
     try:
         yield
     except Exception as error:  # gated, misspelt, no token, no network: the library has a class for each
-        reason = str(error).removesuffix(f"; {RESTORE_ADVICE}") if isinstance(error, UserError) else first_line(error)
-        raise UserError(f"'{repository}' on the hub: {reason.replace(f'{place}/', '')}") from error
+        told = str(error) if isinstance(error, UserError) else first_line(error)
+        reason = told.removesuffix(f"; {models.RESTORE_ADVICE}").replace(f"{place}/", "")
+        raise UserError(f"'{repository}' on the hub: {reason}") from error

@@ -47,9 +47,9 @@ class Calibration:
             few = "too few pictures are kept for evaluation" if self.pictures < ENOUGH else "the model knows one class"
             return f"nothing is called 'none of these': {few}"
         below = f"the likeliest class is below {self.threshold:.1%}"
-        where = below if self.novelty is None else "a picture is unlike every class"
+        where = below if self.novelty is None else "it is unlike every class"
         share = f"{self.false_alarms or 0:.1%} of new pictures of known classes"
-        return f"'none of these' where {where}; to be expected for {share}"
+        return f"a picture is called 'none of these' where {where}; expect this for {share}"
 
     def is_unknown(self, probability: float, novelty: float | None) -> bool:
         """Whether a picture with this highest probability and novelty score is none of the classes."""

@@ -67,11 +67,13 @@ def processor() -> str:
 
 def cache() -> str:
     from clipcil.storage import cache_folder, need_writable, walk
+    from clipcil.tensor_store import TensorStore
 
-    folder = cache_folder()
+    folder, shared = cache_folder(), TensorStore.of_user()
     need_writable(folder / "a file")
     size = sum((place / name).lstat().st_size for place, names in walk(folder) for name in names)
-    return f"{folder}, {size / 1e6:.0f} MB"
+    kept = f"{shared.held_bytes() / 1e6:.0f} of at most {shared.most_bytes / 1e6:.0f} MB are features and stages"
+    return f"{folder}, {size / 1e6:.0f} MB; {kept}"
 
 
 def extras() -> str:
@@ -98,5 +100,5 @@ def lesson() -> str:
         model.save(Path(place) / "model")
         accuracy = clipcil.load(Path(place) / "model").score(asked)
     if accuracy < 1:
-        raise RuntimeError(f"red and blue are told apart in {accuracy:.0%} of the pictures")
+        raise RuntimeError(f"the accuracy on red and blue pictures is {accuracy:.0%}")
     return f"learnt, saved, loaded and tested in {time.perf_counter() - started:.1f} s"

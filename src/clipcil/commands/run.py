@@ -62,10 +62,8 @@ def run(
     from clipcil.training.cpu import prepare_process
 
     prepare_process()
-    if out is not None and resume is not None:
-        raise UserError("give --out for a new run or --resume to go on with one, not both")
-    if config is not None and resume is not None:
-        raise UserError("give --config for a new run or --resume to go on with one, which has its own config.toml")
+    if resume is not None and (out is not None or config is not None):
+        raise UserError("give --resume to continue a run, or --out and --config for a new one, not both")
     chosen = options | ({"method": method} if method is not None else {})
     if "data_options" in chosen:
         chosen["data_options"] = parse_words(chosen["data_options"])

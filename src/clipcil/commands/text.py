@@ -115,10 +115,10 @@ def lesson(model: Classifier, lesson: Lesson, folder: Path, quiet: bool = False)
     say(f"trained on {lesson.pictures - lesson.held_out} of {counted(lesson.pictures, 'picture')}{held}")
     found, test = lesson.evaluation, f"clipcil test {quoted(folder)} FOLDER"
     if found.accuracy is None:
-        say(f"no picture was kept for evaluation, so the accuracy on new pictures is not known; measure it: {test}")
+        say(f"no picture was kept for evaluation, so the accuracy on new pictures is not known; test some: {test}")
     elif total > 1:  # one class is always right
         say(accuracy(found, total, " left out one by one" if lesson.left_one_out else " held out"))
-        say(f"pictures from elsewhere can be harder; measure them: {test}")
+        say(f"pictures from elsewhere can be harder; test some: {test}")
     if found.confused:
         say(confusions(found, 3))
     if lesson.calibration.threshold is not None:

@@ -54,18 +54,18 @@ class PlannedRun:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Another process has to execute the files of the run before it knows the class of its settings."""
-        files = [str(LOADED[name]) for name in self.spec.code or ()]
-        settings = None if self.config is None else to_dict(self.config)
-        return _in_another_process, (files, self.label, self.spec, settings, self.folder, self.problem)
+        if not self.spec.code or self.config is None:
+            return PlannedRun, (self.label, self.spec, self.config, self.folder, self.problem)
+        files = [str(LOADED[name]) for name in self.spec.code]
+        return _in_another_process, (files, self.label, self.spec, to_dict(self.config), self.folder)
 
 
 def _in_another_process(
-    files: Sequence[str], label: str, spec: RunSpec, settings: Any, folder: Path, problem: str
+    files: Sequence[str], label: str, spec: RunSpec, settings: dict[str, Any], folder: Path
 ) -> PlannedRun:
     for path in files:
         own_methods(path)
-    config = None if settings is None else method_settings(spec, settings, preset=False)
-    return PlannedRun(label, spec, config, folder, problem)
+    return PlannedRun(label, spec, method_settings(spec, settings, preset=False), folder)
 
 
 def plan(grid: Grid) -> list[PlannedRun]:

@@ -93,6 +93,7 @@ class WandbLog(Logger):
 
     def begin_run(self, experiment: Any, folder: Path) -> None:
         super().begin_run(experiment, folder)
+        refuse_links(folder / "wandb")
         own = hashlib.sha256(f"{experiment.mark} {folder.resolve()}".encode()).hexdigest()[:16]
         where = {"project": os.environ.get("WANDB_PROJECT", "clipcil"), "name": folder.name, "dir": str(folder)}
         self._run = self._wandb.init(id=own, resume="allow", config=experiment.table, **where)

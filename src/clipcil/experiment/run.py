@@ -49,7 +49,7 @@ def run(
         checkpoint, experiment.mark = from_first((place.begin(experiment), experiment.mark) if place else (None, ""))
         if checkpoint is not None:
             restore(experiment, *checkpoint)
-            display.tell(f"going on after task {len(experiment.records)} of {len(experiment)}")
+            display.tell(f"continuing after task {len(experiment.records)} of {len(experiment)}")
         with ExitStack() as ending:
             for each in watchers:
                 each.begin_run(experiment, folder)

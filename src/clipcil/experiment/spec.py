@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import field, replace
+from dataclasses import field, fields, replace
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, PositiveInt, ValidationInfo, field_validator
 
-from clipcil.errors import UserError, quoted
+from clipcil.errors import UserError, nearest, quoted
 from clipcil.plugins import LOADED
 from clipcil.settings import merge, options, override, to_dict
 from clipcil.storage import read_toml
@@ -224,15 +224,12 @@ def read_config(folder: Path) -> dict[str, Any]:
             raise UserError(f"{path} is damaged: it has no table [{part}]; put the right one back or start a new run")
     for key, called, known in (("data", "dataset", datasets()), ("method", "method", methods())):
         if isinstance(name := table["run"].get(key), str) and name not in known:
+            word = "FILE.py" if key == "method" else "--data FILE.py"
+            how = "in Python, make the same Experiment again and call run(folder), which continues"
             if table["run"].get("code"):
-                word = "FILE.py" if key == "method" else "--data FILE.py"
-                raise UserError(
-                    f"{folder} is a run of the {called} '{name}' of a file, which is executed only where you name it:"
-                    f" clipcil run {word} --resume {quoted(folder)}"
-                )
+                how = f"in a file, name it again: clipcil run {word} --resume {quoted(folder)}"
             raise UserError(
-                f"{folder} is a run of the {called} '{name}', which is not installed here; where it was given in"
-                " Python, make the same Experiment again and call run(folder), which continues"
+                f"{folder} is a run of the {called} '{name}', which is not installed here; where it was given {how}"
             )
     return table
 
@@ -243,6 +240,9 @@ def read_tables(path: Path) -> dict[str, dict[str, Any]]:
     for key, value in table.items():
         if key not in ("run", "method") or not isinstance(value, dict):
             raise UserError(f"{path} has '{key}' outside of its tables; it may have [run] and [method]")
+    known = [each.name for each in fields(RunSpec)]
+    if unknown := [key for key in table["run"] if key not in known]:
+        raise UserError(f"{path}: there is no option '{unknown[0]}'{nearest(unknown[0], known)}")
     return table
 
 

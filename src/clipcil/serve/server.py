@@ -86,6 +86,7 @@ def serve_model(
             lifespan="off",
             ws="none",
             limit_concurrency=limits.connections,
+            timeout_keep_alive=2 * limits.head_seconds,  # never reached, because `Connection` closes before
             backlog=32,  # at most so many are accepted at once
             timeout_graceful_shutdown=5,
         )
