@@ -213,3 +213,15 @@ def test_the_mix_beats_its_parts_and_ignores_noise() -> None:
     assert weights[2] < 0.15
     perfect = mix([100 * truth], labels)
     assert torch.isfinite(perfect).all()
+
+
+def test_a_search_that_jumps_far_still_ends_with_weights() -> None:
+    """Found among made-up heads: the second hardly helps, and the search once leapt to weights that overflow."""
+    generator = torch.Generator().manual_seed(983)
+    labels = torch.randint(20, (100,), generator=generator)
+    truth = torch.nn.functional.one_hot(labels, 20).double()
+    first, second, third = (torch.randn(100, 20, generator=generator).double() for _ in range(3))
+    first = first + 1.5 * truth
+    tables = [first, first - 0.4 * truth + 0.3 * second, 0.1 * truth + third]
+    weights = mix(tables, labels)
+    assert torch.isfinite(weights).all() and weights[0] > 10 * weights[1]

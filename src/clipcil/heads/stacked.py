@@ -105,16 +105,19 @@ def mix(scores: Sequence[Tensor], labels: Tensor) -> Tensor:
     logs = torch.zeros(len(scores), dtype=torch.float64, device=labels.device, requires_grad=True)
     search = torch.optim.LBFGS([logs], max_iter=100, line_search_fn="strong_wolfe")
 
+    def weights() -> Tensor:  # bounded: a long step of the search would overflow, and every weight be NaN
+        return logs.clamp(-30, 30).exp()
+
     def loss() -> Tensor:
         search.zero_grad()
         # The small pull keeps the weights finite where all left-out pictures are classified correctly.
-        value = cross_entropy(torch.einsum("g,grc->rc", logs.exp(), stacked), labels) + 1e-3 * logs.exp().square().sum()
+        value = cross_entropy(torch.einsum("g,grc->rc", weights(), stacked), labels) + 1e-3 * weights().square().sum()
         value.backward()  # type: ignore[no-untyped-call]
         return value
 
     with torch.enable_grad():
         search.step(loss)  # type: ignore[no-untyped-call]
-    return logs.detach().exp() / units
+    return weights().detach() / units
 
 
 def spreads(scores: Sequence[Tensor]) -> Tensor:
