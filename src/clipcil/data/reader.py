@@ -29,6 +29,8 @@ from clipcil.tensor_store import TensorStore, content_key
 
 MOST_FEATURE_BYTES = 2 * 2**30
 """Maximum bytes of features that runs share in memory; above it all are dropped before the next run."""
+FEATURES = 1
+"""Changed where the same tower gives other features or depths, so that those on disk are made again."""
 TOWER_BATCH = 128
 """Pictures per tower pass. Always whole blocks at fixed places, so that features have the same bits however and
 whenever they are asked for (a resumed run asks in another order than the run it continues)."""
@@ -119,7 +121,7 @@ class Reader:
             return ""
         if self._tower[0] != self.clip.version:  # the weights are hashed once for each version
             self._tower = (self.clip.version, content_key(self.clip.vision.state_dict().values()))
-        how = (self.clip.config, pixels_key(self.clip.preprocess), self.half)
+        how = (FEATURES, self.clip.config, pixels_key(self.clip.preprocess), self.half)
         key = content_key([part, self._tower[1], repr(how), pictures.key])
         found, own = (self.store.load(key) or {}).get(part), getattr(table, part)
         if found is None or found.shape != own.shape or found.dtype != own.dtype:
