@@ -80,7 +80,7 @@ def test_a_log_taken_away_does_not_stop_the_run(runner: Runner, stopped: Path, w
 
 def test_the_run_folder_taken_away_in_mid_run_is_one_line(runner: Runner, out: Path) -> None:
     class Thief(Told):
-        def row(self, row: object, header: object) -> None:
+        def end_task(self, results: object) -> None:
             shutil.rmtree(out)
 
     with pytest.raises(UserError, match=r"cannot write .*steps.jsonl: No such file"):
