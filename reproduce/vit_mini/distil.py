@@ -73,8 +73,8 @@ class Lessons:
                 seen.append(rng.choice(views(opened.convert("RGB"), picture.source, rng)))
         size = (CONFIG.image_size, CONFIG.image_size)
         pixels = np.stack([np.asarray(view.resize(size, Image.Resampling.BICUBIC)) for view in seen])
-        maps = self.teacher.preprocess(seen)
-        features = F.normalize(self.teacher.vision(maps, class_only=True).features, dim=-1)
+        maps = self.teacher.vision.start(self.teacher.preprocess(seen))
+        features = F.normalize(self.teacher.vision.encode(maps, class_only=True).features, dim=-1)
         maps = maps[:, : MAP[0]].contiguous()  # behind them the trunk packs averages
         pixels = np.ascontiguousarray(pixels.transpose(0, 3, 1, 2))
         return {"pixels": torch.from_numpy(pixels), "maps": maps.half(), "features": features.half()}

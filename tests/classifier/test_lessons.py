@@ -74,7 +74,9 @@ def test_a_dataset_with_templates_of_its_own_is_encoded_by_the_tower_that_is_tun
 
 
 def test_where_the_tower_moves_the_features_are_carried_along() -> None:
-    model = clipcil.Classifier("dmc-ot", **{**FAST, "stage1": {"epochs": 3, "lr": 3e-4}})
+    model = clipcil.Classifier(
+        "dmc-ot", **{**FAST, "tuned": "blocks", "tuned_blocks": 3, "stage1": {"epochs": 3, "lr": 3e-4}}
+    )
     model.learn(pictures(WEEKS[0]))
     left_alone = normalize(model.learner.held.features, dim=-1)
     model.learn(pictures(WEEKS[1]))

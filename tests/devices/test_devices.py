@@ -49,7 +49,7 @@ def test_the_mode_finds_a_mix() -> None:
 def learn_and_score(kind: type[Method], backbone: CLIP, cache: Path) -> Tensor:
     """Two tasks and the scores of the test pictures of the second, on the claimed GPU."""
     data, clip = checks.some_classes(5), copy.deepcopy(backbone).to(GPU)
-    stream = TaskStream(data, Reader(clip, cache, GPU), range(5), (3, 2))
+    stream = TaskStream(data, Reader(clip, cache, GPU), range(5), (3, 2), joint=kind.bound == "upper")
     torch.manual_seed(0)
     method = kind(checks.short_config(kind.Config()), clip, OnDevice(GPU), data.templates).to(GPU)
     for task in stream.tasks():

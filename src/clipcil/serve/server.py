@@ -37,6 +37,7 @@ from clipcil.serve.answers import Error, Limits, explain, is_full
 from clipcil.serve.api import Service, router
 from clipcil.serve.model import ServedModel
 from clipcil.serve.staging import open_staging
+from clipcil.training.cpu import share_freed_memory
 
 STATIC = Path(__file__).parent / "static"
 ABOUT = 'Teach a model classes of pictures and ask it what pictures show. Errors are JSON: {"error": "one line"}.'
@@ -68,6 +69,7 @@ def serve_model(
 ) -> None:
     """Serve the model in `folder`, which stays locked, until the process is stopped."""
     logging.getLogger("python_multipart").setLevel(logging.ERROR)  # else each wrong form is a line in the terminal
+    share_freed_memory()
     limits = limits or Limits()
     descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     if 0 < descriptors < 4 * limits.connections:  # the rest is for files, and for connections not yet refused

@@ -8,7 +8,7 @@ from contextlib import contextmanager, suppress
 import torch
 from torch import Tensor
 
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of malloc.h
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8  # of malloc.h
 SETTINGS_OF_GLIBC = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_MAX_", "GLIBC_TUNABLES")
 DROPOUT_STEPS = 2**16
 """Dropout draws 16 random bits for each number. PyTorch draws 64, which takes as long as a matrix product."""
@@ -35,6 +35,12 @@ def keep_freed_memory() -> bool:
         return False
     large = mallopt(M_MMAP_THRESHOLD, 2**30) or mallopt(M_MMAP_THRESHOLD, 2**25)  # the most that older versions accept
     return bool(large and mallopt(M_TRIM_THRESHOLD, 2**31 - 1))
+
+
+def share_freed_memory() -> None:
+    """Let all threads take memory from two pools, where the C library is glibc, which gives each of many a pool."""
+    with suppress(OSError, AttributeError):  # another C library
+        ctypes.CDLL(None).mallopt(M_ARENA_MAX, 2)
 
 
 def return_freed_memory() -> None:
