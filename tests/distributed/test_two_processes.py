@@ -47,9 +47,12 @@ def test_two_processes_learn_what_one_learns_and_encode_each_picture_once(name: 
             one, two, atol = value.double(), first[key].double(), 1e-4
             if methods()[name].tunes_tower and one.numel():  # sums over features of a tuned tower round by their size
                 largest = float(one.abs().amax())
-                # Adam makes two whole steps of the rounding of a gradient near 0, and few numbers have such a one.
-                atol = max(2 * 2e-3 + atol, 1e-6 * largest)
-                assert float((two - one).abs().mean()) <= 2e-3 * max(largest, 1e-2), f"{key} differs in many numbers"
+                atol = max(atol, 1e-6 * largest)
+                if name.startswith("dmc"):  # Adam makes whole steps of the rounding of a gradient near 0; few have one
+                    atol = 2 * 2e-3 + atol
+                    assert float((two - one).abs().mean()) <= 2e-3 * max(largest, 1e-2), (
+                        f"{key} differs in many numbers"
+                    )
             torch.testing.assert_close(two, one, atol=atol, rtol=1e-4, msg=f"{key} differs")
 
 
