@@ -1,10 +1,16 @@
 """Layers of both towers: attention with key/value prefixes, MLP, block. Parameter names are Hugging Face's."""
 
+from functools import cache
+from pathlib import Path
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from clipcil.clip.config import TowerConfig
+
+CPUINFO = Path("/proc/cpuinfo")
 
 Prefix = tuple[Tensor, Tensor]
 """Keys and values, each (B or 1, L, width), that a layer puts in front of its own."""
@@ -13,6 +19,59 @@ Prefix = tuple[Tensor, Tensor]
 def quick_gelu(hidden: Tensor) -> Tensor:
     """x·σ(1.702 x), OpenAI's activation, as silu(1.702 x)/1.702: silu keeps one tensor for backward, not two."""
     return F.silu(1.702 * hidden) / 1.702
+
+
+@cache
+def blas_is_slow() -> bool:
+    """Whether oneDNN multiplies matrices in single precision twice as fast as torch's BLAS on this processor.
+
+    MKL, the BLAS of torch, uses AVX-512 instructions at half speed on processors of AMD; oneDNN comes with torch too.
+    This is a fact about the processor and not a measurement, so that a run resumes to the same bits on a busy machine.
+    """
+    if not torch.backends.mkldnn.is_available() or torch.backends.cpu.get_cpu_capability() != "AVX512":  # type: ignore[no-untyped-call]
+        return False
+    return CPUINFO.is_file() and "AuthenticAMD" in CPUINFO.read_text()
+
+
+def linear(hidden: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """hidden (…, in) · weightᵀ (in, out) + bias (out,), by the faster library (see `blas_is_slow`)."""
+    tensors = (hidden, weight) if bias is None else (hidden, weight, bias)
+    plain = all(each.dtype == torch.float32 and each.device.type == "cpu" for each in tensors) and hidden.numel()
+    if not plain or torch.is_autocast_enabled("cpu") or not blas_is_slow():
+        return F.linear(hidden, weight, bias)
+    result: Tensor = OneDNNLinear.apply(hidden, weight, bias)  # type: ignore[no-untyped-call]
+    return result
+
+
+def onednn_product(left: Tensor, right: Tensor, bias: Tensor | None = None) -> Tensor:
+    """left (…, k) · rightᵀ (k, n) + bias (n,) in single precision; neither has to be contiguous."""
+    product: Tensor = torch.ops.mkldnn._linear_pointwise(left, right, bias, "none", [], "")
+    return product
+
+
+class OneDNNLinear(torch.autograd.Function):
+    """A linear layer whose three products (forward, and the gradients of input and weight) are oneDNN's."""
+
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        ctx.save_for_backward(hidden, weight)
+        return onednn_product(hidden, weight, bias)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        hidden, weight = ctx.saved_tensors
+        rows = gradient.flatten(0, -2)
+        of_hidden = onednn_product(gradient, weight.T) if ctx.needs_input_grad[0] else None
+        of_weight = onednn_product(rows.T, hidden.flatten(0, -2).T) if ctx.needs_input_grad[1] else None
+        return of_hidden, of_weight, rows.sum(0) if ctx.needs_input_grad[2] else None
+
+
+class Linear(nn.Linear):
+    """`nn.Linear` by `linear`."""
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return linear(hidden, self.weight, self.bias)
 
 
 def embedding(count: int, width: int) -> nn.Embedding:
@@ -27,10 +86,10 @@ class Attention(nn.Module):
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
         self.heads = heads
-        self.k_proj = nn.Linear(width, width)
-        self.v_proj = nn.Linear(width, width)
-        self.q_proj = nn.Linear(width, width)
-        self.out_proj = nn.Linear(width, width)
+        self.k_proj = Linear(width, width)
+        self.v_proj = Linear(width, width)
+        self.q_proj = Linear(width, width)
+        self.out_proj = Linear(width, width)
 
     def forward(self, queries: Tensor, context: Tensor, prefix: Prefix | None, causal: bool = False) -> Tensor:
         """Queries from (B, Q, width), keys and values from (B, T, width) → (B, Q, width).
@@ -69,8 +128,8 @@ class Attention(nn.Module):
 class MLP(nn.Module):
     def __init__(self, config: TowerConfig) -> None:
         super().__init__()
-        self.fc1 = nn.Linear(config.width, config.mlp)
-        self.fc2 = nn.Linear(config.mlp, config.width)
+        self.fc1 = Linear(config.width, config.mlp)
+        self.fc2 = Linear(config.mlp, config.width)
         self.activation = quick_gelu if config.activation == "quick_gelu" else F.gelu
 
     def forward(self, hidden: Tensor) -> Tensor:

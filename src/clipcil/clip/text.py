@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from clipcil.clip.config import TextConfig
-from clipcil.clip.layers import Block, Encoder, embedding
+from clipcil.clip.layers import Block, Encoder, Linear, embedding
 from clipcil.errors import UserError
 
 
@@ -37,7 +37,7 @@ class TextTower(nn.Module):
         super().__init__()
         self.config = config
         self.text_model = TextModel(config)
-        self.text_projection = nn.Linear(config.width, dim, bias=False)
+        self.text_projection = Linear(config.width, dim, bias=False)
 
     def embed(self, ids: Tensor) -> Tensor:
         """Token ids (N, L) → token embeddings (N, L, width), without positions."""

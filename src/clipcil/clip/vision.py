@@ -4,11 +4,10 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from clipcil.clip.config import VisionConfig
-from clipcil.clip.layers import Encoder, Prefix, embedding
+from clipcil.clip.layers import Encoder, Linear, Prefix, embedding, linear
 
 INNER_BLOCKS = 2
 """Blocks at the end of a plain ViT whose inputs are `levels`. Chosen on held-out training pictures (docs/beyond.md)."""
@@ -42,7 +41,7 @@ class PatchEmbedding(nn.Module):
         batch, channels = pixels.shape[:2]
         squares = pixels.reshape(batch, channels, high, patch, wide, patch)
         flat = squares.permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2)  # (B, N, C·p·p)
-        return F.linear(flat, self.weight.flatten(1))
+        return linear(flat, self.weight.flatten(1))
 
 
 class VisionEmbeddings(nn.Module):
@@ -79,7 +78,7 @@ class VisionTower(nn.Module):
         super().__init__()
         self.config = config
         self.vision_model = VisionModel(config)
-        self.visual_projection = nn.Linear(config.width, dim, bias=False)
+        self.visual_projection = Linear(config.width, dim, bias=False)
         self.start: nn.Module = nn.Identity()
         self.inner: tuple[int, ...] = ()  # sizes of the trunk's averages, packed behind the channels of the config
 
