@@ -57,7 +57,7 @@ class DMCConfig:
     template: Template = "a photo of {}"
     """Hard prompt of stage 1; {} is the class name."""
     stage2: Training = Training(epochs=5, steps=50, most_steps=320, lr=2e-3, weight_decay=1e-4)
-    """Training of the text prompts, Eq. (7), by at least `stage2.steps` and at most `stage2.most_steps` steps a task."""
+    """Training of the text prompts, Eq. (7)."""
     batch_of: losses.BatchOf = "new"
     """What the batch size of stage 2 counts: the new pictures, or new pictures and replayed features together."""
     average_tower: bool = False
