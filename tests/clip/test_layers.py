@@ -45,6 +45,14 @@ def test_other_numbers_and_no_rows_are_torchs(monkeypatch: pytest.MonkeyPatch) -
     assert layer.double()(torch.ones(2, 4).double()).dtype == torch.float64
 
 
+@needs_onednn
+def test_an_exported_layer_runs_without_onednn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(layers, "blas_is_slow", lambda: True)
+    rows = ({0: torch.export.Dim("rows", min=1, max=64)},)
+    program = torch.export.export(layers.Linear(4, 3), (torch.ones(2, 4),), dynamic_shapes=rows)
+    assert "mkldnn" not in str(program.graph) and "linear" in str(program.graph)
+
+
 @pytest.mark.parametrize(("kernel", "side"), [(5, 4), (5, 8), (7, 3), (5, 1)])
 def test_the_gradient_of_a_depthwise_convolution_is_exact(kernel: int, side: int) -> None:
     torch.manual_seed(0)
