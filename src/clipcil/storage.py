@@ -61,8 +61,8 @@ def need_writable(path: Path) -> None:
 
 @contextmanager
 def _temporary(path: Path) -> Iterator[Path]:
-    """A new empty file for the contents of `path`; it is deleted after the block."""
-    place = path.parent / TEMPORARY
+    """A new empty file for the contents of `path`; it is deleted after the block, and new folders if that failed."""
+    place, missing = path.parent / TEMPORARY, [each for each in path.parents if not each.exists()]
     refuse_links(place)
     try:
         part = _new_file(place)
@@ -72,8 +72,13 @@ def _temporary(path: Path) -> Iterator[Path]:
             part.unlink(missing_ok=True)
             with suppress(OSError):
                 place.rmdir()  # fails where another process is writing a file, too
-    except OSError as error:
-        raise UserError(f"cannot write {path}: {error.strerror or error}") from error
+    except BaseException as error:
+        for each in missing:
+            with suppress(OSError):
+                each.rmdir()
+        if isinstance(error, OSError):
+            raise UserError(f"cannot write {path}: {error.strerror or error}") from error
+        raise
 
 
 def _new_file(folder: Path) -> Path:

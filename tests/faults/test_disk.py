@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+import clipcil
+from clipcil.classifier import export
 from clipcil.errors import UserError
 from clipcil.storage import run_lock, whole_file, write_text
 from support.processes import files_of_at_most
@@ -43,6 +45,19 @@ def test_whatever_the_disk_says_is_one_line_and_the_old_file_stays(
         part.write_text("half")
         raise Killed
     assert tree(tmp_path) == {"results.json": b"old"}
+
+
+def test_no_room_for_an_export_leaves_the_old_one_or_no_folder(
+    made: clipcil.Classifier, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(export, "_trace", lambda *args: bytes(100))
+    export.export(made, tmp_path / "old")
+    before = tree(tmp_path)
+    monkeypatch.setattr(export, "_trace", lambda *args: bytes(100_000))
+    for folder in (tmp_path / "old", tmp_path / "new" / "folder"):
+        with files_of_at_most(50_000), pytest.raises(UserError, match=r"cannot write .*model.pt2: File too large"):
+            export.export(made, folder)
+    assert tree(tmp_path) == before and not (tmp_path / "new").exists()
 
 
 def failing(number: int) -> object:
