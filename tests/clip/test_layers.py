@@ -45,6 +45,12 @@ def test_other_numbers_and_no_rows_are_torchs(monkeypatch: pytest.MonkeyPatch) -
     assert layer.double()(torch.ones(2, 4).double()).dtype == torch.float64
 
 
+def test_an_exported_graph_needs_no_onednn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(layers, "blas_is_slow", lambda: True)
+    program = torch.export.export(layers.Linear(4, 3), (torch.ones(2, 4),))
+    assert "aten.linear" in str(program.graph) and "mkldnn" not in str(program.graph)
+
+
 @pytest.mark.parametrize(("kernel", "side"), [(5, 4), (5, 8), (7, 3), (5, 1)])
 def test_the_gradient_of_a_depthwise_convolution_is_exact(kernel: int, side: int) -> None:
     torch.manual_seed(0)

@@ -37,7 +37,8 @@ def linear(hidden: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor
     """hidden (…, in) · weightᵀ (in, out) + bias (out,), by the faster library (see `blas_is_slow`)."""
     tensors = (hidden, weight) if bias is None else (hidden, weight, bias)
     plain = all(each.dtype == torch.float32 and each.device.type == "cpu" for each in tensors) and hidden.numel()
-    if not plain or torch.is_autocast_enabled("cpu") or not blas_is_slow():
+    traced = torch.compiler.is_compiling()  # an exported graph runs on other processors, too
+    if not plain or traced or torch.is_autocast_enabled("cpu") or not blas_is_slow():
         return F.linear(hidden, weight, bias)
     result: Tensor = OneDNNLinear.apply(hidden, weight, bias)  # type: ignore[no-untyped-call]
     return result
