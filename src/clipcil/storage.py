@@ -15,6 +15,7 @@ import stat
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from fcntl import LOCK_EX, LOCK_NB, LOCK_SH, flock
 from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -65,10 +66,11 @@ def _temporary(path: Path) -> Iterator[Path]:
     place, missing = path.parent / TEMPORARY, [each for each in path.parents if not each.exists()]
     refuse_links(place)
     try:
-        part = _new_file(place)
+        part, handle = _new_file(place)
         try:
             yield part
         finally:
+            os.close(handle)
             part.unlink(missing_ok=True)
             with suppress(OSError):
                 place.rmdir()  # fails where another process is writing a file, too
@@ -81,13 +83,18 @@ def _temporary(path: Path) -> Iterator[Path]:
         raise
 
 
-def _new_file(folder: Path) -> Path:
+def _new_file(folder: Path) -> tuple[Path, int]:
+    """A new file and the handle that keeps it locked, which `sweep_shared` respects."""
     while True:
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / secrets.token_hex(8)
         with suppress(FileNotFoundError):  # another process removed the empty folder in between
-            path.touch(exist_ok=False)
-            return path
+            handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+            with suppress(OSError):  # a file system without locks: nothing is swept there
+                flock(handle, LOCK_EX)
+            if os.fstat(handle).st_nlink:  # otherwise it was swept before it was locked
+                return path, handle
+            os.close(handle)
 
 
 def write_bytes(path: Path, *parts: bytes | memoryview) -> None:
@@ -198,6 +205,14 @@ def sweep(folder: Path) -> None:
     place = folder / TEMPORARY
     if place.is_dir() and not place.is_symlink():
         shutil.rmtree(place, ignore_errors=True)
+
+
+def sweep_shared(folder: Path) -> None:
+    """Delete files that killed processes left half written in `folder`, where other processes may be writing."""
+    for path in (folder / TEMPORARY).glob("*"):
+        with suppress(OSError, UserError), open_regular(path) as file:
+            flock(file, LOCK_SH | LOCK_NB)  # fails while the process that writes it lives
+            path.unlink()
 
 
 def cache_folder() -> Path:
