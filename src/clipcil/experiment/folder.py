@@ -98,9 +98,13 @@ class RunFolder:
             self.display.tell(note)
         return checkpoint
 
+    def _keys(self) -> list[str]:
+        """The keys of the checkpoints, the oldest first; other files in their folder are left alone."""
+        return [key for key in self.checkpoints.all_keys() if key.startswith("task-") and key[5:].isdecimal()]
+
     def _newest(self) -> Checkpoint | None:
         """The newest whole checkpoint; a damaged one is named, and the one before it is used."""
-        for key in reversed(self.checkpoints.all_keys()):
+        for key in reversed(self._keys()):
             for path in self.checkpoints.paths(key):
                 try:
                     tensors, facts = read_entry(path)
@@ -153,7 +157,7 @@ class RunFolder:
         measured = (experiment.records, experiment.drift, self.log.size, experiment.timer.seconds)
         progress = Progress(*measured, **shape, tasks=tasks, belongs=self._identity)
         self.checkpoints.save(f"task-{tasks:04d}", tensors, asdict(progress))
-        for key in self.checkpoints.all_keys():
+        for key in self._keys():
             if not tasks - CHECKPOINTS_KEPT < int(key.removeprefix("task-")) <= tasks:
                 self.checkpoints.drop(key)
         for key in self.stages.all_keys():
