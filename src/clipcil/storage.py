@@ -13,7 +13,7 @@ import secrets
 import shutil
 import stat
 import tomllib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from fcntl import LOCK_EX, LOCK_NB, LOCK_SH, flock
 from itertools import islice
@@ -72,15 +72,19 @@ def _temporary(path: Path) -> Iterator[Path]:
         finally:
             os.close(handle)
             part.unlink(missing_ok=True)
-            with suppress(OSError):
-                place.rmdir()  # fails where another process is writing a file, too
+            _remove_empty([place])  # another process may be writing a file, too
     except BaseException as error:
-        for each in missing:
-            with suppress(OSError):
-                each.rmdir()
+        _remove_empty(missing)
         if isinstance(error, OSError):
             raise UserError(f"cannot write {path}: {error.strerror or error}") from error
         raise
+
+
+def _remove_empty(folders: Sequence[Path]) -> None:
+    """Remove those of the folders that are empty."""
+    for folder in folders:
+        with suppress(OSError):
+            folder.rmdir()
 
 
 def _new_file(folder: Path) -> tuple[Path, int]:
@@ -175,10 +179,10 @@ def claim(path: Path, mark: str, what: str, ignore: tuple[str, ...] = ()) -> Non
 def run_lock(folder: Path) -> Iterator[None]:
     """Lock `folder` for one writer, and delete files that a killed writer left half written in it.
 
-    The lock is released when the process ends, however it ends. A folder that was created for it and in which nothing
-    was written is removed: a command that was refused leaves no trace.
+    The lock is released when the process ends, however it ends. Folders that were created for it and in which nothing
+    was written are removed: a command that was refused leaves no trace.
     """
-    path, fresh = folder / LOCK, not folder.exists()
+    path, missing = folder / LOCK, [each for each in (folder, *folder.parents) if not each.exists()]
     refuse_links(path)
     lock = FileLock(path, is_singleton=False, thread_local=False)
     try:
@@ -187,6 +191,7 @@ def run_lock(folder: Path) -> Iterator[None]:
     except Timeout as error:
         raise InUseError(f"{folder} is in use by another process; wait for it, or take another folder") from error
     except OSError as error:
+        _remove_empty(missing)
         raise UserError(f"cannot write to {folder}: {error.strerror or error}") from error
     try:
         sweep(folder)
@@ -195,8 +200,7 @@ def run_lock(folder: Path) -> Iterator[None]:
         with suppress(OSError):
             if not path.stat().st_size:  # otherwise it is a user's file of this name
                 path.unlink()
-            if fresh:
-                folder.rmdir()  # fails where something was written
+        _remove_empty(missing)
         lock.release()
 
 

@@ -27,7 +27,7 @@ from clipcil.classifier.classifier import Classifier
 from clipcil.data.reader import TensorBatch
 from clipcil.errors import UserError
 from clipcil.signals import uninterrupted
-from clipcil.storage import claim, whole_file, write_json
+from clipcil.storage import claim, run_lock, whole_file, write_json
 
 Format = Literal["pt2", "onnx"]
 CLASSES, VECTORS_FILE = "classes.json", "classifier.safetensors"
@@ -79,7 +79,7 @@ def export(model: Classifier, out: Path, form: Format = "pt2") -> Path:
         "unknown": verdict,
         "sha256": {name: hashlib.sha256(data).hexdigest() for name, data in files.items()},
     }
-    with uninterrupted():
+    with run_lock(out), uninterrupted():
         with ExitStack() as renames:  # after all are written: a full disk leaves everything as it was
             for name, data in files.items():
                 renames.enter_context(whole_file(out / name)).write_bytes(data)
