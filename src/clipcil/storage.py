@@ -72,6 +72,7 @@ def _temporary(path: Path) -> Iterator[Path]:
         finally:
             os.close(handle)
             part.unlink(missing_ok=True)
+            _sweep_killed(place)
             _remove_empty([place])  # another process may be writing a file, too
     except BaseException as error:
         _remove_empty(missing)
@@ -88,7 +89,7 @@ def _remove_empty(folders: Sequence[Path]) -> None:
 
 
 def _new_file(folder: Path) -> tuple[Path, int]:
-    """A new file and the handle that keeps it locked, which `sweep_shared` respects."""
+    """A new file and the handle that keeps it locked, which `_sweep_killed` respects."""
     while True:
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / secrets.token_hex(8)
@@ -99,6 +100,14 @@ def _new_file(folder: Path) -> tuple[Path, int]:
             if os.fstat(handle).st_nlink:  # otherwise it was swept before it was locked
                 return path, handle
             os.close(handle)
+
+
+def _sweep_killed(place: Path) -> None:
+    """Delete files in `place` that killed processes left half written; other processes may be writing there."""
+    for path in place.glob("[0-9a-f]" * 16):
+        with suppress(OSError, UserError), open_regular(path) as file:
+            flock(file, LOCK_SH | LOCK_NB)  # fails while the process that writes it lives
+            path.unlink()
 
 
 def write_bytes(path: Path, *parts: bytes | memoryview) -> None:
@@ -209,14 +218,6 @@ def sweep(folder: Path) -> None:
     place = folder / TEMPORARY
     if place.is_dir() and not place.is_symlink():
         shutil.rmtree(place, ignore_errors=True)
-
-
-def sweep_shared(folder: Path) -> None:
-    """Delete files that killed processes left half written in `folder`, where other processes may be writing."""
-    for path in (folder / TEMPORARY).glob("*"):
-        with suppress(OSError, UserError), open_regular(path) as file:
-            flock(file, LOCK_SH | LOCK_NB)  # fails while the process that writes it lives
-            path.unlink()
 
 
 def cache_folder() -> Path:

@@ -21,7 +21,7 @@ from torch import Tensor
 from clipcil.errors import UserError
 from clipcil.limits import MOST_ENTRIES, MOST_HEADER, MOST_TENSORS
 from clipcil.signals import uninterrupted
-from clipcil.storage import cache_folder, open_regular, parse_json, read_bytes, refuse_links, sweep_shared, write_bytes
+from clipcil.storage import cache_folder, open_regular, parse_json, read_bytes, refuse_links, write_bytes
 
 SHARED_BYTES = 4 * 2**30
 """Default size of the user's cache of trained stages and features; `TensorStore.of_user` is this cache."""
@@ -112,7 +112,6 @@ class TensorStore:
 
     def _shrink(self) -> None:
         """Delete the entries unused for the longest time until the rest fits; another process may be doing the same."""
-        sweep_shared(self.folder)
         found = self._entries()
         spare = self.most_bytes - sum(size for _, size, _ in found)
         for _, size, path in sorted(found):

@@ -17,7 +17,7 @@ from clipcil.clip import CLIP, load_clip
 from clipcil.data.reader import Reader
 from clipcil.experiment.experiment import Experiment, LoadCache
 from clipcil.methods.dmc import DMC
-from clipcil.storage import sweep_shared, whole_file
+from clipcil.storage import whole_file, write_text
 from clipcil.tensor_store import DTYPES, SHARED_BYTES, STAGES_GIB, TensorStore, content_key, pack, read_entry
 from clipcil.training.own_random import own_random
 from clipcil.training.trainer import Trainer, Training
@@ -215,7 +215,7 @@ def test_what_a_killed_process_left_half_written_is_deleted_and_what_is_being_wr
     jump: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever the clock says, which may have jumped in between."""
-    left, later = tmp_path / ".tmp" / "left", time.time() + jump
+    left, later = tmp_path / ".tmp" / ("ab" * 8), time.time() + jump
     with whole_file(tmp_path / "x") as part:
         part.write_bytes(b"half")
         left.write_bytes(b"half")
@@ -230,11 +230,11 @@ def test_a_new_file_that_is_deleted_before_it_is_locked_is_made_again(
 ) -> None:
     def lock(handle: int, how: int) -> None:
         monkeypatch.undo()
-        sweep_shared(tmp_path)
+        write_text(tmp_path / "y", "")
 
     monkeypatch.setattr(storage, "flock", lock)
     with whole_file(tmp_path / "x") as part:
-        sweep_shared(tmp_path)
+        write_text(tmp_path / "y", "")
         assert part.exists()
 
 
