@@ -31,7 +31,7 @@ from clipcil.experiment.spec import RunSpec, as_table, check_same, first_differe
 from clipcil.methods.base import method_state, restore_method
 from clipcil.report.runs import RunRecord, read_run
 from clipcil.settings import Count, typed
-from clipcil.storage import claim, digest, read_json, read_toml, run_lock, sweep, write_json, write_text, write_toml
+from clipcil.storage import claim, digest, read_json, read_toml, run_lock, write_json, write_text, write_toml
 from clipcil.tensor_store import TensorStore, read_entry
 from clipcil.training.device import usual_torch
 from clipcil.training.own_random import random_state, set_random_state
@@ -191,10 +191,7 @@ def open_run(folder: Path, table: dict[str, Any], display: Display, resume: bool
                     f"{folder} holds this run already; continue it with --resume {quoted(folder)} (in Python with"
                     " run(folder)), or name another"
                 )
-        place = RunFolder(folder, display)
-        for store in (place.checkpoints, place.stages):
-            sweep(store.folder)
-        yield place
+        yield RunFolder(folder, display)
 
 
 def restore(experiment: Experiment, tensors: dict[str, Tensor], progress: Progress) -> None:
