@@ -1,7 +1,9 @@
 """Feed a reader of strangers' bytes with inputs that atheris invents, guided by the code that they reach.
 
     pip install '.[fuzz]'
-    python tools/fuzz.py pictures --seconds 600
+    python tools/fuzz.py pictures tokenizer --seconds 600
+
+For each target it prints how many inputs were read, in how many seconds of CPU, and how many of them failed.
 
 A reader must accept an input or refuse it with a `UserError`; the server must answer with a status below 500. Anything
 else, 30 seconds or 3 GB for one input end the search, which leaves the input as `crash-…` in the folder that it names.
@@ -10,18 +12,25 @@ Copied to `tests/fuzz/TARGET/`, where the search starts, it is read by every run
 
 import argparse
 import asyncio
-import atexit
 import hashlib
+import os
+import re
+import resource
 import shutil
+import signal
+import subprocess
 import sys
 import tempfile
+import time
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 CORPUS = Path(__file__).resolve().parents[1] / "tests" / "fuzz"
 INSTRUMENTED = ("clipcil", "PIL", "python_multipart", "starlette.formparsers", "tomllib")
-LIMITS = ("-timeout=30", "-rss_limit_mb=3072", "-max_len=65536")
+LIMITS = ("-timeout=30", "-rss_limit_mb=3072", "-max_len=65536", "-print_final_stats=1")
+FINDINGS = ("crash-", "timeout-", "oom-", "leak-")
+"""How the names of inputs begin that ended a search."""
 
 
 def pictures(data: bytes, folder: Path) -> None:
@@ -86,7 +95,6 @@ def server() -> Any:
     from clipcil.serve.staging import Staging
 
     folder = Path(tempfile.mkdtemp(prefix="clipcil-fuzz-"))
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
     limits = Limits(waiting_pictures=2)
     staging = Staging(folder, limits)
     served = ServedModel(folder / "model", "simplecil", None, "cpu", staging)
@@ -107,23 +115,50 @@ def read(target: str, data: bytes) -> None:
             assert str(error), "a refusal must give the reason"
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("target", choices=TARGETS)
-    parser.add_argument("--seconds", type=int, default=60)
-    parser.add_argument("--new", type=Path, metavar="DIR", help="folder for new inputs; default: a temporary one")
-    given = parser.parse_args()
+def search(target: str, seconds: int, place: Path) -> None:
+    """Feed a target until this process has computed for so long, or an input ends it."""
     import atheris
 
-    place = given.new or Path(tempfile.mkdtemp(prefix="clipcil-fuzz-"))
-    shutil.copytree(CORPUS / given.target, place, dirs_exist_ok=True)
+    shutil.copytree(CORPUS / target, place, dirs_exist_ok=True)
     with atheris.instrument_imports(include=list(INSTRUMENTED)):
-        for path in sorted((CORPUS / given.target).iterdir()):
-            read(given.target, path.read_bytes())  # imports what the target needs, and must pass
-    print(f"{given.target}: inputs in {place}", flush=True)
-    words = [*LIMITS, f"-max_total_time={given.seconds}", f"-artifact_prefix={place}/", str(place)]
-    atheris.Setup([sys.argv[0], *words], lambda data: read(given.target, data))
+        for path in sorted((CORPUS / target).iterdir()):
+            read(target, path.read_bytes())  # imports what the target needs, and must pass
+    end = time.process_time() + seconds
+
+    def read_until_end(data: bytes) -> None:
+        if time.process_time() > end:
+            os.kill(os.getpid(), signal.SIGUSR1)  # libFuzzer ends before the next input
+        read(target, data)
+
+    atheris.Setup([sys.argv[0], *LIMITS, f"-artifact_prefix={place}/", str(place)], read_until_end)
     atheris.Fuzz()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("targets", nargs="+", choices=TARGETS)
+    parser.add_argument("--seconds", type=int, default=60, help="seconds of CPU for each target")
+    parser.add_argument("--new", type=Path, metavar="DIR", help="folder for new inputs; default: a temporary one")
+    parser.add_argument("--alone", action="store_true", help=argparse.SUPPRESS)  # in a process that counts for itself
+    given = parser.parse_args()
+    if given.alone:
+        search(given.targets[0], given.seconds, given.new)
+    folder, failed = given.new or Path(tempfile.mkdtemp(prefix="clipcil-fuzz-")), False
+    print(f"new inputs in {folder}\ntarget     executions  CPU seconds  findings", flush=True)
+    for target in given.targets:
+        place, before = folder / target, resource.getrusage(resource.RUSAGE_CHILDREN)
+        words = [sys.executable, __file__, target, "--alone", "--seconds", str(given.seconds), "--new", str(place)]
+        with tempfile.TemporaryDirectory(prefix="clipcil-fuzz-") as scratch:
+            done = subprocess.run(words, env={**os.environ, "TMPDIR": scratch}, capture_output=True, check=False)
+        after, said = resource.getrusage(resource.RUSAGE_CHILDREN), done.stderr.decode(errors="replace")
+        used = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+        executions = int(re.findall(r"number_of_executed_units: (\d+)|$", said)[0] or 0)
+        found = [str(path) for path in place.glob("*-*") if path.name.startswith(FINDINGS)]
+        print(f"{target:10} {executions:10,} {used:12.0f} {len(found):9}", flush=True)
+        if found or done.returncode:
+            failed = True
+            print(f"{said[-3000:]}\n{target} failed: {', '.join(found)}", file=sys.stderr)
+    sys.exit(failed)
 
 
 if __name__ == "__main__":

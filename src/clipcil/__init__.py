@@ -7,11 +7,13 @@ apart. Nothing heavy is imported before one of these names is used.
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
 
 __version__ = "0.2.0"
 
+TYPE_CHECKING = False  # typing is slow to import, and `__main__` handles Ctrl-C only after this file
 if TYPE_CHECKING:
+    from typing import Any
+
     from clipcil import checks as checks
     from clipcil.classifier.classifier import Classifier as Classifier
     from clipcil.classifier.load import load as load

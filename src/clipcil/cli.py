@@ -43,8 +43,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a character that the terminal's encoding lacks becomes an escape
             stream.reconfigure(errors="backslashreplace")
-    with stops_once(for_good=arguments is None):
-        _run(words)
+    try:
+        with stops_once(for_good=arguments is None):
+            _run(words)
+    except KeyboardInterrupt as stop:
+        _say(str(stop) or "stopped")
+        sys.exit(130)
 
 
 OUT_OF_MEMORY = ("allocate memory", "could not create a primitive", "out of memory")
@@ -62,9 +66,6 @@ def _run(words: list[str]) -> None:
             sys.stderr.flush()
             os._exit(2)  # an ordinary exit sometimes aborts: gloo's threads still wait for the process that is gone
         sys.exit(2)
-    except KeyboardInterrupt as stop:
-        _say(str(stop) or "stopped")
-        sys.exit(130)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)

@@ -47,10 +47,6 @@ LONGEST_SHAPE = 32
 """Longer pictures are cropped to this ratio of the sides before they are resized. So no resized picture has more pixels
 than `LONGEST_SHAPE * LONGEST_SIDE**2`."""
 
-MOST_CONFIG = 8 * 2**20
-"""Bytes of a JSON file of a backbone, except its tokenizer."""
-MOST_TOKENIZER = 32 * 2**20
-"""Bytes of a file of a tokenizer; CLIP's has 2 MiB."""
 MOST_TOKENS = 10**6
 """Tokens of a vocabulary, and other sizes in the config of a backbone."""
 MOST_NEW_NUMBERS = 2**28

@@ -19,7 +19,7 @@ def stops_once(for_good: bool) -> Iterator[None]:
     the process began (`nohup`, a background job) stays ignored.
 
     Args:
-        for_good: Keep the handlers after the block, when the process is about to end.
+        for_good: Keep the handlers after the block, when the process is about to end; there no signal is the first.
     """
     seen = 0
 
@@ -32,7 +32,10 @@ def stops_once(for_good: bool) -> Iterator[None]:
             raise KeyboardInterrupt("" if number == SIGINT else f"stopped by {signal.Signals(number).name}")
 
     with _handled([number for number in STOPS if signal.getsignal(number) is not signal.SIG_IGN], stop, for_good):
-        yield
+        try:
+            yield
+        finally:
+            seen = max(seen, 1)
 
 
 @contextmanager

@@ -13,8 +13,9 @@ import secrets
 import shutil
 import stat
 import tomllib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from fcntl import LOCK_EX, LOCK_NB, LOCK_SH, flock
 from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -61,28 +62,52 @@ def need_writable(path: Path) -> None:
 
 @contextmanager
 def _temporary(path: Path) -> Iterator[Path]:
-    """A new empty file for the contents of `path`; it is deleted after the block."""
-    place = path.parent / TEMPORARY
+    """A new empty file for the contents of `path`; it is deleted after the block, and new folders if that failed."""
+    place, missing = path.parent / TEMPORARY, [each for each in path.parents if not each.exists()]
     refuse_links(place)
     try:
-        part = _new_file(place)
+        part, handle = _new_file(place)
         try:
             yield part
         finally:
+            os.close(handle)
             part.unlink(missing_ok=True)
-            with suppress(OSError):
-                place.rmdir()  # fails where another process is writing a file, too
-    except OSError as error:
-        raise UserError(f"cannot write {path}: {error.strerror or error}") from error
+            _sweep_killed(place)
+            _remove_empty([place])  # another process may be writing a file, too
+    except BaseException as error:
+        _remove_empty(missing)
+        if isinstance(error, OSError):
+            raise UserError(f"cannot write {path}: {error.strerror or error}") from error
+        raise
 
 
-def _new_file(folder: Path) -> Path:
+def _remove_empty(folders: Sequence[Path]) -> None:
+    """Remove those of the folders that are empty."""
+    for folder in folders:
+        with suppress(OSError):
+            folder.rmdir()
+
+
+def _new_file(folder: Path) -> tuple[Path, int]:
+    """A new file and the handle that keeps it locked, which `_sweep_killed` respects."""
     while True:
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / secrets.token_hex(8)
         with suppress(FileNotFoundError):  # another process removed the empty folder in between
-            path.touch(exist_ok=False)
-            return path
+            handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+            with suppress(OSError):  # a file system without locks: nothing is swept there
+                flock(handle, LOCK_EX)
+            if os.fstat(handle).st_nlink:  # otherwise it was swept before it was locked
+                return path, handle
+            os.close(handle)
+
+
+def _sweep_killed(place: Path) -> None:
+    """Delete files in `place` that killed processes left half written; other processes may be writing there."""
+    for path in place.glob("[0-9a-f]" * 16):
+        with suppress(OSError, UserError), open_regular(path) as file:
+            flock(file, LOCK_SH | LOCK_NB)  # fails while the process that writes it lives
+            path.unlink()
 
 
 def write_bytes(path: Path, *parts: bytes | memoryview) -> None:
@@ -163,10 +188,10 @@ def claim(path: Path, mark: str, what: str, ignore: tuple[str, ...] = ()) -> Non
 def run_lock(folder: Path) -> Iterator[None]:
     """Lock `folder` for one writer, and delete files that a killed writer left half written in it.
 
-    The lock is released when the process ends, however it ends. A folder that was created for it and in which nothing
-    was written is removed: a command that was refused leaves no trace.
+    The lock is released when the process ends, however it ends. Folders that were created for it and in which nothing
+    was written are removed: a command that was refused leaves no trace.
     """
-    path, fresh = folder / LOCK, not folder.exists()
+    path, missing = folder / LOCK, [each for each in (folder, *folder.parents) if not each.exists()]
     refuse_links(path)
     lock = FileLock(path, is_singleton=False, thread_local=False)
     try:
@@ -175,6 +200,7 @@ def run_lock(folder: Path) -> Iterator[None]:
     except Timeout as error:
         raise InUseError(f"{folder} is in use by another process; wait for it, or take another folder") from error
     except OSError as error:
+        _remove_empty(missing)
         raise UserError(f"cannot write to {folder}: {error.strerror or error}") from error
     try:
         sweep(folder)
@@ -183,8 +209,7 @@ def run_lock(folder: Path) -> Iterator[None]:
         with suppress(OSError):
             if not path.stat().st_size:  # otherwise it is a user's file of this name
                 path.unlink()
-            if fresh:
-                folder.rmdir()  # fails where something was written
+        _remove_empty(missing)
         lock.release()
 
 

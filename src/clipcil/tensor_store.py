@@ -7,7 +7,6 @@ every float is finite, and a file that does not match its name is not read.
 import hashlib
 import json
 import os
-import time
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from functools import cache
@@ -22,7 +21,7 @@ from torch import Tensor
 from clipcil.errors import UserError
 from clipcil.limits import MOST_ENTRIES, MOST_HEADER, MOST_TENSORS
 from clipcil.signals import uninterrupted
-from clipcil.storage import TEMPORARY, cache_folder, open_regular, parse_json, read_bytes, refuse_links, write_bytes
+from clipcil.storage import cache_folder, open_regular, parse_json, read_bytes, refuse_links, write_bytes
 
 SHARED_BYTES = 4 * 2**30
 """Default size of the user's cache of trained stages and features; `TensorStore.of_user` is this cache."""
@@ -31,8 +30,6 @@ STAGES_GIB = "CLIPCIL_STAGES_GIB"
 tower only after all other orders have run, so the cache must hold the towers of all orders."""
 CHECKS = 64
 """The size of a store is checked after each 1/64 of its limit that a process has written."""
-ABANDONED = 3600
-"""Seconds after which a half-written file has no writer any more."""
 ANY_SHA256 = "?" * 64
 """A pattern for the end of a file's name."""
 DTYPES = {torch.int64: "I64", torch.float64: "F64", torch.float32: "F32", torch.int32: "I32", torch.bfloat16: "BF16"}
@@ -115,10 +112,6 @@ class TensorStore:
 
     def _shrink(self) -> None:
         """Delete the entries unused for the longest time until the rest fits; another process may be doing the same."""
-        for path in (self.folder / TEMPORARY).glob("*"):  # a younger file may still have its writer
-            with suppress(OSError):
-                if time.time() - path.stat().st_mtime > ABANDONED:
-                    path.unlink()
         found = self._entries()
         spare = self.most_bytes - sum(size for _, size, _ in found)
         for _, size, path in sorted(found):

@@ -67,3 +67,11 @@ def test_another_models_tokenizer_is_refused(tmp_path: Path) -> None:
     (tmp_path / "merges.txt").write_text("#version: 0.2\n")
     with one_line(str(tmp_path)):
         Tokenizer.from_folder(tmp_path, 48)
+
+
+def test_merges_that_make_no_token_are_refused(tmp_path: Path) -> None:
+    """The library panics where what they make is longer than all tokens."""
+    (tmp_path / "vocab.json").write_text('{"<|startoftext|>": 0, "<|endoftext|>": 1}')
+    (tmp_path / "merges.txt").write_text("#version: 0.2\n<|startoftext|> <|endoftext|>\n")
+    with one_line(str(tmp_path), "<|startoftext|><|endoftext|>"):
+        Tokenizer.from_folder(tmp_path, 48)

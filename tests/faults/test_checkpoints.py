@@ -91,6 +91,15 @@ def test_other_weights_or_pictures_and_another_name_are_refused(key: str, runner
         runner.run("rapf", stopped, resume=True)
 
 
+def test_other_files_beside_the_checkpoints_stay(runner: Runner, stopped: Path, whole: Path) -> None:
+    place = find(stopped, "task-0002")
+    others = [place.with_name(place.name.replace("task-0002", key)) for key in ("other", "task-x")]
+    for path in others:
+        shutil.copy(place, path)
+    runner.run("rapf", stopped, resume=True)
+    assert digest(stopped) == digest(whole) and all(path.exists() for path in others)
+
+
 def test_a_stage_of_another_run_is_not_taken(runner: Runner, stopped: Path, whole: Path, tmp_path: Path) -> None:
     with pytest.raises(Killed), pytest.MonkeyPatch.context() as patch:
         stop_after(patch, 5)

@@ -1,4 +1,4 @@
-"""Standard streams that are closed or full, and Ctrl-C while Python still imports."""
+"""Standard streams that are closed or full, and signals while Python still imports or already ends."""
 
 import os
 import signal
@@ -36,11 +36,20 @@ def test_streams(words: str, streams: str, code: int, out: str, errors: str, tmp
     assert done.stderr.startswith(errors) and done.stderr.count("\n") == bool(errors)
 
 
-@pytest.mark.parametrize("module", ["inspect", "cyclopts"])
+@pytest.mark.parametrize("module", ["typing", "inspect", "cyclopts"])
 def test_ctrl_c_while_python_imports(module: str, tmp_path: Path) -> None:
-    """The module that is imported sends the signal. Both are imported before a command runs."""
+    """The module that is imported sends the signal. All are imported before a command runs."""
     (tmp_path / f"{module}.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGINT)\nprint('went on')\n")
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
     command = [sys.executable, "-m", "clipcil", "--version"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "", "")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_after_the_last_line(number: signal.Signals) -> None:
+    """It is sent while the process ends: the command has succeeded, and says no more."""
+    code = f"import atexit, os; atexit.register(lambda: os.kill(os.getpid(), {number:d}))"
+    command = [sys.executable, "-c", f"{code}; from clipcil.__main__ import main; main()", "--version"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout.count("\n"), done.stderr) == (0, 1, "")

@@ -7,6 +7,9 @@ from pathlib import Path
 
 import pytest
 
+import clipcil
+from clipcil import storage
+from clipcil.classifier import export
 from clipcil.errors import UserError
 from clipcil.storage import run_lock, whole_file, write_text
 from support.processes import files_of_at_most
@@ -45,6 +48,31 @@ def test_whatever_the_disk_says_is_one_line_and_the_old_file_stays(
     assert tree(tmp_path) == {"results.json": b"old"}
 
 
+def test_no_room_for_an_export_leaves_the_old_one_or_no_folder(
+    made: clipcil.Classifier, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(export, "_trace", lambda *args: bytes(100))
+    export.export(made, tmp_path / "old")
+    before = tree(tmp_path)
+    monkeypatch.setattr(export, "_trace", lambda *args: bytes(100_000))
+    for folder in (tmp_path / "old", tmp_path / "new" / "folder"):
+        with files_of_at_most(50_000), pytest.raises(UserError, match=r"cannot write .*model.pt2: File too large"):
+            export.export(made, folder)
+    assert tree(tmp_path) == before and not (tmp_path / "new").exists()
+
+
+def test_an_export_waits_for_no_other_and_deletes_what_a_killed_one_left(
+    made: clipcil.Classifier, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(export, "_trace", lambda *args: bytes(100))
+    (tmp_path / ".tmp").mkdir()
+    (tmp_path / ".tmp" / "0123456789abcdef").write_bytes(b"half")
+    with run_lock(tmp_path), pytest.raises(UserError, match="is in use by another process"):
+        export.export(made, tmp_path)
+    export.export(made, tmp_path)
+    assert tree(tmp_path).keys() == {"classes.json", "classifier.safetensors", "model.pt2"}
+
+
 def failing(number: int) -> object:
     def fail(*args: object, **kwargs: object) -> int:
         raise OSError(number, os.strerror(number))
@@ -59,6 +87,13 @@ def test_a_folder_that_cannot_be_written_or_a_refused_start_leaves_no_folder(run
     with pytest.raises(UserError, match="is neither natural"):
         runner.run("rapf", tmp_path / "run", order="no-such-file")
     assert tree(tmp_path) == {"file": b"mine"} and not (tmp_path / "run").exists()
+
+
+def test_no_room_for_the_lock_leaves_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(storage.FileLock, "acquire", failing(errno.ENOSPC))
+    with pytest.raises(UserError, match=r"cannot write to .*No space left"), run_lock(tmp_path / "a" / "b"):
+        pass
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_second_run_into_one_folder_is_refused(runner: Runner, stopped: Path) -> None:

@@ -5,6 +5,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,19 @@ def test_a_stopped_run_says_how_to_go_on(number: signal.Signals, tmp_path: Path)
     assert child.returncode == 130
     assert (tmp_path / "my run" / "config.toml").is_file()
     assert not list((tmp_path / "my run").rglob(".tmp"))
+
+
+def test_a_closed_terminal_stops_a_grid_in_one_line(tmp_path: Path) -> None:
+    """All its processes get the signal, also the one that Python starts beside the workers."""
+    words = ["--methods", "coop", "--seeds", "2", "--jobs", "2", "--set", "train.epochs=500", "--out", "b"]
+    child = start(tmp_path, "bench", *words, group=True)
+    end = time.monotonic() + 120
+    while len(list(tmp_path.glob("b/*/config.toml"))) < 2:
+        assert child.poll() is None and time.monotonic() < end
+        time.sleep(0.1)
+    os.killpg(child.pid, signal.SIGHUP)
+    _, errors = child.communicate(timeout=120)
+    assert (child.returncode, errors) == (130, "clipcil: stopped after 0 of 2 runs; the same command continues\n")
 
 
 def test_the_short_form_of_the_kill_test_finds_nothing(tmp_path: Path) -> None:

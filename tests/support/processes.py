@@ -10,8 +10,13 @@ from contextlib import contextmanager
 from pathlib import Path
 
 
-def start(folder: Path, *words: str, module: Sequence[str] = ("clipcil",)) -> subprocess.Popen[str]:
-    """Start `python -m` with a module (and its own words) and further words, with `folder` as current directory."""
+def start(
+    folder: Path, *words: str, module: Sequence[str] = ("clipcil",), group: bool = False
+) -> subprocess.Popen[str]:
+    """Start `python -m` with a module (and its own words) and further words, with `folder` as current directory.
+
+    With `group` it has a process group of its own, as a terminal gives to a command.
+    """
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
     command = [sys.executable, "-m", *module, *words]
     pipe = subprocess.PIPE
@@ -22,9 +27,8 @@ def start(folder: Path, *words: str, module: Sequence[str] = ("clipcil",)) -> su
         for number in (signal.SIGINT, signal.SIGHUP):
             signal.signal(number, signal.SIG_DFL)
 
-    return subprocess.Popen(
-        command, cwd=folder, env=environment, stdout=pipe, stderr=pipe, text=True, preexec_fn=restore
-    )
+    more = {"cwd": folder, "env": environment, "preexec_fn": restore, "start_new_session": group}
+    return subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, **more)
 
 
 @contextmanager

@@ -1,7 +1,6 @@
 """What runs share on disk: the same bytes with and without it, for runs that may share, and never for others."""
 
 import json
-import os
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -12,12 +11,14 @@ import torch
 from safetensors.torch import save
 from torch import Tensor, nn
 
+from clipcil import storage
 from clipcil.checks import some_classes
 from clipcil.clip import CLIP, load_clip
 from clipcil.data.reader import Reader
 from clipcil.experiment.experiment import Experiment, LoadCache
 from clipcil.methods.dmc import DMC
-from clipcil.tensor_store import ABANDONED, DTYPES, SHARED_BYTES, STAGES_GIB, TensorStore, content_key, pack, read_entry
+from clipcil.storage import whole_file, write_text
+from clipcil.tensor_store import DTYPES, SHARED_BYTES, STAGES_GIB, TensorStore, content_key, pack, read_entry
 from clipcil.training.own_random import own_random
 from clipcil.training.trainer import Trainer, Training
 from support.errors import one_line
@@ -209,13 +210,32 @@ def test_the_bound_is_the_user_s(monkeypatch: pytest.MonkeyPatch) -> None:
             TensorStore.of_user()
 
 
-def test_what_a_killed_process_left_half_written_is_deleted_and_what_is_being_written_is_not(tmp_path: Path) -> None:
-    (tmp_path / ".tmp").mkdir()
-    for name, age in (("old", 2 * ABANDONED), ("young", 0)):
-        (tmp_path / ".tmp" / name).write_bytes(b"half")
-        os.utime(tmp_path / ".tmp" / name, (time.time() - age,) * 2)
-    TensorStore(tmp_path).save("key", {"a": torch.zeros(1)})
-    assert [path.name for path in (tmp_path / ".tmp").iterdir()] == ["young"]
+@pytest.mark.parametrize("jump", [-(10**8), 0, 10**8])
+def test_what_a_killed_process_left_half_written_is_deleted_and_what_is_being_written_is_not(
+    jump: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the clock says, which may have jumped in between."""
+    left, later = tmp_path / ".tmp" / ("ab" * 8), time.time() + jump
+    with whole_file(tmp_path / "x") as part:
+        part.write_bytes(b"half")
+        left.write_bytes(b"half")
+        monkeypatch.setattr(time, "time", lambda: later)
+        TensorStore(tmp_path).save("key", {"a": torch.zeros(1)})
+        assert part.exists() and not left.exists()
+    assert (tmp_path / "x").read_bytes() == b"half" and not (tmp_path / ".tmp").exists()
+
+
+def test_a_new_file_that_is_deleted_before_it_is_locked_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lock(handle: int, how: int) -> None:
+        monkeypatch.undo()
+        write_text(tmp_path / "y", "")
+
+    monkeypatch.setattr(storage, "flock", lock)
+    with whole_file(tmp_path / "x") as part:
+        write_text(tmp_path / "y", "")
+        assert part.exists()
 
 
 def test_the_key_sees_every_bit_every_boundary_and_the_processor(monkeypatch: pytest.MonkeyPatch) -> None:

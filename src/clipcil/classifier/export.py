@@ -12,6 +12,7 @@ import io
 import logging
 import tempfile
 import warnings
+from contextlib import ExitStack
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
@@ -26,7 +27,7 @@ from clipcil.classifier.classifier import Classifier
 from clipcil.data.reader import TensorBatch
 from clipcil.errors import UserError
 from clipcil.signals import uninterrupted
-from clipcil.storage import claim, write_bytes, write_json
+from clipcil.storage import claim, run_lock, whole_file, write_json
 
 Format = Literal["pt2", "onnx"]
 CLASSES, VECTORS_FILE = "classes.json", "classifier.safetensors"
@@ -78,10 +79,11 @@ def export(model: Classifier, out: Path, form: Format = "pt2") -> Path:
         "unknown": verdict,
         "sha256": {name: hashlib.sha256(data).hexdigest() for name, data in files.items()},
     }
-    with uninterrupted():
-        write_json(out / CLASSES, facts)  # first: it says that the folder is ours, and which files belong to it
-        for name, data in files.items():
-            write_bytes(out / name, data)
+    with run_lock(out), uninterrupted():
+        with ExitStack() as renames:  # after all are written: a full disk leaves everything as it was
+            for name, data in files.items():
+                renames.enter_context(whole_file(out / name)).write_bytes(data)
+            write_json(out / CLASSES, facts)  # first: it says that the folder is ours, and which files belong to it
         if VECTORS_FILE not in files:
             (out / VECTORS_FILE).unlink(missing_ok=True)  # of an earlier export, of another model
     return out / f"model.{form}"

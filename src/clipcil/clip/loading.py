@@ -25,7 +25,6 @@ from clipcil.clip.preprocess import Preprocess, Steps
 from clipcil.clip.tokenizer import FILES, Tokenizer
 from clipcil.clip.trunk import Trunk
 from clipcil.errors import UserError, first_line
-from clipcil.limits import MOST_CONFIG
 from clipcil.network import ASK_FIRST, downloads_allowed
 from clipcil.settings import typed
 from clipcil.storage import read_json
@@ -166,7 +165,7 @@ def _preprocess(folder: Path, config: VisionConfig) -> Preprocess:
 
 def _read(path: Path, make: Callable[[dict[str, Any]], T]) -> T:
     """`make` of the JSON object in a file of a backbone."""
-    table: dict[str, Any] = typed(read_json(path, MOST_CONFIG, links=True), dict[str, Any], str(path))
+    table: dict[str, Any] = typed(read_json(path, links=True), dict[str, Any], str(path))
     with _errors_name(path):
         return make(table)
 

@@ -16,7 +16,6 @@ from torch import Tensor
 
 from clipcil.clip.config import TokenId
 from clipcil.errors import UserError, first_line
-from clipcil.limits import MOST_TOKENIZER
 from clipcil.settings import typed
 from clipcil.storage import read_json, read_text
 
@@ -39,17 +38,10 @@ class Tokenizer:
     """Texts → ids with start and end tokens, padded to the longest text."""
 
     def __init__(self, backend: Backend, context: int, fingerprint: str) -> None:
-        bos, eos = backend.token_to_id(BOS), backend.token_to_id(EOS)
-        # The file may ask for truncation, which would cut class names silently.
-        backend.no_truncation()
-        backend.no_padding()
-        if bos is None or eos is None or backend.encode("").ids != [bos, eos]:
-            raise UserError(f"the tokenizer does not put CLIP's {BOS} and {EOS} around a text")
-        self._backend = backend
-        self.context = context
+        self._backend, self.context = backend, context
         self.fingerprint = fingerprint
         """Short SHA-256 of the files. (Versions of the library write the same tokenizer differently.)"""
-        self.bos, self.eos = bos, eos
+        self.bos, self.eos = backend.encode("").ids
 
     @classmethod
     def from_folder(cls, folder: Path, context: int) -> Tokenizer:
@@ -57,15 +49,13 @@ class Tokenizer:
         whole, vocab, merges = (folder / name for name in ("tokenizer.json", "vocab.json", "merges.txt"))
         try:
             if whole.is_file():
-                return cls(_from_json(read_json(whole, MOST_TOKENIZER, links=True)), context, _fingerprint(whole))
+                return cls(_from_json(read_json(whole, links=True)), context, _fingerprint(whole))
             if vocab.is_file() and merges.is_file():
-                table = typed(read_json(vocab, MOST_TOKENIZER, links=True), dict[str, TokenId])
-                lines = read_text(merges, MOST_TOKENIZER, links=True).splitlines()
+                table = typed(read_json(vocab, links=True), dict[str, TokenId])
+                lines = read_text(merges, links=True).splitlines()
                 rules = [line for line in lines if not line.startswith("#version:")]
                 return cls(_bpe(table, rules, EOS), context, _fingerprint(vocab, merges))
-        except KeyboardInterrupt:
-            raise
-        except BaseException as error:  # the library raises bare Exception for a file it cannot read, or panics
+        except Exception as error:  # the library raises bare Exception for what it cannot read
             raise UserError(f"cannot read the tokenizer in {folder}: {first_line(error)}; copy it again") from error
         raise UserError(f"no tokenizer in {folder}: put {FILES} of the backbone there")
 
@@ -118,6 +108,8 @@ def _from_json(table: dict[str, Any]) -> Backend:
 def _bpe(vocab: dict[str, int], merges: Sequence[str], unknown: str | None) -> Backend:
     """CLIP's pipeline around a vocabulary: NFC, white space to one blank, lower case, word pattern, bytes, BPE."""
     pairs = [(left, right) for left, _, right in (pair.partition(" ") for pair in merges) if right]
+    if lost := [left + right for left, right in pairs if left + right not in vocab]:  # the library may panic
+        raise UserError(f"it merges letters to '{lost[0][:80]}', which is not in the vocabulary")
     if unknown is not None and unknown not in vocab:
         raise UserError(f"its token '{unknown[:80]}' for what is unknown is not in the vocabulary")
     backend = Backend(BPE(vocab=vocab, merges=pairs, end_of_word_suffix="</w>", unk_token=unknown))

@@ -21,9 +21,7 @@ class BombError(UserError):
 class MeteredFile(io.BytesIO):
     """The bytes of a picture file for a decoder, which may not read as often as a loop over millions of parts does."""
 
-    def __init__(self, data: bytes) -> None:
-        super().__init__(data)
-        self._left = MOST_READS
+    _left = MOST_READS
 
     def read(self, size: int | None = -1, /) -> bytes:
         """The next bytes; a `BombError` after `MOST_READS` calls."""

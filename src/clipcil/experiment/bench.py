@@ -19,6 +19,7 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from functools import cache
+from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ from clipcil.experiment.spec import TASKS, Grid
 from clipcil.report.compare import Group, Line, group_runs
 from clipcil.report.runs import NUMBERS, RunRecord, find_runs
 from clipcil.settings import typed
+from clipcil.signals import STOPS
 from clipcil.storage import InUseError, MissingFileError, need_writable, open_log, parse_json, read_bytes, write_text
 from clipcil.tensor_store import STAGES_GIB, TensorStore
 from clipcil.training.cpu import prepare_process
@@ -264,6 +266,9 @@ def in_processes(
     Each process has an executor of its own: one that dies would take the others of its executor with it.
     """
     TensorStore.of_user()  # an invalid size of the cache is refused here, not in every process
+    signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)  # Python's helper process keeps this: it must end after this one
+    resource_tracker.ensure_running()
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)
     waiting, begun = deque(todo), Counter[Path]()
     idle: list[ProcessPoolExecutor] = []
     busy: dict[Future[str], tuple[PlannedRun, ProcessPoolExecutor]] = {}

@@ -31,7 +31,7 @@ from clipcil.experiment.spec import RunSpec, as_table, check_same, first_differe
 from clipcil.methods.base import method_state, restore_method
 from clipcil.report.runs import RunRecord, read_run
 from clipcil.settings import Count, typed
-from clipcil.storage import claim, digest, read_json, read_toml, run_lock, sweep, write_json, write_text, write_toml
+from clipcil.storage import claim, digest, read_json, read_toml, run_lock, write_json, write_text, write_toml
 from clipcil.tensor_store import TensorStore, read_entry
 from clipcil.training.device import usual_torch
 from clipcil.training.own_random import random_state, set_random_state
@@ -98,9 +98,13 @@ class RunFolder:
             self.display.tell(note)
         return checkpoint
 
+    def _keys(self) -> list[str]:
+        """The keys of the checkpoints, the oldest first; other files in their folder are left alone."""
+        return [key for key in self.checkpoints.all_keys() if key.startswith("task-") and key[5:].isdecimal()]
+
     def _newest(self) -> Checkpoint | None:
         """The newest whole checkpoint; a damaged one is named, and the one before it is used."""
-        for key in reversed(self.checkpoints.all_keys()):
+        for key in reversed(self._keys()):
             for path in self.checkpoints.paths(key):
                 try:
                     tensors, facts = read_entry(path)
@@ -153,7 +157,7 @@ class RunFolder:
         measured = (experiment.records, experiment.drift, self.log.size, experiment.timer.seconds)
         progress = Progress(*measured, **shape, tasks=tasks, belongs=self._identity)
         self.checkpoints.save(f"task-{tasks:04d}", tensors, asdict(progress))
-        for key in self.checkpoints.all_keys():
+        for key in self._keys():
             if not tasks - CHECKPOINTS_KEPT < int(key.removeprefix("task-")) <= tasks:
                 self.checkpoints.drop(key)
         for key in self.stages.all_keys():
@@ -187,10 +191,7 @@ def open_run(folder: Path, table: dict[str, Any], display: Display, resume: bool
                     f"{folder} holds this run already; continue it with --resume {quoted(folder)} (in Python with"
                     " run(folder)), or name another"
                 )
-        place = RunFolder(folder, display)
-        for store in (place.checkpoints, place.stages):
-            sweep(store.folder)
-        yield place
+        yield RunFolder(folder, display)
 
 
 def restore(experiment: Experiment, tensors: dict[str, Tensor], progress: Progress) -> None:
