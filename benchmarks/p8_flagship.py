@@ -4,7 +4,7 @@ Both learn the same pictures in the same tasks with the same epochs and batches,
 thread; importing the libraries counts. The weights are random: speed does not depend on them. clipcil learns in single
 precision, as the script does; what `--precision auto` makes of it on this processor is measured as well.
 
-The size that the goals name takes hours; `python -m benchmarks.p8_flagship 2 10 20 1 2` measures another: tasks,
+It takes half an hour; `python -m benchmarks.p8_flagship 2 10 20 1 2` measures another size: tasks,
 classes, pictures of a class, epochs of both stages.
 """
 
@@ -35,7 +35,7 @@ TOLERANCE = (0.03, 0.2)
 """How far the mean losses of each stage may differ, as a share: each side draws its own batches and prompts."""
 
 
-def run(quick: bool, size: Sequence[int] = (5, 50, 20, 3, 8)) -> list[Row]:
+def run(quick: bool, size: Sequence[int] = (5, 50, 20, 1, 2)) -> list[Row]:
     tasks, classes, count, *rest = (2, 4, 12, 1, 1) if quick else size
     epochs = (rest[0], rest[1])
     with tempfile.TemporaryDirectory() as folder:
