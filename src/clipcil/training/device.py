@@ -17,6 +17,7 @@ from typing import Any, Literal
 
 import torch
 
+from clipcil.clip.layers import linear
 from clipcil.errors import UserError, first_line
 
 Precision = Literal["auto", "32-true", "bf16-mixed", "16-mixed"]
@@ -54,7 +55,7 @@ def find_precision(name: Precision, device: str) -> Precision:
     for half in (False, True) * 5:
         start = time.perf_counter()
         with torch.autocast("cpu", torch.bfloat16, enabled=half):
-            torch.nn.functional.linear(rows, weight)
+            linear(rows, weight)
         seconds[half] = min(seconds[half], time.perf_counter() - start)
     return "bf16-mixed" if seconds[False] > HALF_GAIN * seconds[True] else "32-true"
 
