@@ -43,22 +43,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a character that the terminal's encoding lacks becomes an escape
             stream.reconfigure(errors="backslashreplace")
-    try:
-        with stops_once(for_good=arguments is None):
-            _run(words)
-    except KeyboardInterrupt as stop:
-        _say(str(stop) or "stopped")
-        sys.exit(130)
+    _run(words, for_good=arguments is None)
 
 
 OUT_OF_MEMORY = ("allocate memory", "could not create a primitive", "out of memory")
 """Words with which torch, oneDNN and CUDA report that memory is used up; none of them raises MemoryError."""
 
 
-def _run(words: list[str]) -> None:
+def _run(words: list[str], for_good: bool) -> None:
     try:
-        _dispatch(words)
-        sys.stdout.flush()
+        with stops_once(for_good):
+            _dispatch(words)
+            sys.stdout.flush()
     except UserError as error:
         _say(str(error))
         if isinstance(error, LostProcessError):
@@ -66,6 +62,9 @@ def _run(words: list[str]) -> None:
             sys.stderr.flush()
             os._exit(2)  # an ordinary exit sometimes aborts: gloo's threads still wait for the process that is gone
         sys.exit(2)
+    except KeyboardInterrupt as stop:
+        _say(str(stop) or "stopped")
+        sys.exit(130)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)

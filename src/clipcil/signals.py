@@ -5,7 +5,8 @@ import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from signal import SIGHUP, SIGINT, SIGQUIT, SIGTERM
+from signal import SIGALRM, SIGHUP, SIGINT, SIGQUIT, SIGTERM
+from traceback import walk_stack
 from typing import Any
 
 STOPS = (SIGINT, SIGTERM, SIGHUP, SIGQUIT)
@@ -13,7 +14,8 @@ STOPS = (SIGINT, SIGTERM, SIGHUP, SIGQUIT)
 
 @contextmanager
 def stops_once(for_good: bool) -> Iterator[None]:
-    """The first Ctrl-C, SIGTERM, SIGHUP or SIGQUIT raises KeyboardInterrupt, so that cleanup code runs.
+    """The first Ctrl-C, SIGTERM, SIGHUP or SIGQUIT raises KeyboardInterrupt, after an import has ended, so that cleanup
+    code runs.
 
     The second is ignored while the cleanup runs; the third ends the process at once. A signal that was ignored when
     the process began (`nohup`, a background job) stays ignored.
@@ -21,21 +23,42 @@ def stops_once(for_good: bool) -> Iterator[None]:
     Args:
         for_good: Keep the handlers after the block, when the process is about to end; there no signal is the first.
     """
-    seen = 0
+    seen, said = 0, ""
 
-    def stop(number: int, _: Any) -> None:
-        nonlocal seen
+    def stop(number: int, frame: Any) -> None:
+        nonlocal seen, said
         seen += 1
         if seen > 2:
             os._exit(130)
         if seen == 1:
-            raise KeyboardInterrupt("" if number == SIGINT else f"stopped by {signal.Signals(number).name}")
+            said = "" if number == SIGINT else f"stopped by {signal.Signals(number).name}"
+            interrupt(number, frame)
 
-    with _handled([number for number in STOPS if signal.getsignal(number) is not signal.SIG_IGN], stop, for_good):
+    def interrupt(_: int, frame: Any) -> None:
+        if any(each.f_code.co_filename.startswith("<frozen importlib") for each, _ in walk_stack(frame)):
+            signal.setitimer(signal.ITIMER_REAL, 0.02)  # torch aborts if its import is interrupted: try again later
+        else:
+            raise KeyboardInterrupt(said)
+
+    numbers = [number for number in STOPS if signal.getsignal(number) is not signal.SIG_IGN]
+    with _handled([SIGALRM], interrupt, for_good), _handled(numbers, stop, for_good):
         try:
             yield
+        except Exception as error:
+            if seen and not any(isinstance(each, KeyboardInterrupt) for each in _contexts(error)):
+                raise KeyboardInterrupt(said) from error  # which code in C had turned into an error of its own
+            raise
         finally:
+            if seen:
+                signal.setitimer(signal.ITIMER_REAL, 0)
             seen = max(seen, 1)
+
+
+def _contexts(error: BaseException | None) -> Iterator[BaseException]:
+    """An error, and those that were being handled when it was raised."""
+    while error is not None:
+        yield error
+        error = error.__context__
 
 
 @contextmanager
@@ -43,11 +66,11 @@ def uninterrupted() -> Iterator[None]:
     """Defer the signals of `STOPS` until the block ends, so that a write is completed."""
     waiting: list[int] = []
     try:
-        with _handled(STOPS, lambda number, _: waiting.append(number)):
+        with _handled((*STOPS, SIGALRM), lambda number, _: waiting.append(number)):
             yield
     finally:
-        if waiting:
-            signal.raise_signal(waiting[0])
+        for number in waiting:  # the first that is not ignored raises
+            signal.raise_signal(number)
 
 
 @contextmanager

@@ -6,7 +6,10 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
+from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +24,7 @@ from clipcil.commands import text
 from clipcil.data.cache import PixelStore
 from clipcil.errors import UserError, printable
 from clipcil.experiment.monitor import PlainDisplay
-from clipcil.signals import stops_once
+from clipcil.signals import stops_once, uninterrupted
 from support.lessons import plain, refused, week
 from support.processes import files_of_at_most
 from support.short_runs import Told, tree
@@ -120,6 +123,41 @@ def test_a_second_signal_is_passed_over() -> None:
         finally:
             signal.raise_signal(signal.SIGINT)
     assert signal.getsignal(signal.SIGTERM) is before
+
+
+@pytest.mark.usefixtures("signals")
+def test_a_signal_waits_for_the_end_of_an_import(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch aborts where an exception is raised while it is imported, and some code of Python's passes it over."""
+    (tmp_path / "imported_once.py").write_text("import signal\nsignal.raise_signal(signal.SIGTERM)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(KeyboardInterrupt, match="stopped by SIGTERM"), stops_once(for_good=False):
+        import_module("imported_once")
+        time.sleep(60)
+    assert "imported_once" in sys.modules
+
+
+@pytest.mark.usefixtures("signals")
+def test_a_stop_that_other_code_takes_for_an_error_stays_a_stop() -> None:
+    """safetensors makes a ValueError of it; what a cleanup reports is another thing."""
+    with pytest.raises(KeyboardInterrupt, match="stopped by SIGTERM"), stops_once(for_good=False):
+        with suppress(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGTERM)
+        raise ValueError("no such shape")
+    with pytest.raises(UserError, match="the disk is full"), stops_once(for_good=False):
+        try:
+            signal.raise_signal(signal.SIGTERM)
+        finally:
+            raise UserError("the disk is full")
+
+
+@pytest.mark.usefixtures("signals")
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGALRM])
+def test_a_write_is_completed(number: signal.Signals) -> None:
+    written = False
+    with pytest.raises(KeyboardInterrupt), stops_once(for_good=False), uninterrupted():
+        signal.raise_signal(number)
+        written = True
+    assert written
 
 
 @pytest.mark.usefixtures("signals")
