@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -10,6 +11,8 @@ from traceback import walk_stack
 from typing import Any
 
 STOPS = (SIGINT, SIGTERM, SIGHUP, SIGQUIT)
+AGAIN = 0.02
+"""Seconds until a stop that came at a bad moment is tried again."""
 
 
 @contextmanager
@@ -36,10 +39,17 @@ def stops_once(for_good: bool) -> Iterator[None]:
 
     def interrupt(_: int, frame: Any) -> None:
         if any(each.f_code.co_filename.startswith("<frozen importlib") for each, _ in walk_stack(frame)):
-            signal.setitimer(signal.ITIMER_REAL, 0.02)  # torch aborts if its import is interrupted: try again later
+            signal.setitimer(signal.ITIMER_REAL, AGAIN)  # torch aborts if its import is interrupted
         else:
             raise KeyboardInterrupt(said)
 
+    def lost(found: Any) -> None:
+        if isinstance(found.exc_value, KeyboardInterrupt):  # raised in a callback, where Python would only print it
+            signal.setitimer(signal.ITIMER_REAL, AGAIN)
+        else:
+            hook(found)
+
+    hook, sys.unraisablehook = sys.unraisablehook, lost
     numbers = [number for number in STOPS if signal.getsignal(number) is not signal.SIG_IGN]
     with _handled([SIGALRM], interrupt, for_good), _handled(numbers, stop, for_good):
         try:
@@ -52,6 +62,7 @@ def stops_once(for_good: bool) -> Iterator[None]:
             if seen:
                 signal.setitimer(signal.ITIMER_REAL, 0)
             seen = max(seen, 1)
+            sys.unraisablehook = hook
 
 
 def _contexts(error: BaseException | None) -> Iterator[BaseException]:

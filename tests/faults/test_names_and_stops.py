@@ -137,6 +137,18 @@ def test_a_signal_waits_for_the_end_of_an_import(tmp_path: Path, monkeypatch: py
 
 
 @pytest.mark.usefixtures("signals")
+def test_a_stop_that_meets_a_callback_is_not_lost(capsys: pytest.CaptureFixture[str]) -> None:
+    class Callback:
+        def __del__(self) -> None:
+            signal.raise_signal(signal.SIGTERM)
+
+    with pytest.raises(KeyboardInterrupt, match="stopped by SIGTERM"), stops_once(for_good=False):
+        Callback()
+        time.sleep(60)
+    assert not capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("signals")
 def test_a_stop_that_other_code_takes_for_an_error_stays_a_stop() -> None:
     """safetensors makes a ValueError of it; what a cleanup reports is another thing."""
     with pytest.raises(KeyboardInterrupt, match="stopped by SIGTERM"), stops_once(for_good=False):
