@@ -18,7 +18,7 @@ def apart(ours: tuple[Tensor, ...], exact: tuple[Tensor, ...]) -> float:
 
 @needs_onednn
 @pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("shape", [(7,), (3, 5), (2, 3, 4), (1, 1)], ids=str)
+@pytest.mark.parametrize("shape", [(), (7,), (3, 5), (2, 3, 4), (1, 1)], ids=str)
 def test_a_linear_layer_by_onednn_is_exact(shape: tuple[int, ...], bias: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(layers, "blas_is_slow", lambda: True)
     torch.manual_seed(0)

@@ -62,9 +62,9 @@ class OneDNNLinear(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         hidden, weight = ctx.saved_tensors
-        rows = gradient.flatten(0, -2)
+        rows, inputs = gradient.reshape(-1, gradient.shape[-1]), hidden.reshape(-1, hidden.shape[-1])
         of_hidden = onednn_product(gradient, weight.T) if ctx.needs_input_grad[0] else None
-        of_weight = onednn_product(rows.T, hidden.flatten(0, -2).T) if ctx.needs_input_grad[1] else None
+        of_weight = onednn_product(rows.T, inputs.T) if ctx.needs_input_grad[1] else None
         return of_hidden, of_weight, rows.sum(0) if ctx.needs_input_grad[2] else None
 
 
