@@ -4,7 +4,9 @@ import os
 import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -42,7 +44,8 @@ def test_ctrl_c_while_python_imports(module: str, tmp_path: Path) -> None:
     (tmp_path / f"{module}.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGINT)\nprint('went on')\n")
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
     command = [sys.executable, "-m", "clipcil", "--version"]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    heed: Any = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # tests in the background ignore it
+    done = subprocess.run(command, env=environment, preexec_fn=heed, capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "", "")
 
 
